@@ -20,14 +20,14 @@ class Mlp:
 
 @dataclass(frozen=True, slots=True)
 class SharedMlp:
-    """The expert that every row uses, and the [1, hidden] vector that says how much."""
+    """The expert that every row uses, and the [1, hidden] vector, in float64, that says how much."""
 
     mlp: Mlp
     gate: torch.Tensor
 
     def __call__(self, x: torch.Tensor, activation: str) -> torch.Tensor:
-        share = torch.sigmoid(x @ self.gate.t())
-        return self.mlp(x, activation).mul_(share)
+        share = torch.sigmoid(x.double() @ self.gate.t())
+        return self.mlp(x, activation).mul_(share.to(x.dtype))
 
 
 class Mixture:
@@ -48,7 +48,7 @@ class Mixture:
     ) -> None:
         """router: [experts, hidden]. `normed`: the shares of a row's experts add up to 1."""
         self.rows = [0] * len(experts)  # that each expert has computed
-        self._router = router
+        self._router = router.double()
         self._experts = experts
         self._shared = shared
         self._active = active
@@ -68,12 +68,18 @@ class Mixture:
                 self.rows[number] += count
                 first = end
         ranked = torch.empty_like(out).index_copy_(0, by_expert, out)
-        y = torch.bmm(shares[:, None], ranked.view(*chosen.shape, -1))[:, 0]
+        found = ranked.view(*chosen.shape, -1)
+        y = found[:, 0] * shares[:, :1]
+        for rank in range(1, self._active):
+            y.addcmul_(found[:, rank], shares[:, rank : rank + 1])
         return y if self._shared is None else y.add_(self._shared(x, activation))
 
     def _route(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The share and the number of each row's experts, the largest share first: [rows, active]."""
-        likely = torch.softmax(x @ self._router.t(), -1, dtype=torch.float32)
+        """The share and the number of each row's experts, the largest share first: [rows, active].
+
+        In float64: another number of rows adds in another order, which must not change a ranking.
+        """
+        likely = torch.softmax(x.double() @ self._router.t(), -1).float()
         shares, chosen = likely.topk(self._active, -1)
         if self._normed:
             shares /= shares.sum(-1, keepdim=True)

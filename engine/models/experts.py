@@ -15,7 +15,8 @@ def mixture(spec: ModelSpec, experts: ExpertsSpec, layer: str, weights: Weights)
     shared = None
     if experts.shared:
         mlp = _mlp(spec, f"{root}.shared_expert", experts.shared, _USUAL, weights)
-        shared = SharedMlp(mlp, weights.take(f"{root}.shared_expert_gate.weight", (1, hidden)))
+        gate = weights.take(f"{root}.shared_expert_gate.weight", (1, hidden))
+        shared = SharedMlp(mlp, gate.double())
     return Mixture(
         weights.take(f"{root}.gate.weight", (experts.count, hidden)),
         [

@@ -79,8 +79,9 @@ def test_experts_in_int8(case: str, tmp_path: Path) -> None:
     expected = reference_logits(in_int8(apart(reference(checkpoint))), ids)
     driver = LogitDriver(checkpoint, dtype="float32", quantization="int8")
     found = driver.logits(driver.sequence(ids), 40, (driver.sequence(some_ids(30)), 30))
-    error, of_rounding = (found - expected).abs().mean(), (expected - plain).abs().mean()
-    assert error < of_rounding / 4, "nearer to its own reference than to the float model"
+    errors, of_rounding = (found - expected).abs().mean(1), (expected - plain).abs().mean()
+    assert errors.mean() < of_rounding / 2, "nearer to its own reference than to the float model"
+    assert errors.min() < 1e-5, "equal where no value lies between two steps"
 
 
 @needs_kernel
@@ -103,20 +104,33 @@ def test_a_written_checkpoint_keeps_its_experts_in_codes_and_its_router_in_float
     plain = reference_logits(reference(base), ids)
     assert (found[0] - plain).abs().mean() < 0.1 * plain.std()
     driver = LogitDriver(base, dtype="float32")
-    assert driver.runner._model.bytes > 2 * load_model(EngineConfig(str(tmp_path / "out"))).bytes
+    assert (
+        driver.runner._model.bytes > 2 * load_model(EngineConfig(model=str(tmp_path / "out"))).bytes
+    )
 
 
-@pytest.mark.parametrize("quantization", ["auto", "int8"])
-def test_answers_do_not_depend_on_the_batch(quantization: str, tmp_path: Path) -> None:
+@needs_kernel
+def test_a_row_of_rounded_experts_is_the_same_bit_for_bit_in_any_batch(tmp_path: Path) -> None:
+    checkpoint = save_checkpoint(tmp_path, "qwen2-moe")
+    driver = Driver(checkpoint, quantization="int8", dtype="float32")
+    mixture = driver.runner._model.decoder.blocks[0].mixture
+    assert isinstance(mixture, Mixture)
+    x = torch.randn(37, 64, generator=torch.Generator().manual_seed(1))
+    with torch.inference_mode():
+        alone = [mixture(row[None], "silu") for row in x]
+        assert torch.equal(mixture(x, "silu"), torch.cat(alone))
+
+
+def test_answers_do_not_depend_on_the_batch(tmp_path: Path) -> None:
     checkpoint = save_checkpoint(tmp_path, "qwen3-moe")
     prompts = [some_ids(9 + 7 * n)[n:] for n in range(5)]
     alone = []
     for prompt in prompts:
-        driver = Driver(checkpoint, quantization=quantization, dtype="float32")
+        driver = Driver(checkpoint, dtype="float32")
         sequence = driver.sequence(prompt)
         driver.run([sequence], count=8)
         alone.append(sequence.output)
-    driver = Driver(checkpoint, quantization=quantization, dtype="float32")
+    driver = Driver(checkpoint, dtype="float32")
     sequences = [driver.sequence(prompt) for prompt in prompts]
     driver.run(sequences, chunk=5, count=8)
     assert [sequence.output for sequence in sequences] == alone
@@ -145,7 +159,7 @@ def test_the_load_of_each_expert_is_counted(tmp_path: Path) -> None:
     assert sorted(rows) == [0, 2], "layer 1 has a plain MLP"
     assert sum(rows[0]) == 3 * (11 + 2), "three experts for each token that was computed"
     assert sum(rows[2]) == 3 * 3, "the last layer computes sampled rows only"
-    engine = Engine(EngineConfig(str(checkpoint)), driver.runner)
+    engine = Engine(EngineConfig(model=str(checkpoint)), driver.runner)
     text = engine.metrics_text()
     for expert, count in enumerate(rows[2]):
         line = f'tollhouse_engine_expert_rows_total{{layer="2",expert="{expert}"}} {count}'
@@ -154,7 +168,7 @@ def test_the_load_of_each_expert_is_counted(tmp_path: Path) -> None:
 
 def refused(checkpoint: Path) -> str:
     with pytest.raises(CheckpointError) as caught:
-        load_model(EngineConfig(str(checkpoint)))
+        load_model(EngineConfig(model=str(checkpoint)))
     return caught.value.message
 
 
@@ -211,7 +225,7 @@ def test_an_adapter_of_experts_is_refused_by_its_tensor(
     driver = Driver(checkpoint)
     with pytest.raises(AdapterError) as caught:
         driver.runner.register_adapter(str(adapter))
-    assert key in caught.value.message and told in caught.value.message
+    assert f"layers.{module}.lora_" in caught.value.message and told in caught.value.message
 
 
 def test_an_adapter_of_whole_parameters_is_refused_by_the_field(tmp_path: Path) -> None:
@@ -243,6 +257,6 @@ def test_adapters_of_a_model_of_experts_take_room_for_attention_only(tmp_path: P
 )
 def test_a_gpu_refuses_what_its_kernels_lack_by_name(case: str, told: str, tmp_path: Path) -> None:
     gpu_runner = pytest.importorskip("engine.execution.gpu_runner")
-    config = EngineConfig(str(save_checkpoint(tmp_path, case)), num_blocks=8)
+    config = EngineConfig(model=str(save_checkpoint(tmp_path, case)), num_blocks=8)
     with pytest.raises(ConfigError, match=told):
         gpu_runner.GpuRunner(config, load_model(config))

@@ -83,6 +83,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "sliding_window": 18,
             "sliding_window_pattern": 3,
             "query_pre_attn_scalar": 24,
+            "tie_word_embeddings": False,
             "rope_parameters": {
                 "full_attention": {"rope_type": "linear", "rope_theta": 9000.0, "factor": 3.0},
                 "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},

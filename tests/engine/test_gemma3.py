@@ -140,4 +140,4 @@ def test_attention_in_both_directions_is_refused(tmp_path: Path) -> None:
     checkpoint = save_checkpoint(tmp_path, "Gemma3")
     rewrite(checkpoint, use_bidirectional_attention=True)
     with pytest.raises(CheckpointError, match="use_bidirectional_attention is not supported"):
-        load_model(EngineConfig(str(checkpoint)))
+        load_model(EngineConfig(model=str(checkpoint)))
