@@ -111,3 +111,20 @@ def test_broken_rows_of_one_tenant_do_not_hold_up_the_others(deployment: Deploym
     with deployment.database.read() as session:
         numbers = sorted(session.scalars(select(Invoice.number)))
     assert numbers == [1, 2, 3, 4]
+
+
+def test_an_invoice_is_named_once_though_its_tenant_is_tried_again(lite: Deployment) -> None:
+    """January of both is final when February of one fails and each tenant is tried alone."""
+    names = used_by(lite, 2)
+    lite.rate()
+    lite.clock.set(datetime(2026, 2, 10, tzinfo=UTC))
+    lite.record(*[lite.event(tenant_id=name) for name in names])
+    lite.rate()
+    with lite.database.transaction() as session:
+        february = (DailyUsage.tenant_id == "org_001", DailyUsage.at >= CLOSED)
+        session.execute(update(DailyUsage).where(*february).values(usage_period_id="per_gone"))
+    lite.clock.set(datetime(2026, 3, 5, tzinfo=UTC))
+    result = invoice_run.run(lite.database, lite.clock, names, current=False)
+    assert list(result.failed) == ["org_001"]
+    assert (len(result.finalised), len(result.unchanged)) == (3, 0)
+    assert len(set(result.all_ids)) == 3

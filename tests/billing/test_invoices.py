@@ -7,9 +7,9 @@ from sqlalchemy import func, select, text
 
 from billing import credits, invoice_run, invoices, ledger, reconcile, settlement
 from billing.ledger import AccountKind
-from billing.models import BillingPeriod, Charge, Invoice, InvoiceLine
+from billing.models import BillingPeriod, Charge, CreditGrant, Invoice, InvoiceLine
 from core.errors import Conflict
-from core.money import Money, units_of_minor
+from core.money import Money, units_of, units_of_minor
 from tests.billing.conftest import Deployment
 
 MONTH = timedelta(days=31)
@@ -240,3 +240,32 @@ def test_periods_start_at_midnight_of_the_tenants_zone(lite: Deployment) -> None
     march, april = periods[before.request_id], periods[after.request_id]
     assert march.starts_at == datetime(2026, 2, 28, 23, tzinfo=UTC)  # winter time
     assert march.ends_at == april.starts_at == datetime(2026, 3, 31, 22, tzinfo=UTC)
+
+
+@pytest.mark.parametrize("kind", [credits.PROMO, credits.PREPAID])
+@pytest.mark.parametrize("final", [False, True])
+def test_an_invoice_takes_no_credit_for_what_rating_has_paid_from_it(
+    lite: Deployment, kind: str, final: bool
+) -> None:
+    """12.00 of 20.00 are used: rating draws them, and the invoice leaves the other 8.00."""
+    with lite.database.transaction() as session:
+        credits.grant(
+            session,
+            tenant_id="acme",
+            kind=kind,
+            money=Money(units_of("20")),
+            reference="gift",
+            at=lite.clock.now(),
+        )
+    lite.record(
+        lite.event(input_tokens=0, cached_tokens=0, waived_tokens=0, output_tokens=20_000_000)
+    )
+    lite.clock.advance(days=40 if final else 1)
+    result = invoice_run.run(lite.database, lite.clock, ["acme"], current=not final)
+    (invoice_id,) = result.finalised if final else result.drafted
+    with lite.database.read() as session:
+        invoice = session.get_one(Invoice, invoice_id)
+        paid = invoice.promo_minor + invoice.prepaid_minor
+        assert (invoice.subtotal_minor, paid, invoice.due_minor) == (1200, 1200, 0)
+        assert session.scalars(select(CreditGrant.remaining)).one() == units_of("8")
+    clean(lite)

@@ -11,7 +11,7 @@ from billing.ledger import AccountKind, balance
 from billing.models import Invoice, LedgerTransaction, MoneyAct, Payment
 from billing.money_act_kinds import ActRequest, Kind
 from billing.money_acts import FourEyes, Preview
-from core.errors import BadRequest, Conflict, Forbidden
+from core.errors import BadRequest, Conflict, Forbidden, NotFound
 from core.money import units_of
 from core.tenants.models import AuditEntry
 from tests.billing.conftest import Deployment
@@ -285,6 +285,27 @@ def test_seats_of_the_plan_are_in_the_amount_above_those_included(customer: Cust
     for seats, dollars in ((0, "10"), (2, "10"), (5, "19")):
         asked = ActRequest(Kind.PLAN, "acme", "t", terms={"plan": "team", "seats": seats})
         assert preview(customer, asked).subject.amount == units_of(dollars)
+
+
+@pytest.mark.parametrize(
+    ("asked", "match"),
+    [
+        (ActRequest(Kind.GRANT, "nobody", "g", units_of("1")), "no tenant 'nobody'"),
+        (ActRequest(Kind.REFUND, "pay_none", "r", units_of("1")), "no payment 'pay_none'"),
+        (ActRequest(Kind.WIRE, "TH-999999", "w", units_of("1")), "TH-999999"),
+        (ActRequest(Kind.PLAN, "acme", "p", terms={"plan": "none"}), "no plan 'none'"),
+    ],
+)
+def test_what_is_not_there_is_named(customer: Customer, asked: ActRequest, match: str) -> None:
+    with pytest.raises(NotFound, match=match):
+        submit(customer, asked)
+    assert count(customer, MoneyAct) == 0
+
+
+def test_a_kind_of_act_is_one_of_the_known() -> None:
+    assert money_acts.kind_of("refund") is Kind.REFUND
+    with pytest.raises(BadRequest, match="no act 'bribe'"):
+        money_acts.kind_of("bribe")
 
 
 def test_acts_are_listed_newest_first_by_state_and_target(customer: Customer) -> None:

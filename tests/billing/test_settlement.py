@@ -13,7 +13,7 @@ from billing.ledger import AccountKind
 from billing.models import CreditNote, Invoice, Payment, Refund
 from billing.payments import posting
 from billing.payments.base import DisputeState, RefundState, Status
-from core.errors import Conflict
+from core.errors import BadRequest, Conflict, NotFound
 from core.money import Money, units_of
 from tests.billing.conftest import Deployment
 from tests.billing.test_invoices import clean
@@ -340,3 +340,20 @@ def test_a_refund_of_a_cent_opens_the_invoice_again(customer: Customer) -> None:
     customer.refund(payment, 1)
     assert (customer.invoice.status, customer.invoice.settled_at) == ("final", None)
     customer.has(cash="11.99", receivable="0.01")
+
+
+def test_a_payment_in_another_currency_or_of_nothing_is_refused(lite: Deployment) -> None:
+    for minor, currency, match in ((100, "EUR", "in USD, the payment in EUR"), (0, "USD", "above")):
+        with pytest.raises(BadRequest, match=match), lite.database.transaction() as session:
+            settlement.begin_payment(
+                session,
+                tenant_id="acme",
+                invoice_id=None,
+                amount_minor=minor,
+                currency=currency,
+                provider="manual",
+                reference="wire",
+                at=lite.clock.now(),
+            )
+    with pytest.raises(NotFound, match="no invoice 'inv_none'"):
+        Customer(lite, "inv_none").write_off()
