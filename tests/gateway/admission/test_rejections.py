@@ -125,7 +125,8 @@ async def test_the_counts_are_written_every_few_seconds(
     loop = asyncio.get_running_loop()
     monkeypatch.setattr(counter, "flush", lambda: loop.call_soon_threadsafe(flushed.set))
     task = asyncio.create_task(counter.run())
-    await asyncio.wait_for(flushed.wait(), 30)
+    assert await asyncio.wait_for(flushed.wait(), 30)
+    assert not task.done(), "it goes on"
     task.cancel()
 
 
