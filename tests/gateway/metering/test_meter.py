@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from core import metrics
 from core.clock import FakeClock
 from core.events import CountedBy, EngineCount, OpenedRequest, SettledBy, UsageEvent
+from core.tallies import fold_all
 from gateway.metering.meter import (
     Counts,
     Ending,
@@ -229,6 +230,7 @@ async def test_the_opened_record_follows_the_engine(metering: Metering) -> None:
 
 async def test_the_metrics_count_each_kind_of_token_once(metering: Metering) -> None:
     def _now() -> list[float]:
+        fold_all()
         kinds = ("input", "cached", "output", "waived")
         return [metrics.tokens.labels("metered", kind)._value.get() for kind in kinds]
 
