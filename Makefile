@@ -17,7 +17,7 @@ serve: $(VENV)/.installed
 
 test: $(VENV)/.installed-dev check
 	@$(BIN)/python -m tests.deploy.tools || echo "without Helm: the tests of the chart will be skipped"
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check -q .
