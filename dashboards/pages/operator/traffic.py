@@ -74,7 +74,7 @@ def page_of(request: Request) -> Response:
             _table("Adapters", adapters, seconds),
             _causes(rows),
         ],
-        forms=[_period_form(request, objective)],
+        actions=[_period_form(request, objective)],
         remarks=[
             "Requests refused before admission (a wrong key, a limit) are not here: "
             "`tollhouse_rejections_total` counts them by reason."
