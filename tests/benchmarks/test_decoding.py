@@ -6,6 +6,7 @@ import pytest
 
 from benchmarks import decoding
 from engine.demo.paths import MODEL_DIR
+from engine.speculation.costs import StepCosts
 
 
 def test_it_prints_each_figure(capsys: pytest.CaptureFixture[str]) -> None:
@@ -18,6 +19,19 @@ def test_it_prints_each_figure(capsys: pytest.CaptureFixture[str]) -> None:
     assert lines[-1]["value"] == 100.0
 
 
+@pytest.fixture
+def steps_of_one_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """10 ms and 1 ms a token, so that what is guessed does not depend on how busy the machine is."""
+    record, curve = StepCosts.record, StepCosts.curve
+
+    def _record(self: StepCosts, tokens: int, seconds: float) -> None:
+        record(self, tokens, 0.010 + 0.001 * tokens)
+
+    monkeypatch.setattr(StepCosts, "record", _record)
+    monkeypatch.setattr(StepCosts, "curve", lambda self, token_s: curve(self, 0.001))
+
+
+@pytest.mark.usefixtures("steps_of_one_cost")
 def test_the_copy_is_guessed_and_noise_is_not() -> None:
     bench = decoding.Bench(MODEL_DIR, 1, quick=True)
     bench.copy("auto")
