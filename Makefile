@@ -56,7 +56,7 @@ lock:
 lock-check:
 	$(PYTHON) .ci/lock.py --check
 
-# Newest versions that fit together, the suite on them, and what changed. KEEP="torch triton" leaves pins.
+# Newest versions that fit together, the suite on them, and what changed. KEEP=torch leaves that pin, and with it Triton's.
 upgrade:
 	$(PYTHON) .ci/lock.py --upgrade $(addprefix --keep ,$(KEEP))
 	$(MAKE) test
