@@ -1,7 +1,9 @@
 """Filters in the URL: date range, grouping and choices. BadRequest for an invalid value."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal, InvalidOperation
 
 from starlette.requests import Request
 
@@ -53,6 +55,20 @@ def choice(request: Request, name: str, known: tuple[str, ...], default: str) ->
     value = request.query_params.get(name) or default
     if value not in known:
         raise BadRequest(f"{name} is {value[:40]!r}.", next_step=f"Use one of {', '.join(known)}.")
+    return value
+
+
+def decimal_field(
+    request: Request, name: str, usual: str, accepts: Callable[[Decimal], bool], next_step: str
+) -> Decimal:
+    """A number from the URL. BadRequest, with `next_step`, for one that is not accepted."""
+    text = request.query_params.get(name) or usual
+    try:
+        value = Decimal(text)
+    except InvalidOperation:
+        value = Decimal("NaN")
+    if not value.is_finite() or not accepts(value):
+        raise BadRequest(f"{name} is {text[:20]!r}.", next_step=next_step, param=name)
     return value
 
 

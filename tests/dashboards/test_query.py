@@ -14,8 +14,7 @@ from billing.rating_worker import rate_all
 from core.clock import FakeClock
 from core.database import Database
 from core.errors import BadRequest
-from core.events import UsageEvent, UsageKind
-from core.ids import new_id
+from core.events import UsageEvent
 from core.tenants import keys
 from core.tenants.organisations import create_project, create_tenant
 from core.tenants.scope import TenantScope, scope_of_operator
@@ -24,6 +23,7 @@ from dashboards.filters import Range
 from dashboards.query import Term, parse
 from dashboards.query_filters import filters_of
 from dashboards.request_log import LogQuery
+from tests.dashboards.usage_events import usage_event
 
 TODAY = date(2026, 3, 5)
 
@@ -125,26 +125,16 @@ def _event(
     scope: TenantScope, number: int, project: str, made: list[str], price: str
 ) -> UsageEvent:
     at = NOON + timedelta(seconds=number)
-    return UsageEvent(
-        request_id=new_id("req", int(at.timestamp() * 1000)),
+    return usage_event(
+        at,
+        price,
         tenant_id=scope.tenant_id,
         project_id=project,
         key_id=made[number % 2],
-        kind=UsageKind.GENERATION,
-        route="/v1/completions",
-        model="tiny",
         adapter=(None, "sql", "tone")[number % 3],
-        adapter_digest=None,
-        price_version=price,
-        occurred_at=at,
-        finished_at=at,
         input_tokens=1000 * number,
-        cached_tokens=0,
         output_tokens=number,
-        waived_tokens=0,
-        finish_reason="stop",
         status=(200, 200, 200, 404, 503)[number % 5],
-        streamed=False,
         duration_ms=100 * number,
         first_token_ms=None if number % 4 == 0 else 10 * number,
         end_user=(None, "ann", "bob")[number % 3],

@@ -8,7 +8,7 @@ from billing import prices, usage
 from core.clock import FakeClock
 from core.database import Database
 from core.errors import BadRequest
-from core.events import UsageEvent, UsageKind
+from core.events import UsageEvent
 from core.tenants.organisations import create_tenant
 from core.tenants.scope import TenantScope, scope_of_operator
 from dashboards import request_log
@@ -16,33 +16,15 @@ from dashboards.filters import Range
 from dashboards.query import parse
 from dashboards.query_filters import filters_of
 from dashboards.request_log import LogPage, LogQuery, cursor_of
+from tests.dashboards.usage_events import usage_event
 
 NOON = datetime(2025, 12, 5, 12, tzinfo=UTC)
 DAY = Range(NOON.date(), NOON.date())
 
 
 def _event(scope: TenantScope, number: int, at: datetime, status: int, price: str) -> UsageEvent:
-    return UsageEvent(
-        request_id=f"req_{number:04d}",
-        tenant_id=scope.tenant_id,
-        project_id="proj",
-        key_id="key",
-        kind=UsageKind.GENERATION,
-        route="/v1/completions",
-        model="tiny",
-        adapter=None,
-        adapter_digest=None,
-        price_version=price,
-        occurred_at=at,
-        finished_at=at,
-        input_tokens=1,
-        cached_tokens=0,
-        output_tokens=1,
-        waived_tokens=0,
-        finish_reason="stop",
-        status=status,
-        streamed=False,
-    )
+    changes = {"request_id": f"req_{number:04d}", "tenant_id": scope.tenant_id, "status": status}
+    return usage_event(at, price, **changes)
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ from billing.prices import ensure_default_prices
 from core.clock import Clock, FakeClock
 from core.database import Database
 from core.events import SettledBy, UsageEvent, UsageKind
-from core.ids import new_id
 from dashboards import traffic
+from tests.dashboards.usage_events import usage_event
 from tests.gateway.deployment import Deployment, running_deployment
 
 NOW = datetime(2026, 11, 5, 12, tzinfo=UTC)
@@ -24,26 +24,17 @@ PAGE = "/dashboard/operator/traffic"
 def _event(
     at: datetime, price: str, *, status: int = 200, first_ms: int | None = 120
 ) -> UsageEvent:
-    return UsageEvent(
-        request_id=new_id("req", int(at.timestamp() * 1000)),
-        tenant_id="org_a",
-        project_id="prj",
-        key_id="key",
-        kind=UsageKind.GENERATION,
-        route="/v1/completions",
-        model="tiny",
-        adapter=None,
-        adapter_digest=None,
-        price_version=price,
-        occurred_at=at,
-        finished_at=at,
-        input_tokens=100 if status == 200 else 0,
-        cached_tokens=25 if status == 200 else 0,
-        output_tokens=10 if status == 200 else 0,
-        waived_tokens=2 if status == 200 else 0,
-        finish_reason="stop" if status == 200 else "error",
+    served = status == 200
+    return usage_event(
+        at,
+        price,
+        input_tokens=100 if served else 0,
+        cached_tokens=25 if served else 0,
+        output_tokens=10 if served else 0,
+        waived_tokens=2 if served else 0,
+        finish_reason="stop" if served else "error",
         status=status,
-        first_token_ms=first_ms if status == 200 else None,
+        first_token_ms=first_ms if served else None,
         duration_ms=500,
         queue_ms=8,
         engine_id="left",

@@ -1,6 +1,6 @@
 """Margin: revenue per GPU-hour and cost per million tokens, at the operator's own rate."""
 
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from typing import Any
 
 from sqlalchemy import func, select
@@ -9,10 +9,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from billing.models import DailyTenantUsage
-from core.errors import BadRequest
 from core.money import units_of
 from core.tenants.models import Tenant
-from dashboards.filters import Range, date_range
+from dashboards.filters import Range, date_range, decimal_field
 from dashboards.formats import money
 from dashboards.page_data import Form, Input, PageData, Tile, show
 from dashboards.pages.common import deps_of, operator_of, wants_csv
@@ -132,18 +131,8 @@ def _assumptions_form(span: Range, gpus: Decimal, rate: Decimal, currency: str) 
 
 
 def _number(request: Request, name: str, usual: str) -> Decimal:
-    text = request.query_params.get(name) or usual
-    try:
-        value = Decimal(text)
-    except InvalidOperation:
-        value = Decimal(-1)
-    if not value.is_finite() or not 0 < value <= 1_000_000:
-        raise BadRequest(
-            f"{name} is {text[:20]!r}.",
-            next_step="Use a number above 0 and at most 1,000,000.",
-            param=name,
-        )
-    return value
+    next_step = "Use a number above 0 and at most 1,000,000."
+    return decimal_field(request, name, usual, lambda value: 0 < value <= 1_000_000, next_step)
 
 
 ROUTES = [Route(PATH, page_of)]

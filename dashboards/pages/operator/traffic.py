@@ -2,16 +2,15 @@
 
 from collections.abc import Mapping
 from datetime import timedelta
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from core.errors import BadRequest
 from dashboards import traffic
-from dashboards.filters import choice
+from dashboards.filters import choice, decimal_field
 from dashboards.page_data import Form, Input, PageData, Tile, show
 from dashboards.pages.common import deps_of, operator_of, wants_csv
 from dashboards.scales import grouped
@@ -166,18 +165,8 @@ def _period_form(request: Request, objective: Decimal) -> Form:
 
 
 def _objective(request: Request) -> Decimal:
-    text = request.query_params.get("objective") or "99.9"
-    try:
-        value = Decimal(text)
-    except InvalidOperation:
-        value = Decimal(100)
-    if not value.is_finite() or not 0 < value < 100:
-        raise BadRequest(
-            f"objective is {text[:20]!r}.",
-            next_step="Use a percentage above 0 and below 100, such as 99.9.",
-            param="objective",
-        )
-    return value
+    next_step = "Use a percentage above 0 and below 100, such as 99.9."
+    return decimal_field(request, "objective", "99.9", lambda value: 0 < value < 100, next_step)
 
 
 def _ms(value: float | None) -> str:
