@@ -69,6 +69,11 @@ class Settings(BaseSettings):
         description="How the engine holds keys and values on a CPU: auto as it computes, int8 or fp8 in "
         "8 bits.",
     )
+    draft_model: str = Field(
+        "",
+        description="Smaller model of the same tokenizer, named as in TOLLHOUSE_MODEL, whose guesses a "
+        "local engine verifies several at a time (speculative decoding, on a CPU); empty: none.",
+    )
     adapter_dirs: Annotated[tuple[Path, ...], NoDecode] = Field(
         (), description="Colon-separated directories from which `lora_path` may load adapters."
     )

@@ -7,7 +7,7 @@ from core.errors import SettingError
 from core.settings import Settings
 from gateway.catalog.catalog import ServedModel
 from gateway.catalog.checkpoint import check_servable, read_checkpoint, read_generation
-from gateway.catalog.model_source import locate_configured, short_name
+from gateway.catalog.model_source import locate_configured, locate_draft, short_name
 from gateway.prompts.tokenizing import codec_of
 from gateway.upstreams.config import read_upstreams
 
@@ -23,13 +23,16 @@ def model_name(settings: Settings) -> str:
 
 def resolved(settings: Settings) -> Settings:
     """With the model's files in place of what names them, fetched where they must be, and checked:
-    the architecture, the tokenizer and the chat template are read, and no weights."""
+    the architecture, the tokenizer and the chat template are read, and no weights. The engine compares
+    the vocabulary of a draft model with the served one's."""
     path = locate_configured(settings)
     check_servable(path)
     served_model(settings, path)
-    if not settings.model:
-        return settings
-    return settings.model_copy(update={"model": str(path), "model_name": model_name(settings)})
+    draft = locate_draft(settings)
+    found = {"draft_model": str(draft)} if draft is not None else {}
+    if settings.model:
+        found |= {"model": str(path), "model_name": model_name(settings)}
+    return settings.model_copy(update=found)
 
 
 def served_names(settings: Settings) -> list[str]:

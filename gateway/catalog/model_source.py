@@ -68,6 +68,23 @@ def locate_configured(settings: Settings, *, weights: bool = True) -> Path:
         ) from None
 
 
+def locate_draft(settings: Settings) -> Path | None:
+    """Of TOLLHOUSE_DRAFT_MODEL, which errors name; None where it is empty."""
+    from gateway.catalog.checkpoint import check_servable
+
+    if not settings.draft_model:
+        return None
+    try:
+        path = locate(settings.draft_model, settings.data_dir)
+        check_servable(path)
+    except SettingError as error:
+        raise SettingError(
+            f"TOLLHOUSE_DRAFT_MODEL is {settings.draft_model!r}: {error.message}",
+            next_step=error.next_step,
+        ) from None
+    return path
+
+
 def models_dir(data_dir: Path) -> Path:
     return data_dir / "models"
 

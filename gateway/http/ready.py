@@ -102,6 +102,8 @@ def _page(
     lines.append(f"  serving    {model} at {url}/v1{waited}")
     if settings.model:
         lines.append(f"  files      {settings.model}")
+    if settings.draft_model and engine_s is not None:
+        lines.append(f"  draft      {settings.draft_model}")
     if info.adapters:
         lines.append(f"  adapters   {', '.join(f'{model}:{each}' for each in info.adapters)}")
     if info.key:

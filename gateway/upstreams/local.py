@@ -28,6 +28,7 @@ class EngineOptions:
     dtype: str = "auto"
     quantization: str = "auto"
     kv_dtype: str = "auto"
+    draft_model: Path | None = None
     kv_memory_mb: int = 0  # MiB; 0: the engine decides
     extra: tuple[str, ...] = ()
 
@@ -36,6 +37,8 @@ class EngineOptions:
         arguments += ["--model", self.model, "--listen", self.address, "--dtype", self.dtype]
         arguments += ["--quantization", self.quantization, "--receipts", str(self.receipts)]
         arguments += ["--kv-dtype", self.kv_dtype]
+        if self.draft_model is not None:
+            arguments += ["--draft-model", str(self.draft_model)]
         if self.kv_memory_mb:
             arguments += ["--kv-memory-bytes", str(self.kv_memory_mb << 20)]
         return [*arguments, *self.extra]

@@ -11,7 +11,7 @@ from pathlib import Path
 from core.errors import Unavailable
 from core.settings import Settings
 from gateway.catalog.model_files import model_name
-from gateway.catalog.model_source import locate_configured
+from gateway.catalog.model_source import locate_configured, locate_draft
 from gateway.upstreams.local import EngineOptions, EngineProcess
 
 log = logging.getLogger("tollhouse.engine")
@@ -44,7 +44,7 @@ class LocalEngines:
         # A short path: a Unix socket's path is limited to about 100 characters.
         self._socket_dir = Path(tempfile.mkdtemp(prefix="tollhouse-"))
         self._settings = settings
-        model = locate_configured(settings)
+        model, draft = locate_configured(settings), locate_draft(settings)
         self.processes = [
             EngineProcess(
                 EngineOptions(
@@ -54,6 +54,7 @@ class LocalEngines:
                     dtype=settings.dtype,
                     quantization=settings.quantization,
                     kv_dtype=settings.kv_dtype,
+                    draft_model=draft,
                     kv_memory_mb=settings.kv_memory_mb,
                     extra=tier_options(settings, slot),
                 )
@@ -83,7 +84,7 @@ class LocalEngines:
                 if each.problem:
                     raise Unavailable(
                         f"The engine cannot start: {each.problem}",
-                        next_step="Check TOLLHOUSE_MODEL, and see the engine's log above.",
+                        next_step=f"Check {_named(self._settings)}, and see the engine's log above.",
                     )
                 if waited > timeout_s:
                     raise Unavailable(
@@ -97,3 +98,7 @@ class LocalEngines:
         for each in self.processes:
             each.stop()
         shutil.rmtree(self._socket_dir, ignore_errors=True)
+
+
+def _named(settings: Settings) -> str:
+    return "TOLLHOUSE_MODEL" + (" and TOLLHOUSE_DRAFT_MODEL" if settings.draft_model else "")

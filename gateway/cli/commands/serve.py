@@ -24,11 +24,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model", help="directory, .gguf file, hub id or short name (TOLLHOUSE_MODEL)"
     )
+    parser.add_argument(
+        "--draft-model",
+        help="smaller model of the same tokenizer that guesses tokens (TOLLHOUSE_DRAFT_MODEL)",
+    )
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    names = ("host", "port", "workers", "data_dir", "model")
+    names = ("host", "port", "workers", "data_dir", "model", "draft_model")
     given = {name: value for name in names if (value := getattr(arguments, name)) is not None}
     settings = load_settings(**given)
     logs.configure(settings.log_level, settings.log_format)

@@ -127,6 +127,22 @@ def test_what_is_wrong_with_a_directory_is_found_without_its_weights(
     assert "\n" not in caught.value.message
 
 
+@pytest.mark.parametrize(
+    ("draft", "said"),
+    [
+        ("/nowhere/model", "There is no directory or file /nowhere/model"),
+        ("no-such-name", "There is no model 'no-such-name'"),
+        ("{folder}", "has no config.json"),
+    ],
+)
+def test_a_wrong_draft_model_is_named(tmp_path: Path, draft: str, said: str) -> None:
+    (tmp_path / "empty").mkdir()
+    named = draft.format(folder=tmp_path / "empty")
+    with pytest.raises(SettingError, match=said) as caught:
+        resolved(Settings(draft_model=named, data_dir=tmp_path))
+    assert caught.value.message.startswith(f"TOLLHOUSE_DRAFT_MODEL is {named!r}: ")
+
+
 def test_the_context_that_a_configuration_with_images_leaves_out(tmp_path: Path) -> None:
     directory = copy_of_the_demo(tmp_path)
     text = {"model_type": "gemma3_text", "num_hidden_layers": 2, "hidden_size": 64}
@@ -271,5 +287,11 @@ def test_the_engine_gets_a_path_for_a_name(
         assert with_model_path([*given, "--threads", "1"]) == ["--model", path, "--threads", "1"]
     monkeypatch.setenv("TOLLHOUSE_MODEL", "tiny")
     assert with_model_path(["--threads", "1"]) == ["--model", path, "--threads", "1"]
-    for as_it_is in (["--fake", "--model", "x"], ["--help"], ["--model"]):
+    for drafted in (["--draft-model", "tiny"], ["--draft-model=tiny"]):
+        found = with_model_path([*drafted, "--threads", "1"])
+        assert found == ["--model", path, "--draft-model", path, "--threads", "1"]
+    monkeypatch.setenv("TOLLHOUSE_DRAFT_MODEL", "tiny")
+    assert with_model_path([]) == ["--model", path, "--draft-model", path]
+    monkeypatch.delenv("TOLLHOUSE_DRAFT_MODEL")
+    for as_it_is in (["--draft-model"], ["--fake", "--model", "x"], ["--help"], ["--model"]):
         assert with_model_path(as_it_is) == as_it_is
