@@ -9,22 +9,21 @@ import torch.nn.functional as F
 
 from engine.layers.attention_plan import Tile
 from engine.layers.kv import KvPool
+from engine.layers.operations import Attention
 from engine.model_spec import AttentionShape
 
 
-def attend(
-    q: torch.Tensor, pool: KvPool, layer: int, tiles: list[Tile], shape: AttentionShape
-) -> torch.Tensor:
+def attend(q: torch.Tensor, pool: KvPool, tiles: list[Tile], attention: Attention) -> torch.Tensor:
     """q: [tokens, heads, head_dim], rotated; the keys and values of these tokens are in the pool.
 
     Returns [tokens, heads * head_dim].
     """
     tokens, heads, dim = q.shape
     if len(tiles) == 1 and tiles[0].queries == 1 and isinstance(tiles[0].rows, slice):
-        return _attend_tile(q, pool, layer, tiles[0], shape).flatten(1)
+        return _attend_tile(q, pool, tiles[0], attention).flatten(1)
     out = torch.empty((tokens, pool.kv_heads, pool.group, dim), dtype=q.dtype)
     for tile in tiles:
-        part = _attend_tile(q[tile.rows], pool, layer, tile, shape)
+        part = _attend_tile(q[tile.rows], pool, tile, attention)
         if isinstance(tile.rows, slice):
             out[tile.rows] = part
         else:
@@ -32,15 +31,13 @@ def attend(
     return out.view(tokens, heads * dim)
 
 
-def _attend_tile(
-    q: torch.Tensor, pool: KvPool, layer: int, tile: Tile, shape: AttentionShape
-) -> torch.Tensor:
+def _attend_tile(q: torch.Tensor, pool: KvPool, tile: Tile, attention: Attention) -> torch.Tensor:
     """[queries, kv heads, group, head_dim], in the memory order of the products."""
-    dim = q.shape[-1]
+    dim, shape, sinks = q.shape[-1], attention.shape, attention.sinks
     kv_heads, group, batch = pool.kv_heads, pool.group, tile.sequences * pool.kv_heads
-    kv = pool.gather(layer, tile.gather).view(2, batch, tile.positions, dim)
+    kv = pool.gather(attention.layer, tile.gather).view(2, batch, tile.positions, dim)
     k, v = kv.unbind()
-    if tile.prefix_length is not None and not shape.softcap:
+    if tile.prefix_length is not None and not shape.softcap and sinks is None:
         k, v = k[None, :, : tile.prefix_length], v[None, :, : tile.prefix_length]
         q = q.view(1, kv_heads, group, dim)
         return F.scaled_dot_product_attention(q, k, v, scale=shape.scale)
@@ -49,7 +46,13 @@ def _attend_tile(
     else:
         q = q.view(tile.queries, kv_heads, group, dim).permute(1, 2, 0, 3)
         q = q.reshape(batch, group * tile.queries, dim)
-    weights = torch.softmax(_scores(q, k, tile.mask, shape), -1)
+    scores = _scores(q, k, tile.mask, shape)
+    if sinks is None:
+        weights = torch.softmax(scores, -1)
+    else:
+        each = sinks.view(1, kv_heads, group, 1).expand(tile.sequences, -1, -1, tile.queries)
+        beside = torch.cat((scores, each.reshape(batch, -1, 1)), -1)
+        weights = torch.softmax(beside, -1)[..., :-1]
     out = torch.bmm(weights, v)
     if tile.queries == 1:
         return out.view(tile.sequences, kv_heads, group, dim)

@@ -63,7 +63,7 @@ class CpuOperations:
         if queries.rows is not None:
             q, x = q.index_select(0, queries.rows), x.index_select(0, queries.rows)
         tiles = queries.tiles[attention.shape.window]
-        return attend(q, self._pool, layer, tiles, attention.shape), x
+        return attend(q, self._pool, tiles, attention), x
 
     def gate(self, site: GatedSite, x: torch.Tensor, norm: RmsNorm | None) -> torch.Tensor:
         activation, linear = self._spec.activation, site.linear

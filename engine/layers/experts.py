@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 
 from engine.layers.linear import GatedLinear, Linear
 
@@ -16,6 +17,20 @@ class Mlp:
 
     def __call__(self, x: torch.Tensor, activation: str) -> torch.Tensor:
         return self.down(self.gate_up.gated(x, activation))
+
+
+@dataclass(frozen=True, slots=True)
+class ClampedMlp(Mlp):
+    """gate * sigmoid(alpha * gate) * (up + 1), with a gate of at most `limit` and the other part
+    within it on both sides, as gpt-oss was trained."""
+
+    alpha: float
+    limit: float
+
+    def __call__(self, x: torch.Tensor, activation: str) -> torch.Tensor:
+        gate, up = self.gate_up.halves(x)
+        gate, up = gate.clamp(max=self.limit), up.clamp(-self.limit, self.limit)
+        return self.down(gate.mul_(torch.sigmoid(gate * self.alpha)).mul_(up.add_(1)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +60,13 @@ class Mixture:
         *,
         active: int,
         normed: bool,
+        bias: torch.Tensor | None = None,
     ) -> None:
-        """router: [experts, hidden]. `normed`: the shares of a row's experts add up to 1."""
+        """router: [experts, hidden]. `normed`: the shares of a row's experts add up to 1. bias: of the
+        router, [experts]."""
         self.rows = [0] * len(experts)  # that each expert has computed
         self._router = router.double()
+        self._bias = None if bias is None else bias.double()
         self._experts = experts
         self._shared = shared
         self._active = active
@@ -79,7 +97,8 @@ class Mixture:
 
         In float64: another number of rows adds in another order, which must not change a ranking.
         """
-        likely = torch.softmax(x.double() @ self._router.t(), -1).float()
+        scores = F.linear(x.double(), self._router, self._bias)
+        likely = torch.softmax(scores, -1).float()
         shares, chosen = likely.topk(self._active, -1)
         if self._normed:
             shares /= shares.sum(-1, keepdim=True)

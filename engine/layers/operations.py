@@ -41,6 +41,7 @@ class Attention:
     head_norms: tuple[RmsNorm, RmsNorm] | None
     row_norms: tuple[RmsNorm, RmsNorm] | None
     rope: int | None  # the number of the rotation of queries and keys; None: they have no positions
+    sinks: torch.Tensor | None = None  # of each query head: a score without a key or value
 
 
 class Operations(Protocol[X]):

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import CheckpointError
-from engine.model_spec import eos_ids
 from engine.models.compressed_tensors import CompressedSource
+from engine.models.config_values import eos_ids
 from engine.models.gguf.describe import config_of
 from engine.models.gguf.header import read_header
 from engine.models.gguf.weights import GgufSource
-from engine.models.quantised import is_compressed
+from engine.models.quantised import MXFP4, is_compressed, is_mxfp4
 from engine.models.registry import read_config
 from engine.models.safetensors_source import SafetensorsSource
 from engine.models.weights import TensorSource
@@ -81,7 +81,7 @@ def _open_directory(directory: Path) -> Checkpoint:
         config=config,
         source=CompressedSource(directory)
         if is_compressed(config)
-        else SafetensorsSource(directory),
+        else SafetensorsSource(directory, MXFP4 if is_mxfp4(config) else ()),
         eos=_generation_eos(directory),
         digest=_directory_digest(directory),
     )

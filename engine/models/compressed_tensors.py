@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from engine.errors import CheckpointError
+from engine.models.quantised import COMPRESSED
 from engine.models.safetensors_source import SafetensorsSource
 from engine.quantization.packed import GROUP, LANES, Codes
 
@@ -21,7 +22,7 @@ class CompressedSource(SafetensorsSource):
     """Implements `engine.models.weights.TensorSource`."""
 
     def __init__(self, directory: Path) -> None:
-        super().__init__(directory, compressed=True)
+        super().__init__(directory, COMPRESSED)
 
     @property
     def format(self) -> str:

@@ -55,6 +55,7 @@ class Block:
             head_norms=pair(*by_head) if spec.head_norm else None,
             row_norms=pair((spec.q_width,), (spec.kv_width,)) if spec.row_norm else None,
             rope=spec.rope_of(layer),
+            sinks=weights.take(f"{prefix}.self_attn.sinks", (spec.heads,)) if spec.sinks else None,
         )
 
     def __call__(self, do: Operations[X], x: X) -> X:

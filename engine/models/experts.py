@@ -1,6 +1,6 @@
 """Builds the mixtures of experts of a checkpoint."""
 
-from engine.layers.experts import Mixture, Mlp, SharedMlp
+from engine.layers.experts import ClampedMlp, Mixture, Mlp, SharedMlp
 from engine.model_spec import ExpertsSpec, ModelSpec
 from engine.models.linears import Matrix, gated_linear, linear
 from engine.models.weights import Weights
@@ -17,15 +17,20 @@ def mixture(spec: ModelSpec, experts: ExpertsSpec, layer: str, weights: Weights)
         mlp = _mlp(spec, f"{root}.shared_expert", experts.shared, _USUAL, weights)
         gate = weights.take(f"{root}.shared_expert_gate.weight", (1, hidden))
         shared = SharedMlp(mlp, gate.double())
+    each = [
+        _mlp(spec, f"{root}.experts.{number}", experts.intermediate, experts.names, weights)
+        for number in range(experts.count)
+    ]
+    if experts.clamp is not None:
+        each = [ClampedMlp(one.gate_up, one.down, *experts.clamp) for one in each]
+    router = f"{root}.{experts.router}"
     return Mixture(
-        weights.take(f"{root}.gate.weight", (experts.count, hidden)),
-        [
-            _mlp(spec, f"{root}.experts.{number}", experts.intermediate, experts.names, weights)
-            for number in range(experts.count)
-        ],
+        weights.take(f"{router}.weight", (experts.count, hidden)),
+        each,
         shared,
         active=experts.active,
         normed=experts.normed,
+        bias=weights.take_optional(f"{router}.bias", (experts.count,)),
     )
 
 

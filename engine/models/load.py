@@ -13,8 +13,8 @@ from engine.layers.linear import multiplies_bfloat16
 from engine.model_spec import ModelSpec
 from engine.models.checkpoint import model_path, open_checkpoint
 from engine.models.decoder import Decoder
-from engine.models.fused_source import FusedSource
 from engine.models.registry import model_spec
+from engine.models.usual_names import usual_names
 from engine.models.weights import TensorSource, Weights
 
 
@@ -45,7 +45,7 @@ def load_model(config: EngineConfig) -> LoadedModel:
             refuse_on_gpu(spec)
         dtype = choose_dtype(config.dtype, source.stored_dtype(), device)
         _check_quantization(config.quantization, source, device)
-        read = FusedSource(source, spec) if spec.fused else source
+        read = usual_names(source, spec)
         with closing(Weights(read, dtype, device, config.quantization)) as weights:
             decoder = Decoder(spec, weights)
     return LoadedModel(
@@ -67,6 +67,7 @@ def refuse_on_gpu(spec: ModelSpec) -> None:
         (spec.experts is not None, "a mixture of experts"),
         (spec.layer_norm, "a model with layer norms"),
         (spec.interleaved, "a rotation of neighbours"),
+        (spec.sinks, "a model with attention sinks"),
     ):
         if missing:
             raise ConfigError(f"{name} is served on a CPU only: set device to cpu")

@@ -18,7 +18,8 @@ _COMPANIONS = {
     ".SCB": "bitsandbytes INT8",
     "_blocks": "MXFP4",
 }
-_COMPRESSED = (".weight_scale", ".weight_packed")
+# Of them, those of the formats that are read.
+COMPRESSED, MXFP4 = (".weight_scale", ".weight_packed"), ("_blocks",)
 _FORMATS = ("pack-quantized", "int-quantized")
 _NEXT = "use the unquantised checkpoint, or a GGUF file"
 
@@ -26,7 +27,7 @@ _NEXT = "use the unquantised checkpoint, or a GGUF file"
 def refuse_quantised(raw: dict[str, Any]) -> None:
     """Raises CheckpointError naming the format that config.json declares."""
     declared = raw.get("quantization_config") or raw.get("compression_config")
-    if not declared or is_compressed(raw):
+    if not declared or is_compressed(raw) or is_mxfp4(raw):
         return
     raise CheckpointError(
         f"config.json: the weights are quantised as {_format_of(declared)}, which is not supported: "
@@ -62,12 +63,20 @@ def is_compressed(raw: dict[str, Any]) -> bool:
     return True
 
 
-def refuse_companions(names: Iterable[str], compressed: bool = False) -> None:
-    """Raises CheckpointError naming the tensor that only a quantised checkpoint has, except those of
-    compressed-tensors where `compressed` allows them."""
+def is_mxfp4(raw: dict[str, Any]) -> bool:
+    """Whether its experts are stored in MXFP4, as gpt-oss is published."""
+    declared = raw.get("quantization_config")
+    if not isinstance(declared, dict) or declared.get("quant_method") != "mxfp4":
+        return False
+    return "GptOssForCausalLM" in (raw.get("architectures") or ())
+
+
+def refuse_companions(names: Iterable[str], allowed: tuple[str, ...] = ()) -> None:
+    """Raises CheckpointError naming the tensor that only a quantised checkpoint has, except for the
+    endings that are `allowed`."""
     for name in sorted(names):
         for suffix, label in _COMPANIONS.items():
-            if name.endswith(suffix) and not (compressed and suffix in _COMPRESSED):
+            if name.endswith(suffix) and suffix not in allowed:
                 raise CheckpointError(
                     f"tensor {name} belongs to weights quantised as {label}, which is not supported: "
                     f"{_NEXT}"

@@ -6,12 +6,13 @@ from typing import Any
 
 from engine.errors import CheckpointError
 from engine.model_spec import ModelSpec
-from engine.models import (
+from engine.models.families import (
     cohere,
     cohere2,
     gemma2,
     gemma3,
     gemma3_conditional,
+    gpt_oss,
     granite,
     llama,
     mistral,
@@ -28,7 +29,7 @@ from engine.models.quantised import refuse_quantised
 
 _MODULES = (
     llama, mistral, qwen2, qwen3, gemma2, granite, olmo2, smollm3, phi3, mixtral, qwen2_moe, qwen3_moe,
-    gemma3, gemma3_conditional, cohere, cohere2,
+    gemma3, gemma3_conditional, cohere, cohere2, gpt_oss,
 )  # fmt: skip
 FAMILIES = {module.ARCHITECTURE: module for module in _MODULES}
 

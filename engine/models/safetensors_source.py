@@ -20,11 +20,11 @@ _DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 class SafetensorsSource:
     """Implements `engine.models.weights.TensorSource`."""
 
-    def __init__(self, directory: Path, compressed: bool = False) -> None:
-        """`compressed`: whether tensors of compressed-tensors' integer formats may be there."""
+    def __init__(self, directory: Path, allowed: tuple[str, ...] = ()) -> None:
+        """`allowed`: endings of tensors of quantised formats that may be there."""
         self.path = directory
         self._files = _files_by_tensor(directory)
-        refuse_companions(self._files, compressed)
+        refuse_companions(self._files, allowed)
         self._open: dict[Path, Any] = {}
 
     def __contains__(self, name: str) -> bool:
@@ -39,6 +39,11 @@ class SafetensorsSource:
     def raw(self, name: str) -> torch.Tensor:
         """As it is stored."""
         tensor: torch.Tensor = self._slice(name)[:]
+        return tensor
+
+    def part(self, name: str, number: int) -> torch.Tensor:
+        """One entry of the tensor's first dimension, as it is stored."""
+        tensor: torch.Tensor = self._slice(name)[number]
         return tensor
 
     def place(self, name: str) -> str:

@@ -37,7 +37,7 @@ def save_checkpoint(
         for name, parameter in model.named_parameters():
             if parameter.dim() > 1:
                 parameter.normal_(0, 0.6 / parameter.shape[1] ** 0.5 if "proj" in name else 0.3)
-            elif "bias" in name or "norm" in name:
+            elif any(each in name for each in ("bias", "norm", "sinks")):
                 parameter.add_(0.2 * torch.randn_like(parameter))
     model.save_pretrained(directory, **({"max_shard_size": shard} if shard else {}))
     return directory

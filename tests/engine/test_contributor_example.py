@@ -6,7 +6,7 @@ from pathlib import Path
 from engine.models.registry import FAMILIES
 
 ROOT = Path(__file__).resolve().parents[2]
-EXAMPLE = ROOT / "engine" / "models" / "granite.py"
+EXAMPLE = ROOT / "engine" / "models" / "families" / "granite.py"
 MOST_LINES = 60
 
 

@@ -154,6 +154,28 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "sliding_window": 30,
         },
     ),
+    "gpt-oss": (
+        "GptOss",
+        {
+            "num_hidden_layers": 4,
+            "num_attention_heads": 6,
+            "num_key_value_heads": 2,
+            "hidden_size": 68,  # the reference multiplies rows of 16 bytes
+            "head_dim": 14,
+            "intermediate_size": 44,
+            "num_local_experts": 7,
+            "num_experts_per_tok": 3,
+            "sliding_window": 18,
+            "swiglu_alpha": 1.3,
+            "swiglu_limit": 0.7,
+        },
+    ),
+    "gpt-oss-yarn": (
+        "GptOss",
+        _LONG
+        | _rope("yarn", factor=4.0, original_max_position_embeddings=32, truncate=False)
+        | {"num_hidden_layers": 2, "head_dim": 20, "num_local_experts": 4, "sliding_window": 30},
+    ),
     "phi3-longrope": ("Phi3", {"num_attention_heads": 3, "num_key_value_heads": 1} | _longrope(32)),
 }
 
@@ -226,6 +248,7 @@ TARGETS = {
     "mixtral": _ATTENTION,
     "qwen2-moe": r".*\.(q|k|v|o)_proj|.*\.1\.mlp\.(gate|up|down)_proj",
     "qwen3-moe": _ATTENTION,
+    "gpt-oss": _ATTENTION,
 }
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from engine.errors import CheckpointError
 from engine.model_spec import ModelSpec
-from engine.models import gemma3
+from engine.models.families import gemma3
 
 ARCHITECTURE = "Gemma3ForConditionalGeneration"
 

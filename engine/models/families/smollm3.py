@@ -4,7 +4,8 @@ from dataclasses import replace
 from typing import Any
 
 from engine.errors import CheckpointError
-from engine.model_spec import ModelSpec, base_spec, layer_windows, positive
+from engine.model_spec import ModelSpec
+from engine.models.config_values import base_spec, layer_windows, positive
 
 ARCHITECTURE = "SmolLM3ForCausalLM"
 

@@ -5,7 +5,8 @@ from dataclasses import replace
 from typing import Any
 
 from engine.errors import CheckpointError
-from engine.model_spec import ModelSpec, base_spec, layer_windows, positive, rope_spec
+from engine.model_spec import ModelSpec
+from engine.models.config_values import base_spec, layer_windows, positive, rope_spec
 
 ARCHITECTURE = "Gemma3ForCausalLM"
 # What configurations leave out, as Google's own do.

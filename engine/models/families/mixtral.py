@@ -3,8 +3,9 @@
 from dataclasses import replace
 from typing import Any
 
-from engine.model_spec import ExpertsSpec, ModelSpec, chosen_experts, positive
-from engine.models import mistral
+from engine.model_spec import ExpertsSpec, ModelSpec
+from engine.models.config_values import chosen_experts, positive
+from engine.models.families import mistral
 
 ARCHITECTURE = "MixtralForCausalLM"
 

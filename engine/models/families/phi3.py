@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from engine.model_spec import ModelSpec
-from engine.models import mistral
+from engine.models.families import mistral
 
 ARCHITECTURE = "Phi3ForCausalLM"
 _LONGROPE_NAMES = ("su", "yarn")  # what the first checkpoints call it

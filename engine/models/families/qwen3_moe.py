@@ -3,8 +3,9 @@
 from dataclasses import replace
 from typing import Any
 
-from engine.model_spec import ModelSpec, base_spec, layer_windows
-from engine.models.qwen2_moe import mixture
+from engine.model_spec import ModelSpec
+from engine.models.config_values import base_spec, layer_windows
+from engine.models.families.qwen2_moe import mixture
 
 ARCHITECTURE = "Qwen3MoeForCausalLM"
 

@@ -3,8 +3,9 @@
 from dataclasses import replace
 from typing import Any
 
-from engine.model_spec import ModelSpec, layer_windows, positive
-from engine.models import cohere
+from engine.model_spec import ModelSpec
+from engine.models.config_values import layer_windows, positive
+from engine.models.families import cohere
 
 ARCHITECTURE = "Cohere2ForCausalLM"
 

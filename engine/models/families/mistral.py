@@ -3,7 +3,8 @@
 from dataclasses import replace
 from typing import Any
 
-from engine.model_spec import ModelSpec, base_spec, layer_windows
+from engine.model_spec import ModelSpec
+from engine.models.config_values import base_spec, layer_windows
 
 ARCHITECTURE = "MistralForCausalLM"
 

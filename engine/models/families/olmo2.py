@@ -3,7 +3,8 @@
 from dataclasses import replace
 from typing import Any
 
-from engine.model_spec import ModelSpec, base_spec
+from engine.model_spec import ModelSpec
+from engine.models.config_values import base_spec
 
 ARCHITECTURE = "Olmo2ForCausalLM"
 

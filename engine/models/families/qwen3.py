@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from engine.model_spec import ModelSpec
-from engine.models import qwen2
+from engine.models.families import qwen2
 
 ARCHITECTURE = "Qwen3ForCausalLM"
 

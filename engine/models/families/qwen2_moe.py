@@ -3,14 +3,8 @@
 from dataclasses import replace
 from typing import Any
 
-from engine.model_spec import (
-    ExpertsSpec,
-    ModelSpec,
-    base_spec,
-    chosen_experts,
-    layer_windows,
-    positive,
-)
+from engine.model_spec import ExpertsSpec, ModelSpec
+from engine.models.config_values import base_spec, chosen_experts, layer_windows, positive
 
 ARCHITECTURE = "Qwen2MoeForCausalLM"
 

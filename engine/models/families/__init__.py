@@ -1,0 +1,1 @@
+"""A model family each: what its `config.json` says, as a `ModelSpec`."""

@@ -1,0 +1,19 @@
+"""A checkpoint by the names and shapes that Llama's has, whatever the family stores."""
+
+from engine.errors import CheckpointError
+from engine.model_spec import ModelSpec
+from engine.models.fused_source import FusedSource
+from engine.models.safetensors_source import SafetensorsSource
+from engine.models.stacked_experts import StackedExperts
+from engine.models.weights import TensorSource
+
+
+def usual_names(source: TensorSource, spec: ModelSpec) -> TensorSource:
+    """Raises CheckpointError where the family's form is not read from this kind of file."""
+    if spec.fused:
+        return FusedSource(source, spec)
+    if spec.experts is not None and spec.experts.stacked:
+        if not isinstance(source, SafetensorsSource):
+            raise CheckpointError(f"{source.path}: experts in one tensor are read from safetensors")
+        return StackedExperts(source, spec.experts)
+    return source
