@@ -11,17 +11,18 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
-import psycopg
-from psycopg import Connection, sql
 from sqlalchemy import JSON, Table
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from core.database import UtcDateTime
+
+if TYPE_CHECKING:  # on SQLite, psycopg is not imported: it costs every command of the CLI 0.1 s
+    from psycopg import Connection, sql
 
 Row = Sequence[Any]
 _encode = msgspec.json.Encoder().encode
@@ -75,11 +76,16 @@ def upsert_sums(
         _insert_sqlite(session, table, columns, rows, conflict_clause)
 
 
-def _driver(session: Session) -> Connection[Any]:
+def _driver(session: Session) -> "Connection[Any]":
     return cast("Connection[Any]", session.connection().connection.driver_connection)
 
 
-def _copy(driver: Connection[Any], name: str, columns: Sequence[str], rows: Sequence[Row]) -> None:
+def _copy(
+    driver: "Connection[Any]", name: str, columns: Sequence[str], rows: Sequence[Row]
+) -> None:
+    import psycopg
+    from psycopg import sql
+
     statement = sql.SQL("copy {} ({}) from stdin").format(
         sql.Identifier(name), _identifiers(columns)
     )
@@ -167,5 +173,7 @@ def _sqlite_row(row: Row, datetimes: list[int]) -> list[Any]:
     return plain
 
 
-def _identifiers(columns: Sequence[str]) -> sql.Composed:
+def _identifiers(columns: Sequence[str]) -> "sql.Composed":
+    from psycopg import sql
+
     return sql.SQL(", ").join(map(sql.Identifier, columns))

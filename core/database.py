@@ -30,11 +30,11 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, OperationalError, SQLAlchemyError
 from sqlalchemy.orm import DeclarativeBase, Session, sessionmaker
 from sqlalchemy.types import TypeDecorator, TypeEngine
 
-from core.errors import DependencyDown, SettingError
+from core.errors import DependencyDown, SettingError, TollhouseError
 
 # Constraints have names, so that a later migration can drop them on both databases.
 _NAMING = {
@@ -144,6 +144,21 @@ class Database:
     def close(self) -> None:
         self.db_engine.dispose()
 
+    def explained(self, error: DBAPIError) -> TollhouseError | None:
+        """What an operator can do about an error of the database; None if the code is at fault."""
+        reason = _first_line(error.orig or error)
+        if _schema_is_missing(error):
+            return SettingError(
+                f"The database {_redacted(self.url)} does not have this version's schema: {reason}.",
+                next_step="Run `tollhouse migrate`; `tollhouse serve` does so when it starts.",
+            )
+        if isinstance(error, OperationalError):
+            return DependencyDown(
+                f"The database refused a command: {reason}.",
+                next_step="Check TOLLHOUSE_DATABASE_URL and the state of the database server.",
+            )
+        return None
+
 
 def insert_new(session: Session, table: Table, rows: Sequence[dict[str, Any]], *key: str) -> int:
     """Insert the rows whose key does not exist yet; returns how many were inserted."""
@@ -247,6 +262,14 @@ def _redacted(url: str) -> str:
         return make_url(url).render_as_string(hide_password=True)
     except SQLAlchemyError:
         return "<not an address>"
+
+
+def _schema_is_missing(error: DBAPIError) -> bool:
+    """SQLite says it in words, PostgreSQL by the codes undefined_table and undefined_column."""
+    code = getattr(error.orig, "sqlstate", None)
+    return code in ("42P01", "42703") or str(error.orig).startswith(
+        ("no such table", "no such column")
+    )
 
 
 def _first_line(error: Exception) -> str:

@@ -1,27 +1,34 @@
-"""Upgrade, downgrade and inspect the schema. Runs Alembic from code, so no ini file is needed."""
+"""Upgrade, downgrade and inspect the schema. Runs Alembic from code, so no ini file is needed.
+
+Alembic is imported where it is used: commands that do not migrate need not wait for it.
+"""
 
 import io
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from alembic import command
-from alembic.config import Config
-from alembic.runtime.migration import MigrationContext
-from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, text
 
 from core.database import Database
+
+if TYPE_CHECKING:
+    from alembic.config import Config
 
 # Key of the PostgreSQL advisory lock that lets only one starting process migrate; any constant.
 _LOCK = 7_011_991
 
 
 def upgrade(database: Database, revision: str = "head") -> None:
+    from alembic import command
+
     with database.db_engine.begin() as connection:
         _lock(connection)
         command.upgrade(_config(connection), revision)
 
 
 def downgrade(database: Database, revision: str) -> None:
+    from alembic import command
+
     with database.db_engine.begin() as connection:
         _lock(connection)
         command.downgrade(_config(connection), revision)
@@ -29,15 +36,21 @@ def downgrade(database: Database, revision: str) -> None:
 
 def current(database: Database) -> str | None:
     """The database's revision; None for an empty database."""
+    from alembic.runtime.migration import MigrationContext
+
     with database.db_engine.connect() as connection:
         return MigrationContext.configure(connection).get_current_revision()
 
 
 def head() -> str | None:
+    from alembic.script import ScriptDirectory
+
     return ScriptDirectory(str(Path(__file__).parent)).get_current_head()
 
 
-def _config(connection: Connection) -> Config:
+def _config(connection: Connection) -> "Config":
+    from alembic.config import Config
+
     config = Config(output_buffer=io.StringIO(), stdout=io.StringIO())
     config.set_main_option("script_location", str(Path(__file__).parent))
     config.attributes["connection"] = connection

@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from sqlalchemy.exc import DBAPIError
+
 from core.clock import Clock, SystemClock
 from core.database import Database
 from core.settings import Settings, load_settings
@@ -18,11 +20,16 @@ class CommandContext:
 
 @contextmanager
 def command_context() -> Iterator[CommandContext]:
-    """Raises DependencyDown when the database does not answer."""
+    """Raises DependencyDown when the database does not answer, SettingError when it has no schema."""
     settings = load_settings()
     database = Database(settings.effective_database_url)
     try:
         database.ping()
         yield CommandContext(settings, SystemClock(), database)
+    except DBAPIError as error:
+        explained = database.explained(error)
+        if explained is None:
+            raise
+        raise explained from error
     finally:
         database.close()

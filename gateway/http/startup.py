@@ -12,8 +12,9 @@ from billing import credits, partitions
 from billing.accounts import ensure_accounts
 from billing.prices import ensure_default_prices, ensure_price
 from core.clock import Clock
+from core.data_dir import make_data_dir
 from core.database import Database
-from core.errors import SettingError, Unauthenticated
+from core.errors import Unauthenticated
 from core.ids import ADAPTER, new_id
 from core.money import Money, units_of
 from core.settings import Settings
@@ -81,19 +82,6 @@ def _ensure_price(session: Session, clock: Clock, settings: Settings, name: str)
             ensure_price(session, clock, name, each.price, "of the upstream's entry")
             return
     ensure_default_prices(session, clock, name)
-
-
-def make_data_dir(path: Path) -> None:
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        probe = path / f".probe-{os.getpid()}"
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        raise SettingError(
-            f"TOLLHOUSE_DATA_DIR {path} cannot be written: {error.strerror}.",
-            next_step="Set it to a directory that this user may write.",
-        ) from None
 
 
 def write_secret(file: Path, secret: str) -> None:

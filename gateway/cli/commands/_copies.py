@@ -5,7 +5,6 @@ import math
 
 from core.settings import Settings
 from engine.tiers.disk import DiskTier
-from engine.tiers.redis_tier import RedisTier
 from engine.tiers.tier import Tier, owner_folder
 from gateway.cli.commands._tenant_options import add_tenant, scope_named
 from gateway.cli.context import command_context
@@ -39,6 +38,8 @@ def erase_copies(settings: Settings, tenant_id: str) -> dict[str, object]:
     tiers: list[Tier] = [DiskTier(each, _UNBOUNDED, math.inf) for each in folders]
     places = [str(each) for each in folders]
     if settings.kv_tier_redis_url:
+        from engine.tiers.redis_tier import RedisTier
+
         tiers.append(RedisTier(settings.kv_tier_redis_url, 1.0))
         places.append("Redis")
     for tier in tiers:

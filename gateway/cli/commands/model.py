@@ -2,20 +2,15 @@
 
 import argparse
 from pathlib import Path
-from typing import Any
 
-from core import engine_drains
-from core.errors import NotFound, SettingError, TollhouseError
+from core.data_dir import make_data_dir
+from core.errors import SettingError
 from core.extras import imports_of
-from core.settings import Settings, load_settings
+from core.settings import load_settings
 from engine.errors import EngineError
 from gateway.catalog.known_models import KNOWN, WheelModel
-from gateway.catalog.model_files import model_name, served_model
-from gateway.catalog.model_source import local_copy, locate, short_name
-from gateway.cli.context import command_context
+from gateway.catalog.model_source import locate, short_name
 from gateway.cli.output import add_json, show
-from gateway.http.startup import make_data_dir
-from gateway.upstreams.config import read_upstreams
 
 HELP = "show and fetch models; drain and resume engines"
 
@@ -44,34 +39,40 @@ def configure(parser: argparse.ArgumentParser) -> None:
     engines = verbs.add_parser("engines", help="list engines and whether they are drained")
     add_json(engines)
     engines.set_defaults(run=_engines)
-    for verb, act, help_text in (
-        (
-            "drain",
-            engine_drains.drain,
-            "send no new requests to an engine, for example to replace it",
-        ),
-        ("resume", engine_drains.resume, "send requests to a drained engine again"),
+    for verb, run, help_text in (
+        ("drain", _drain, "send no new requests to an engine, for example to replace it"),
+        ("resume", _resume, "send requests to a drained engine again"),
     ):
         drain_verb = verbs.add_parser(verb, help=help_text)
         drain_verb.add_argument("engine", help="the engine's name, as listed by `model engines`")
-        drain_verb.set_defaults(run=_change_drain, act=act)
+        drain_verb.set_defaults(run=run)
+
+
+# `model fetch` needs no database: what does is imported when it runs.
 
 
 def _list(arguments: argparse.Namespace) -> int:
-    from billing.prices import DEFAULT_CURRENCY, load_price_book
+    from gateway.cli.commands._served_models import list_models
 
-    with command_context() as tools:
-        with tools.database.read() as session:
-            book = load_price_book(session)
-        rows = []
-        for name, where, context in _served(tools.settings):
-            try:
-                price = book.pin("", name, None, tools.clock.now(), DEFAULT_CURRENCY).id
-            except TollhouseError:
-                price = None
-            rows.append({"model": name, "engine": where, "context": context, "price": price})
-    show(rows, as_json=arguments.json, title="models")
-    return 0
+    return list_models(arguments)
+
+
+def _engines(arguments: argparse.Namespace) -> int:
+    from gateway.cli.commands._served_models import list_engines
+
+    return list_engines(arguments)
+
+
+def _drain(arguments: argparse.Namespace) -> int:
+    from gateway.cli.commands._served_models import drain
+
+    return drain(arguments)
+
+
+def _resume(arguments: argparse.Namespace) -> int:
+    from gateway.cli.commands._served_models import resume
+
+    return resume(arguments)
 
 
 def _fetch(arguments: argparse.Namespace) -> int:
@@ -117,53 +118,3 @@ def _known(arguments: argparse.Namespace) -> int:
     ]
     show(rows, as_json=arguments.json, title="models")
     return 0
-
-
-def _engines(arguments: argparse.Namespace) -> int:
-    with command_context() as tools:
-        with tools.database.read() as session:
-            drained = engine_drains.drained(session)
-        rows = [
-            {"engine": name, "model": model, "drained_since": _since(drained.get(name))}
-            for name, model in _replicas(tools.settings)
-        ]
-    show(rows, as_json=arguments.json, title="engines")
-    return 0
-
-
-def _change_drain(arguments: argparse.Namespace) -> int:
-    with command_context() as tools:
-        known = [name for name, _ in _replicas(tools.settings)]
-        if arguments.engine not in known:
-            raise NotFound(
-                f"There is no engine {arguments.engine!r}; known: {', '.join(known)}.",
-                next_step="List engines with `tollhouse model engines`.",
-            )
-        with tools.database.transaction() as session:
-            arguments.act(session, tools.clock, "operator", arguments.engine)
-    return 0
-
-
-def _since(row: engine_drains.EngineDrain | None) -> str | None:
-    return row.since.isoformat(timespec="seconds") if row is not None else None
-
-
-def _replicas(settings: Settings) -> list[tuple[str, str]]:
-    """(engine, model)"""
-    if settings.upstreams:
-        upstreams = read_upstreams(settings.upstreams)
-        return [(each.replica_name, each.model or model_name(settings)) for each in upstreams]
-    return [(f"local-{slot}", model_name(settings)) for slot in range(settings.engines)]
-
-
-def _served(settings: Settings) -> list[tuple[str, str, Any]]:
-    if settings.upstreams:
-        return [
-            (each.model or model_name(settings), each.url, each.context_length)
-            for each in read_upstreams(settings.upstreams)
-        ]
-    path = local_copy(settings.model, settings.data_dir)
-    if path is None:
-        return [(model_name(settings), f"not fetched: {settings.model}", None)]
-    model = served_model(settings, path)
-    return [(model.name, str(path), model.context_length)]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from core import logs
 from core.clock import SystemClock
+from core.data_dir import make_data_dir
 from core.database import Database
 from core.extras import require
 from core.settings import Settings, load_settings
@@ -61,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
     database = Database(settings.effective_database_url)
     try:
         database.ping() if settings.database_url else None
-        startup.make_data_dir(settings.data_dir)
+        make_data_dir(settings.data_dir)
         served = settings if settings.upstreams else resolved(settings)
         startup_info = startup.prepare(settings, database, SystemClock())
     finally:

@@ -1,0 +1,82 @@
+"""The command line as a whole: what its commands import, and a database that is not ready."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from core.database import Database
+from gateway.cli.main import command_names, main
+from migrations.run import downgrade, upgrade
+
+ROOT = Path(__file__).parents[2]
+# Each costs a start 0.1 to 2 s; only what a verb really does may import them.
+_SLOW = {"alembic", "celery", "fastapi", "numpy", "psycopg", "stripe", "torch", "weasyprint"}
+
+
+def _imported(*modules: str) -> set[str]:
+    code = f"import sys, {', '.join(modules)}; print(*{{n.partition('.')[0] for n in sys.modules}})"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    return set(done.stdout.split())
+
+
+def test_commands_start_without_the_slow_packages() -> None:
+    # `doctor` looks at every part of the system.
+    names = [name.replace("-", "_") for name in command_names() if name != "doctor"]
+    found = _imported(*(f"gateway.cli.commands.{name}" for name in names))
+    assert "sqlalchemy" in found
+    assert found & _SLOW == set()
+
+
+def test_a_model_is_fetched_without_a_database() -> None:
+    assert "sqlalchemy" not in _imported("gateway.cli.main", "gateway.cli.commands.model")
+
+
+@pytest.mark.parametrize("command", ["tenant list", "price list", "invoice list", "audit"])
+def test_an_empty_database_is_named_with_the_next_step(
+    command: str,
+    database_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setenv("TOLLHOUSE_DATABASE_URL", database_url)
+    monkeypatch.setenv("TOLLHOUSE_DATA_DIR", str(tmp_path))
+    assert main(command.split()) == 2
+    problem, step = capsys.readouterr().err.splitlines()
+    assert "does not have this version's schema" in problem
+    assert step.startswith("Run `tollhouse migrate`")
+
+
+def test_an_older_schema_is_named_too(
+    database_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    database = Database(database_url)
+    upgrade(database)
+    downgrade(database, "0002")
+    database.close()
+    monkeypatch.setenv("TOLLHOUSE_DATABASE_URL", database_url)
+    monkeypatch.setenv("TOLLHOUSE_DATA_DIR", str(tmp_path))
+    assert main(["invoice", "list"]) == 2
+    assert "does not have this version's schema" in capsys.readouterr().err
+    assert main(["migrate"]) == 0
+    assert main(["invoice", "list"]) == 0
+
+
+def test_a_password_of_the_database_is_not_shown(
+    postgres_url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(
+        "TOLLHOUSE_DATABASE_URL",
+        postgres_url.replace("postgresql://root@", "postgresql://root:hunter2@"),
+    )
+    assert main(["tenant", "list"]) == 2
+    shown = capsys.readouterr().err
+    assert "***" in shown
+    assert "hunter2" not in shown
