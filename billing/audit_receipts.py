@@ -51,12 +51,14 @@ def receipts_and_events(
         receipts.c.cached != E.cached_tokens,
         receipts.c.generated != E.output_tokens + E.waived_tokens,
     )
+    time_differs = "the busy time of the engine's receipt and of the event differ"
     for message, wrong in (
         ("the token counts of the engine's receipt and of the event differ", ~by_gateway & other),
         (
             "more tokens are billed than the engine generated",
             by_gateway & (E.output_tokens > receipts.c.generated),
         ),
+        (time_differs, ~by_gateway & (receipts.c.busy_us != E.busy_us)),
     ):
         ids = list(session.scalars(both.where(wrong)))
         if ids:
@@ -93,6 +95,7 @@ def _receipts_by_request(session: Session, since: Since) -> Any:
             func.sum(R.prompt_tokens).label("prompt"),
             func.sum(R.cached_tokens).label("cached"),
             func.sum(R.generated_tokens).label("generated"),
+            func.sum(R.busy_us).label("busy_us"),
             func.max(R.received_at).label("received_at"),
         )
         .where(R.request_id >= first_id(session, since))

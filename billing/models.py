@@ -36,7 +36,7 @@ from billing.tables.plans import (
 )
 from billing.tables.prices import Adjustment, PriceVersionRow, Rerate, TierPosition
 from billing.tables.rating import RatingShard, RatingWorker
-from billing.tables.service import DailyService, HourlyService
+from billing.tables.service import DailyEngineTime, DailyService, EnginePrice, HourlyService
 from billing.tables.usage import (
     Charge,
     DailyTenantUsage,
@@ -63,11 +63,13 @@ __all__ = [
     "CreditGrant",
     "CreditNote",
     "CreditUse",
+    "DailyEngineTime",
     "DailyService",
     "DailyTenantUsage",
     "DailyUsage",
     "Dispute",
     "DunningCase",
+    "EnginePrice",
     "EngineReceipt",
     "ExportJob",
     "ExportSchedule",

@@ -1,5 +1,6 @@
 """Service roll-ups by hour and day: usage by member and outcome, with histograms of time to first
-token and decoding speed. Each rated batch is summed once, in the database, separately from rating.
+token and decoding speed; and engines' busy time by day. Each rated batch is summed once, in the
+database, separately from rating.
 """
 
 from collections.abc import Sequence
@@ -11,7 +12,14 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
 from billing.batch_claims import claim_batches
-from billing.models import Charge, DailyService, HourlyService, UsageBatch, UsageEventRow
+from billing.models import (
+    Charge,
+    DailyEngineTime,
+    DailyService,
+    HourlyService,
+    UsageBatch,
+    UsageEventRow,
+)
 from billing.tables.columns import AMOUNT_COLUMNS, QUANTITY_COLUMNS
 from billing.tables.service import (
     FIRST_COLUMNS,
@@ -29,6 +37,7 @@ KEY = (
 )
 _OUTCOMES = ("answers", "refused", "failed", "queue_ms", "reordered_cached_tokens")
 SUMS = (*QUANTITY_COLUMNS, *AMOUNT_COLUMNS, *_OUTCOMES, *FIRST_COLUMNS, *SPEED_COLUMNS)
+_TIME_KEY = ("at", "tenant_id", "model", "adapter", "engine_id", "currency")
 _EVENT: Any = UsageEventRow
 
 
@@ -59,7 +68,7 @@ def add_released(session: Session, request_ids: Sequence[str]) -> None:
 def rebuild(session: Session, clock: Clock) -> None:
     """Rebuild both tables from all charges whose events retention has not dropped."""
     oldest = session.scalar(select(func.min(_EVENT.occurred_at)))
-    for table in (HourlyService, DailyService):
+    for table in (HourlyService, DailyService, DailyEngineTime):
         gone = delete(table)
         session.execute(gone.where(table.at >= oldest) if oldest is not None else gone)
     rated = list(session.scalars(select(UsageBatch.id).where(UsageBatch.rated_at.is_not(None))))
@@ -80,18 +89,40 @@ def _add(session: Session, chosen: ColumnElement[bool]) -> None:
         made = make(target).from_select(names, _sums(chosen, width, postgres))
         raised = {name: target.c[name] + made.excluded[name] for name in SUMS}
         session.execute(made.on_conflict_do_update(index_elements=list(KEY), set_=raised))
+    target = DailyEngineTime.__table__
+    names = [*_TIME_KEY, "answers", "busy_us"]
+    made = make(target).from_select(names, _engine_time(chosen, postgres))
+    raised = {name: target.c[name] + made.excluded[name] for name in ("answers", "busy_us")}
+    session.execute(made.on_conflict_do_update(index_elements=_TIME_KEY, set_=raised))
+
+
+def _start(width: str, postgres: bool) -> Any:
+    if postgres:
+        return func.date_trunc(width, _EVENT.occurred_at)
+    form = "%Y-%m-%d %H:00:00.000000" if width == "hour" else "%Y-%m-%d 00:00:00.000000"
+    return func.strftime(form, _EVENT.occurred_at)
+
+
+def _engine_time(chosen: ColumnElement[bool], postgres: bool) -> Any:
+    adapter = func.coalesce(_EVENT.adapter, literal(""))
+    group = [
+        *(_start("day", postgres), _EVENT.tenant_id, _EVENT.model, adapter, _EVENT.engine_id),
+        Charge.currency,
+    ]
+    return (
+        select(*group, func.count(), func.sum(_EVENT.busy_us))
+        .join(Charge, Charge.request_id == _EVENT.request_id)
+        .where(chosen, _EVENT.busy_us > 0)
+        .group_by(*group)
+        .order_by(*group)
+    )
 
 
 def _sums(chosen: ColumnElement[bool], width: str, postgres: bool) -> Any:
     event, charge = _EVENT, Charge
-    if postgres:
-        start: Any = func.date_trunc(width, event.occurred_at)
-    else:
-        form = "%Y-%m-%d %H:00:00.000000" if width == "hour" else "%Y-%m-%d 00:00:00.000000"
-        start = func.strftime(form, event.occurred_at)
     group = [
         event.tenant_id,
-        start,
+        _start(width, postgres),
         event.project_id,
         event.key_id,
         func.coalesce(event.member_id, literal("")),

@@ -33,7 +33,7 @@ from billing.shards import shard_of
 from core import bulk_insert, lengths
 from core.clock import Clock, SystemClock
 from core.database import insert_new
-from core.events import UsageEvent
+from core.events import EngineCount, UsageEvent
 from core.ids import REQUEST
 
 log = logging.getLogger("tollhouse.billing")
@@ -137,21 +137,11 @@ def _ids_of(payload: Any) -> tuple[str, str]:
     return request_id, str(tenant_id or "")[:40]
 
 
-def store_receipts(
-    session: Session, receipts: Sequence[tuple[str, str, int, int, int, datetime]]
-) -> int:
-    """Store receipts for the audit: (request id, engine id, prompt, cached and generated tokens,
-    received at). Returns how many are new.
-    """
-    columns = (
-        "request_id",
-        "engine_id",
-        "prompt_tokens",
-        "cached_tokens",
-        "generated_tokens",
-        "received_at",
-    )
-    return bulk_insert.insert_new(session, RECEIPTS, columns, receipts, "request_id", "engine_id")
+def store_receipts(session: Session, receipts: Sequence[EngineCount]) -> int:
+    """Store receipts for the audit. Returns how many are new."""
+    rows = [structs.astuple(each) for each in receipts]
+    columns = EngineCount.__struct_fields__
+    return bulk_insert.insert_new(session, RECEIPTS, columns, rows, "request_id", "engine_id")
 
 
 def receipts_of(session: Session, request_ids: Sequence[str]) -> Sequence[EngineReceipt]:

@@ -110,15 +110,16 @@ class UsageEvent(Struct, frozen=True):
     routed: str | None = None  # why this engine was chosen, and which failed before it
     paid_by: str | None = None  # tenant or operator: who pays for what the policy blocked or cut
     counted_by: CountedBy | None = None  # what counted the tokens; None: no engine ran
+    busy_us: int = 0  # microseconds of the engine's steps; 0: it did not measure them
 
     def __post_init__(self) -> None:
         if self.paid_by == OLD_OPERATOR:  # from a spool that an older version wrote
             force_setattr(self, "paid_by", "operator")
         counts = (self.input_tokens, self.cached_tokens, self.output_tokens, self.waived_tokens)
-        for count in counts:
+        for count in (*counts, self.busy_us):
             if type(count) is not int or count < 0:
                 raise ValueError(
-                    f"{self.request_id}: token counts must be non-negative integers: {counts}"
+                    f"{self.request_id}: token counts and busy_us must be non-negative integers: {count}"
                 )
         if self.cached_tokens > self.input_tokens:
             raise ValueError(
@@ -128,8 +129,8 @@ class UsageEvent(Struct, frozen=True):
 
 
 class EngineCount(Struct, frozen=True):
-    """Token counts of an engine's receipt, sent independently of the usage event: spooled as they arrive,
-    however the request ends. The audit compares them with the usage event."""
+    """Token counts and busy time of an engine's receipt, sent independently of the usage event:
+    spooled as they arrive, however the request ends. The audit compares them with the usage event."""
 
     request_id: str  # by which the engine knows it: of several prompts, the number follows a dot
     engine_id: str
@@ -137,6 +138,7 @@ class EngineCount(Struct, frozen=True):
     cached_tokens: int
     generated_tokens: int
     received_at: datetime
+    busy_us: int = 0
 
 
 class ModerationEvent(Struct, frozen=True):

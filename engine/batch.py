@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from engine.protocol import (
     AdapterState,
@@ -12,6 +12,9 @@ from engine.protocol import (
     SamplingParams,
     TokenLogprob,
 )
+
+if TYPE_CHECKING:
+    from engine.scheduling.step_shares import ModelWork
 
 # In `Row.tokens`: the id that the previous step sampled for this sequence, still on the device
 # (overlapped stepping). The runner knows it, the scheduler does not yet.
@@ -127,6 +130,7 @@ class Runner(Protocol):
     expert_rows: dict[int, list[int]]  # that each expert has computed, by layer
     block_bytes: int  # of a block of keys and values
     layout: str  # of the bytes of a block, and the kind of device that computes them
+    work: "ModelWork"  # what its rows read and compute
 
     def register_adapter(self, path: str) -> AdapterState:
         """Read and check a PEFT directory into host memory; its digest is `adapter_digest`.

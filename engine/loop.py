@@ -28,6 +28,7 @@ from engine.receipts import Receipts
 from engine.scheduling.fairness import ServiceCounters
 from engine.scheduling.scheduler import NeedsCollect, Scheduler
 from engine.scheduling.sequence import Request, Sequence, SequenceStatus
+from engine.scheduling.step_shares import share_time
 from engine.scheduling.validate import check_request
 from engine.scheduling.waiting import WaitingQueue
 from engine.tiers.open import open_transfers
@@ -306,15 +307,14 @@ class Engine:
             return
         now = self._clock()
         self.failures_in_a_row = 0
-        self._results.accept(launched, sampled, now)
-        tokens = sum(len(row.tokens) for _, row in launched.rows)
         elapsed = now - max(launched.launched_at, self._last_end)
         self._last_end = now
+        share_time(launched.rows, elapsed, self._runner.work)
+        self._results.accept(launched, sampled, now)
+        tokens = sum(len(row.tokens) for _, row in launched.rows)
         self.scheduler.timing.record(elapsed, tokens)
         self.scheduler.speculation.record(launched.rows, elapsed)
-        self.metrics.add("steps")
-        self.metrics.observe("step_seconds", elapsed)
-        self.metrics.observe("step_tokens", tokens)
+        self.metrics.step(elapsed, tokens)
 
     def _failed(self, launched: LaunchedStep, error: Exception) -> None:
         log.exception("a step failed: its %d sequences end with an error", len(launched.rows))

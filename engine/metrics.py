@@ -113,6 +113,11 @@ class Metrics:
     def observe(self, name: str, value: float) -> None:
         self.histograms[name].observe(value)
 
+    def step(self, seconds: float, tokens: int) -> None:
+        self.add("steps")
+        self.observe("step_seconds", seconds)
+        self.observe("step_tokens", tokens)
+
     def finish(self, reason: str) -> None:
         self.finished[reason] = self.finished.get(reason, 0) + 1
 

@@ -132,6 +132,7 @@ class Receipt:
     message: str = ""
     rejected: int = 0  # guesses of speculative decoding that proved wrong; not charged
     note: str = ""  # of the request
+    busy_us: int = 0  # its share of the steps' measured time, by work, in microseconds
 
 
 @dataclass(frozen=True, slots=True)

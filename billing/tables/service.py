@@ -2,11 +2,12 @@
 
 from datetime import datetime
 
-from sqlalchemy import BigInteger, String
+from sqlalchemy import BigInteger, String, Text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from billing.tables.columns import CURRENCY, ID, NAME, Amounts, Quantities
-from core.database import Base, UtcDateTime
+from core import lengths
+from core.database import Base, Units, UtcDateTime
 
 # Upper bounds of the histogram buckets; the last bucket of each is unbounded.
 FIRST_TOKEN_MS = (50, 100, 150, 200, 300, 500, 750, 1_000, 2_000, 5_000, 10_000)
@@ -56,6 +57,35 @@ class _Service(Quantities, Amounts):
     speed_8: Mapped[int] = mapped_column(BigInteger, default=0)
     speed_9: Mapped[int] = mapped_column(BigInteger, default=0)
     speed_10: Mapped[int] = mapped_column(BigInteger, default=0)
+
+
+class DailyEngineTime(Base):
+    """Busy time of engines by day, tenant, model, adapter and engine: what `billing.margin` prices."""
+
+    __tablename__ = "engine_time_daily"
+
+    at: Mapped[datetime] = mapped_column(UtcDateTime, primary_key=True)  # start of the day
+    tenant_id: Mapped[str] = mapped_column(ID, primary_key=True)
+    model: Mapped[str] = mapped_column(NAME, primary_key=True)
+    adapter: Mapped[str] = mapped_column(NAME, primary_key=True)  # "" is none
+    engine_id: Mapped[str] = mapped_column(String(lengths.ENGINE), primary_key=True)
+    currency: Mapped[str] = mapped_column(CURRENCY, primary_key=True)  # of the tenant's charges
+    answers: Mapped[int] = mapped_column(BigInteger, default=0)
+    busy_us: Mapped[int] = mapped_column(BigInteger, default=0)
+
+
+class EnginePrice(Base):
+    """What an hour of an engine costs the operator, from a day on until the pool's next price."""
+
+    __tablename__ = "engine_prices"
+
+    pool: Mapped[str] = mapped_column(NAME, primary_key=True)  # a pattern of engines' names
+    starts_at: Mapped[datetime] = mapped_column(UtcDateTime, primary_key=True)  # start of a day
+    currency: Mapped[str] = mapped_column(CURRENCY)
+    per_hour: Mapped[int] = mapped_column(Units)  # picounits
+    note: Mapped[str] = mapped_column(Text, default="")
+    created_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    created_by: Mapped[str] = mapped_column(NAME, default="")
 
 
 class HourlyService(_Service, Base):

@@ -114,6 +114,7 @@ class UsageEventRow(Base):
     routed: Mapped[str | None] = mapped_column(String(lengths.ROUTED))
     paid_by: Mapped[str | None] = mapped_column(PaidBy)
     counted_by: Mapped[str | None] = mapped_column(String(lengths.COUNTED_BY))
+    busy_us: Mapped[int] = mapped_column(BigInteger, server_default="0")
 
 
 class ParkedEvent(Base):
@@ -173,6 +174,7 @@ class EngineReceipt(Base):
     cached_tokens: Mapped[int]
     generated_tokens: Mapped[int]
     received_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    busy_us: Mapped[int] = mapped_column(BigInteger, server_default="0")
 
 
 class Charge(Quantities, Amounts, Base):

@@ -24,6 +24,7 @@ from engine.protocol import (
     SamplingParams,
     TokenLogprob,
 )
+from engine.scheduling.step_shares import ModelWork
 
 
 def _mix(a: int, b: int) -> int:
@@ -66,6 +67,7 @@ class FakeRunner:
         self._kv = np.zeros((blocks, config.block_size), dtype=np.uint64)
         self.block_bytes = 8 * config.block_size
         self.layout = "fake"
+        self.work = ModelWork(weight_bytes=0, token_flops=1000, position_bytes=1, position_flops=0)
         self._last: dict[int, int] = {}
         self._host: dict[str, int] = {}  # digest -> rank
         self._file_bytes: dict[str, int] = {}

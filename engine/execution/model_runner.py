@@ -18,6 +18,7 @@ from engine.models.load import LoadedModel
 from engine.models.tokenizer_file import tokenizer_json
 from engine.protocol import AdapterState, EngineInfo, Grammar
 from engine.quantization.kv import kv_name, make_pool
+from engine.scheduling.step_shares import model_work
 
 
 class ModelRunner:
@@ -34,6 +35,7 @@ class ModelRunner:
         self.window = spec.widest_window
         self.pool = make_pool(config, spec, blocks, dtype, device)
         self.block_bytes = self.pool.block_bytes
+        self.work = model_work(spec, model.bytes, self.block_bytes / config.block_size)
         mixtures = [block.mixture for block in model.decoder.blocks]
         self.expert_rows = {n: each.rows for n, each in enumerate(mixtures) if each is not None}
         self.layout = f"{device.type} {tuple(self.pool.data.shape[1:])} {self.pool.data.dtype}"

@@ -74,6 +74,7 @@ class Request:
     delivered: int = 0
     discarded: int = 0
     rejected: int = 0
+    busy_s: float = 0.0  # its share of the steps' time
     scores: list[PromptLogprob] = field(default_factory=list)  # until choice 0's first chunk
     scored: int = 0  # prompt tokens that have their score
     admitted_at: float | None = None
@@ -164,4 +165,5 @@ class Request:
             decode_s=now - first,
             message=self.message,
             note=self.inputs.note,
+            busy_us=round(self.busy_s * 1e6),
         )

@@ -229,6 +229,7 @@ class Meter:
             paid_by=ending.paid_by,
             quantity=ending.quantity,
             counted_by=counted_by(ending, receipt),
+            busy_us=receipt.busy_us if receipt else 0,
         )
 
 
@@ -290,6 +291,7 @@ def usage_event(
     quantity: int = 1,
     paid_by: str | None = None,
     counted_by: CountedBy | None = None,
+    busy_us: int = 0,
 ) -> UsageEvent:
     return UsageEvent(
         request_id=opened.request_id,
@@ -328,6 +330,7 @@ def usage_event(
         quantity=quantity,
         paid_by=paid_by,
         counted_by=counted_by,
+        busy_us=busy_us,
     )
 
 

@@ -4,7 +4,7 @@ restored from a backup. Events are made of the receipts as recovery makes them o
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import timedelta
 from itertools import islice
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from core.settings import Settings
 from core.tenants.models import Tenant
 from engine.protocol import Receipt
 from engine.receipts import read_receipts
+from gateway.metering.receipt_log import engine_count
 from gateway.metering.receipt_notes import opened_of
 from gateway.metering.recovery import event_of_receipt
 from gateway.metering.spool_watch import requests_in_spools
@@ -82,7 +83,8 @@ def recover(
                     continue
                 usage.record(session, events, clock)
                 receipts = [each for name in names for each in requests[name]]
-                usage.store_receipts(session, [_row(each, clock) for each in receipts])
+                stored = [engine_count("", each, clock.now()) for each in receipts]
+                usage.store_receipts(session, stored)
                 parked = set(
                     session.scalars(
                         select(ParkedEvent.request_id).where(ParkedEvent.request_id.in_(names))
@@ -109,11 +111,6 @@ def files_and_events(
         "run tollhouse recover --from-receipts"
     )
     return lost("receipt files/events", message, missing)
-
-
-def _row(receipt: Receipt, clock: Clock) -> tuple[str, str, int, int, int, datetime]:
-    counts = (receipt.prompt, receipt.cached, receipt.generated)
-    return (receipt.request_id, "", *counts, clock.now())
 
 
 def _newest(clock: Clock, min_age_s: float) -> str:

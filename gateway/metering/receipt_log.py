@@ -32,6 +32,5 @@ class ReceiptLog:
 
 
 def engine_count(engine_id: str, receipt: Receipt, now: datetime) -> EngineCount:
-    return EngineCount(
-        receipt.request_id, engine_id, receipt.prompt, receipt.cached, receipt.generated, now
-    )
+    counts = (receipt.prompt, receipt.cached, receipt.generated)
+    return EngineCount(receipt.request_id, engine_id, *counts, now, receipt.busy_us)

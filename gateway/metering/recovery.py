@@ -214,6 +214,7 @@ def _receipt_of(opened: OpenedRequest, count: EngineCount) -> Receipt:
         queue_s=0.0,
         prefill_s=0.0,
         decode_s=0.0,
+        busy_us=count.busy_us,
     )
 
 
@@ -243,5 +244,6 @@ def event_of_receipt(opened: OpenedRequest, receipt: Receipt | None, now: dateti
         quantity=int(opened.batch_job is None),
         paid_by="operator" if opened.batch_job is not None else None,
         queue_ms=round(receipt.queue_s * 1000),
+        busy_us=receipt.busy_us,
         duration_ms=round((receipt.queue_s + receipt.prefill_s + receipt.decode_s) * 1000),
     )

@@ -11,9 +11,7 @@ from core.events import EngineCount
 from gateway.metering.spool import OutboxBatch
 from moderation.ingest import ingest
 
-_receipt_row = attrgetter(
-    "request_id", "engine_id", "prompt_tokens", "cached_tokens", "generated_tokens", "received_at"
-)
+_counts = attrgetter(*EngineCount.__struct_fields__)
 
 
 class SqlUsageSink:
@@ -29,7 +27,7 @@ class SqlUsageSink:
             if batch.moderation:
                 ingest(session, batch.moderation)
             if batch.receipts:
-                usage.store_receipts(session, [_receipt_row(each) for each in batch.receipts])
+                usage.store_receipts(session, batch.receipts)
 
     def park(self, batch: OutboxBatch, reason: str) -> None:
         with self._database.transaction() as session:
@@ -42,7 +40,7 @@ def stored_counts(
     """Receipts that reached the database, of prompts that this engine ran."""
     with database.read() as session:
         return [
-            EngineCount(*_receipt_row(row))
+            EngineCount(*_counts(row))
             for row in usage.receipts_of(session, request_ids)
             if row.engine_id == engine_id
         ]

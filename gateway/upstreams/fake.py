@@ -213,6 +213,7 @@ class FakeEngine:
             prefill_s=0.0,
             decode_s=time.monotonic() - started,
             note=engine_request.note,
+            busy_us=round((time.monotonic() - started) * 1e6),
         )
         self._receipts[engine_request.request_id] = self.receipts_given[
             engine_request.request_id

@@ -138,6 +138,7 @@ _TOKENS = (
     "delivered",
     "recomputed",
     "discarded",
+    "busy_us",
 )
 _TEXT_COUNTS = ("reasoning", "characters")
 _INEXACTNESS = (CountedBy.UPSTREAM, CountedBy.TOKENIZER, CountedBy.ESTIMATE)

@@ -23,7 +23,7 @@ from billing import (
 from billing.reconcile import Check
 from core.clock import FakeClock
 from core.database import Database
-from core.events import CountedBy, UsageEvent
+from core.events import CountedBy, EngineCount, UsageEvent
 from core.money import Money
 from tests.billing.conftest import Deployment, deployment_of
 
@@ -251,8 +251,10 @@ def record(made: Deployment, events: list[UsageEvent]) -> None:
         usage.store_receipts(
             session,
             [
-                (e.request_id, "engine", e.input_tokens, e.cached_tokens,
-                 e.output_tokens + e.waived_tokens, e.finished_at)
+                EngineCount(
+                    e.request_id, "engine", e.input_tokens, e.cached_tokens,
+                    e.output_tokens + e.waived_tokens, e.finished_at, e.busy_us,
+                )
                 for e in events
             ],
         )  # fmt: skip

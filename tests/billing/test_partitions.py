@@ -13,7 +13,7 @@ from billing import invoice_run, partitions, reconcile, rollups, usage
 from core.clock import FakeClock, SystemClock
 from core.database import Database
 from core.errors import Conflict
-from core.events import UsageEvent
+from core.events import EngineCount, UsageEvent
 from core.ids import REQUEST, floor_id, use_sources
 from gateway.cli.main import main
 from migrations.run import downgrade, upgrade
@@ -61,7 +61,8 @@ def test_dropped_usage_stays_billed_and_a_replay_of_it_is_parked(dated: Deployme
     dated.record(old)
     with dated.database.transaction() as session:
         counted = (old.input_tokens, old.cached_tokens, old.output_tokens + old.waived_tokens)
-        usage.store_receipts(session, [(old.request_id, "engine", *counted, old.finished_at)])
+        count = EngineCount(old.request_id, "engine", *counted, old.finished_at)
+        usage.store_receipts(session, [count])
     dated.rate()
     dated.clock.advance(days=2)
     assert reconcile.close_days(dated.database, dated.clock)
@@ -88,10 +89,10 @@ def test_dropped_usage_stays_billed_and_a_replay_of_it_is_parked(dated: Deployme
 
 
 def test_charges_and_receipts_of_a_month_lie_in_its_partition(dated: Deployment) -> None:
-    def _receipt(event: UsageEvent) -> tuple[str, str, int, int, int, datetime]:
+    def _receipt(event: UsageEvent) -> EngineCount:
         generated = event.output_tokens + event.waived_tokens
         counts = (event.input_tokens, event.cached_tokens, generated)
-        return (event.request_id, "engine", *counts, event.finished_at)
+        return EngineCount(event.request_id, "engine", *counts, event.finished_at)
 
     def _serve() -> None:
         event = dated.event()

@@ -1,6 +1,6 @@
 """Request bodies of the billing routes. Amounts are decimal strings in the major unit."""
 
-from datetime import datetime
+from datetime import date, datetime
 from typing import Annotated, Any, Literal
 
 from pydantic import AwareDatetime, Base64Bytes, BaseModel, ConfigDict, Field
@@ -126,6 +126,14 @@ class NewTaxRate(Body):
     name: str = Field(min_length=1, max_length=120)
     percent: str = Field(pattern=r"^\d{1,2}(\.\d{1,4})?$")
     effective_from: datetime | None = None
+
+
+class NewEnginePrice(Body):
+    pool: str = Field(max_length=80, examples=["h100-*"], description="a pattern of engines' names")
+    per_hour: str = Field(max_length=40, examples=["2.50"], description="of one engine")
+    currency: str = Field("USD", max_length=3)
+    effective_from: date | None = None
+    note: str = Field("", max_length=500)
 
 
 class SellerChange(Body):

@@ -1,4 +1,4 @@
-"""`tollhouse price`: sets, lists, compares and tries prices; re-rates past usage."""
+"""`tollhouse price`: sets, lists, compares and tries prices; re-rates past usage; costs of engines."""
 
 import argparse
 import json
@@ -13,6 +13,7 @@ from billing.views import money, price_json
 from core.errors import BadRequest
 from core.money import decimal_of
 from gateway.api.datetimes import parse_datetime
+from gateway.cli.commands import _engine_prices
 from gateway.cli.commands._tenants import tenant_id_of
 from gateway.cli.context import CommandContext, command_context
 from gateway.cli.output import add_json, say, show
@@ -49,6 +50,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--dry-run", action="store_true", help="show the difference without posting"
     )
     rerate.set_defaults(run=_rerate)
+    _engine_prices.add_engine_prices(verbs)
     for each in (save, trial, listing, compare, rerate):
         add_json(each)
 
