@@ -63,7 +63,7 @@ FAULTS = (
     Fault(
         audit_receipts.receipts_and_events,
         "one of several prompts is missing in the event",
-        ("insert into engine_receipts select request_id || '.1', engine_id, 1, 0, 1, received_at"
+        ("insert into engine_receipts select request_id || '.1', engine_id, 1, 0, 1, received_at, 0"
          f" from engine_receipts where request_id = {_FIRST.format('engine_receipts')}",),
         "token counts",
     ),

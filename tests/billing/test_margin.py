@@ -170,7 +170,7 @@ def test_the_audit_finds_busy_time_that_differs_from_the_receipt(deployment: Dep
         ({"per_hour": "-1"}, "per hour"),
         ({"per_hour": "NaN"}, "per hour"),
         ({"per_hour": "1000001"}, "per hour"),
-        ({"currency": "XXX"}, "currency"),
+        ({"currency": "ABC"}, "currency"),
     ],
 )
 def test_a_wrong_price_is_refused_with_what_is_wrong(
