@@ -61,6 +61,8 @@ def usage_lines(inputs: InvoiceInputs, period: BillingPeriod, currency: str) -> 
                 continue
             name = f"{model}:{adapter}" if adapter else model
             text = f"{name}, {_NAMES[component]}"
+            if kind == UsageKind.CACHE_HIT:
+                text += " answered from the response cache"
             if late:
                 text += f", late, used {starts_at:%Y-%m-%d} to {ends_at:%Y-%m-%d}"
             found.append(

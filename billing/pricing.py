@@ -15,6 +15,7 @@ from core.errors import NotFound
 from core.events import UsageEvent, UsageKind
 
 ANY = "*"
+CACHED = "@cache"  # behind a model's name: the price of its answers from the response cache
 PPM = 1_000_000
 
 
@@ -284,6 +285,18 @@ class PriceBook:
             "--input … --output …",
             code="no_price",
         )
+
+    def pin_cached(
+        self, tenant_id: str, model: str, adapter: str | None, at: datetime, currency: str
+    ) -> PriceVersion:
+        """The version for an answer from the response cache: that of `<model>@cache` or `*@cache`,
+        else the one of the model itself, whose fee per request applies."""
+        for name in (f"{model}{CACHED}", f"{ANY}{CACHED}"):
+            for tenant in (tenant_id, ""):
+                for version in self._by_scope.get((currency, tenant, name, ANY), ()):
+                    if in_force(version.effective_from, version.effective_to, at):
+                        return version
+        return self.pin(tenant_id, model, adapter, at, currency)
 
     def pin_from(
         self, tenant_id: str, model: str, adapter: str | None, at: datetime, currency: str

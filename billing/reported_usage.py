@@ -35,6 +35,7 @@ _MEASURES = {
     UsageKind.GENERATION: (*_TOKENS, "requests"),
     UsageKind.EMBEDDING: ("input_tokens", "cached_tokens", "requests"),
     UsageKind.MODERATION: ("requests",),
+    UsageKind.CACHE_HIT: ("requests",),
     UsageKind.GPU_SECONDS: ("seconds",),
 }
 _Key = tuple[str, str]  # source, id

@@ -13,6 +13,7 @@ class UsageKind(StrEnum):
     GENERATION = "generation"
     MODERATION = "moderation"  # a call of /v1/moderations
     EMBEDDING = "embedding"
+    CACHE_HIT = "cache_hit"  # answered from the tenant's response cache, without an engine
     GPU_SECONDS = "gpu_seconds"  # dedicated capacity; `quantity` counts seconds
 
 

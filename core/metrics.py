@@ -33,6 +33,16 @@ rejections = Counter("tollhouse_rejections", "Requests rejected, by reason.", ["
 tokens = TallyCounter(
     "tollhouse_tokens", "Tokens by kind: input, cached, output, waived.", ["model", "kind"]
 )
+response_cache = Counter(
+    "tollhouse_response_cache",
+    "Requests that ask for the response cache, by result: hit, miss, refresh, bypass.",
+    ["result"],
+)
+response_cache_bytes = Gauge(
+    "tollhouse_response_cache_bytes",
+    "Memory of cached answers, in bytes.",
+    multiprocess_mode="livesum",
+)
 limit_mode = Gauge(
     "tollhouse_limit_mode",
     "Mode of rate limits: 0 shared, 1 local share, 2 closed.",

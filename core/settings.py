@@ -166,6 +166,13 @@ class Settings(BaseSettings):
         description="Fallback models for a model that no engine can serve: small=large,other; "
         "large=other. Charged at the price of the model that served; a tenant may turn it off.",
     )
+    response_cache_mb: int = Field(
+        64,
+        ge=0,
+        le=65_536,
+        description="Memory of each gateway process for complete answers that tenants cache, MiB; 0: "
+        "none are cached.",
+    )
     cold_start_s: float = Field(
         60,
         ge=0,

@@ -28,6 +28,7 @@ SECTIONS = (
     Section("Projects", "/projects", "projects", "Admin"),
     Section("Keys", "/keys", "keys", "Admin"),
     Section("Team", "/team", "members", "Admin"),
+    Section("Request settings", "/request-settings", "tenant", "Admin"),
     Section("Webhooks", "/webhooks", "exports", "Admin"),
     Section("Health", "/operator/health", "operations", "Operations", operator=True),
     Section("Traffic", "/operator/traffic", "operations", "Operations", operator=True),

@@ -13,6 +13,7 @@ from gateway.inference.request import InferenceRequest
 from gateway.inference.surface import Surface
 from gateway.metering.meter import Meter
 from gateway.prompts.prompt import Prompt
+from gateway.response_cache.rules import Lookup
 from gateway.routing.fallbacks import TryFallback
 from gateway.screening.moderator import ScreeningResult
 from gateway.spans import NO_TRACE, Span, Trace
@@ -40,6 +41,7 @@ class RequestContext:
     screening: ScreeningResult | None = None
     reservation: Reservation | None = None
     meter: Meter | None = None
+    lookup: Lookup | None = None  # in the response cache; None for a request that does not use it
     fallback_from: list[str] = field(default_factory=list)  # models that failed before this one
 
     def span(self, name: str) -> Span:

@@ -1,8 +1,7 @@
 """The path of an inference request, from the API key to the usage event.
 
 auth -> request options -> prompt -> admission (limits and money) -> moderation -> routing -> engine
--> streaming, with the output guard -> metering. Every inference route is a `Surface` served by this
-pipeline.
+-> streaming, with the output guard -> metering. It serves every inference route as a `Surface`.
 """
 
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from gateway.inference.decoding import parse_body
 from gateway.inference.surface import Surface
 from gateway.metering.meter import Meter, MeterServices, blocked_ending, refused_ending
 from gateway.prompts.prompt import prepare_for
+from gateway.response_cache.cache import ResponseCache
 from gateway.responses import RequestLimits, Responses
 from gateway.routing.fallbacks import Fallbacks, TryFallback
 from gateway.routing.router import Query, Router
@@ -40,6 +40,7 @@ class Pipeline:
     moderator: Moderator
     router: Router
     fallbacks: Fallbacks
+    cache: ResponseCache
     metering: MeterServices
     responses: Responses
     clock: Clock
@@ -107,6 +108,7 @@ class Pipeline:
         ctx.given = ctx.request = await parse_body(ctx.surface.parse, body)
         ctx.target = self.catalog.resolve(ctx.principal, ctx.request.model)
         ctx.fallbacks = self.fallbacks.after(ctx.principal, ctx.target)
+        ctx.lookup = self.cache.begin(ctx)
 
     async def _prepare(self, ctx: RequestContext) -> None:
         ctx.prompt = await prepare_for(ctx.request, ctx.target, ctx.principal)
@@ -128,6 +130,8 @@ class Pipeline:
     async def _deliver(self, ctx: RequestContext) -> int:
         """The HTTP status. Raises TryFallback when no replica answered, unless this is the last
         model of the fallback chain."""
+        if ctx.lookup is not None and self.cache.find(ctx, ctx.lookup):
+            return await self.cache.deliver(ctx, self)
         with ctx.span("engine"):
             route, final = self.router.route(Query.from_context(ctx)), not ctx.fallbacks
             replica = route.next()

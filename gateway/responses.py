@@ -18,6 +18,8 @@ from gateway.http.headers import error_headers, limit_headers, response_headers
 from gateway.inference.decoding import nested_too_deeply
 from gateway.inference.surface import ResponseInfo
 from gateway.metering.meter import Meter
+from gateway.response_cache.replay import delivery_of
+from gateway.response_cache.rules import HEADER as CACHE_HEADER
 from gateway.routing.fallbacks import HEADER as FALLBACK_HEADER
 from gateway.screening.moderator import Moderator
 from gateway.streaming.deadlines import Deadlines
@@ -43,7 +45,8 @@ class Responses:
     def delivery(self, ctx: RequestContext, meter: Meter, keep_alive_s: float) -> Delivery:
         assert ctx.reservation is not None
         request, extra = ctx.prompt.request, self._extra_headers(ctx)
-        return Delivery(
+        kind = Delivery if ctx.lookup is None else delivery_of(ctx, ctx.lookup)
+        return kind(
             ctx.surface,
             ctx.exchange,
             request,
@@ -92,6 +95,8 @@ class Responses:
             ctx.surface.style, ctx.reservation.limits(), ctx.principal.plan, self.clock.now()
         )
         extra = [*extra, *(ctx.screening.headers or ()), *ctx.prompt.header_list()]
+        if ctx.lookup is not None:
+            extra.append((CACHE_HEADER, ctx.lookup.note.encode()))
         if ctx.fallback_from:
             chain = " -> ".join([*ctx.fallback_from, ctx.target.model.name])
             extra.append((FALLBACK_HEADER.encode(), chain.encode("ascii", "replace")))

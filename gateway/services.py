@@ -105,6 +105,7 @@ class Services:
         self._run(self._run_batches(), "batches")
         self._run(self.background.run(), "background-responses")
         self._run(self.rejections.run(), "rejections")
+        self._run(self.pipeline.cache.run(), "response-cache")
         if os.environ.get("PROMETHEUS_MULTIPROC_DIR"):
             self._run(_fold_metrics(), "metrics")
         self.tasks.start()

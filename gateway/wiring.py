@@ -48,6 +48,7 @@ from gateway.metering.spool import Spool, SpoolFile
 from gateway.metering.usage_sink import SqlUsageSink, stored_counts
 from gateway.payments import CardPages, make_payments, task_services
 from gateway.pipeline import Pipeline
+from gateway.response_cache.cache import ResponseCache
 from gateway.responses import RequestLimits, Responses
 from gateway.routing.adapter_preloader import AdapterPreloader
 from gateway.routing.engine_view import EngineView
@@ -180,13 +181,16 @@ def _build_request_path(base: _Base, moderator: Moderator | None) -> _RequestPat
     if moderator is None:
         decisions = DecisionLog(clock, record_secret(base.token), base.spool.note)
         moderator = make_moderator(screener, policies, clock, decisions, opinions)
+    admission = Admission(limiter, prices, clock)
+    cache_bytes = settings.response_cache_mb * 2**20
     pipeline = Pipeline(
         auth=Authenticator(key_cache, FailedAttempts(base.counters, clock)),
         catalog=base.catalog,
-        admission=Admission(limiter, prices, clock),
+        admission=admission,
         moderator=moderator,
         router=base.router,
         fallbacks=Fallbacks(base.catalog, read_fallbacks(settings.fallbacks)),
+        cache=ResponseCache(admission, clock, database, key_cache, cache_bytes),
         metering=MeterServices(base.spool, clock, base.router.acknowledge_soon),
         responses=Responses(moderator=moderator, rejections=rejections, clock=clock),
         clock=clock,

@@ -18,6 +18,7 @@ from core.tenants import audit, key_bounds, secrets
 from core.tenants.limits import plan_of
 from core.tenants.models import ApiKey, Project, Tenant
 from core.tenants.plans import Plan
+from core.tenants.response_cache import CacheRule, rule_of
 from core.tenants.roles import MEMBER_ROLES, may_grant
 from core.tenants.scope import TenantScope, scope_of_key
 
@@ -65,9 +66,11 @@ class Principal:
     member_id: str | None = None  # the member who issued the key; usage is shown by member
     # The scope's, as a field: a request reads it some seventeen times.
     tenant_id: str = field(init=False, compare=False)
+    cache_rule: CacheRule | None = field(init=False, compare=False)  # None: nothing is cached
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tenant_id", self.scope.tenant_id)
+        object.__setattr__(self, "cache_rule", rule_of(self.settings))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """Organisations (tenants) and their projects: create, change, suspend, close. Changes are audited."""
 
 import re
+from datetime import datetime
 from typing import Any
 
 from sqlalchemy import select
@@ -10,7 +11,7 @@ from core.clock import Clock
 from core.errors import BadRequest, Conflict, Forbidden, NotFound
 from core.ids import PROJECT, TENANT, new_id
 from core.money import MINOR_DIGITS
-from core.tenants import audit, plan_store
+from core.tenants import audit, plan_store, response_cache
 from core.tenants.keys import UNPAID
 from core.tenants.models import Project, Tenant
 from core.tenants.roles import OPERATOR, ensure_policy
@@ -104,6 +105,7 @@ def change_tenant(
     if display_name is not None:
         tenant.display_name = display_name[:200]
     if settings is not None:
+        response_cache.check(settings)
         merged = {**tenant.settings, **settings}
         tenant.settings = {name: value for name, value in merged.items() if value is not None}
     if plan is not None:
@@ -119,6 +121,13 @@ def change_tenant(
         session, scope, clock, "tenant.change", tenant.id, before=before, after=describe(tenant)
     )
     return tenant
+
+
+def erase_cached_responses(session: Session, scope: TenantScope, clock: Clock) -> datetime:
+    """Answers cached before are no longer served, and leave the gateways' memory within seconds."""
+    now = clock.now()
+    change_tenant(session, scope, clock, settings={response_cache.ERASED: now.isoformat()})
+    return now
 
 
 def set_unpaid(session: Session, clock: Clock, tenant_id: str, unpaid: bool) -> bool:

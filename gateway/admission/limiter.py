@@ -9,6 +9,7 @@ import logging
 
 from msgspec.structs import replace
 
+from billing.pricing import Counts
 from core import metrics
 from core.clock import Clock
 from core.counters import PICO_PER_NANO, Counters, Denial, nano_ceil
@@ -246,3 +247,14 @@ class Admission:
         reservation = await self._limiter.reserve(request)
         reservation.price = quote.price
         return reservation
+
+    def reprice_cached(self, reservation: Reservation) -> bool:
+        """Pin the price of an answer from the response cache. False if the money that is held does
+        not cover it; the reservation is as before then."""
+        request = reservation.request
+        price = self._prices.cached_price(request, self._clock.now())
+        hit = Counts.of_answer(0, 0, 0, adapter=request.adapter is not None)
+        if request.money and price.cost(hit) > reservation.held_units:
+            return False
+        reservation.price = price
+        return True

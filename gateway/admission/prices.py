@@ -87,6 +87,12 @@ class PriceList:
         owner = (request.tenant_id, request.project_id, request.key_id)
         return Quote(price, await self._money_of(owner, at))
 
+    def cached_price(self, request: AdmissionRequest, at: datetime) -> PriceVersion:
+        """The price of an answer from the response cache."""
+        return self._book.pin_cached(
+            request.tenant_id, request.model, request.adapter, at, request.currency
+        )
+
     def cost_of_event(self, event: UsageEvent) -> int:
         price = self._book.by_id.get(event.price_version)
         return price.cost(Counts.of_event(event)) if price is not None else 0

@@ -85,7 +85,7 @@ def export_jobs(
 
 def usage_of(ctx: AdminContext, parameters: dict[str, list[str]]) -> dict[str, Any]:
     query, groups = shapes.usage_query(parameters, ctx.clock.now())
-    kinds = (UsageKind.GENERATION.value,)
+    kinds = (UsageKind.GENERATION.value, UsageKind.CACHE_HIT.value)
     return shapes.usage_page(_buckets(ctx, query, kinds), groups)
 
 

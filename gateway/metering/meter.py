@@ -202,6 +202,8 @@ class Meter:
         counts = counts_of(self.opened.prompt_tokens, ending, receipt)
         if self.opened.batch_job is not None and ending.status == _CLIENT_CLOSED_REQUEST:
             counts, ending = waive_all(counts), replace(ending, paid_by="operator", quantity=0)
+        if self.opened.kind is UsageKind.CACHE_HIT:
+            counts = Counts(0, 0, 0, 0)  # no engine ran
         if self.is_warm_up:
             counts = Counts(0, 0, 0, 0)
             ending = replace(ending, finish_reason=WARM_UP, paid_by="operator", quantity=0)
@@ -236,12 +238,15 @@ class Meter:
 def opened_request(ctx: "RequestContext", now: datetime, engine_id: str) -> OpenedRequest:
     assert ctx.reservation is not None
     principal, adapter, request = ctx.principal, ctx.target.adapter, ctx.prompt.request
+    kind = UsageKind.GENERATION if request.inputs is None else UsageKind.EMBEDDING
+    if ctx.lookup is not None and ctx.lookup.hit is not None:
+        kind = UsageKind.CACHE_HIT
     return OpenedRequest(
         request_id=ctx.request_id,
         tenant_id=principal.tenant_id,
         project_id=principal.project_id,
         key_id=principal.key_id,
-        kind=UsageKind.GENERATION if request.inputs is None else UsageKind.EMBEDDING,
+        kind=kind,
         route=ctx.surface.route,
         model=ctx.target.model.name,
         adapter=adapter.name if adapter else None,

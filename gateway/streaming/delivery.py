@@ -127,10 +127,21 @@ class Delivery:
         self._meter.routed = route.why()
         if replica.name != self._meter.opened.engine_id:
             await self._meter.rerouted(replica.name)
-        codec, stops = self._info.codec, self._request.stop
-        self._counted_by = CountedBy.ENGINE
-        if replica.client.speaks_text:
-            codec, stops, self._counted_by = None, (), None  # its receipt says what counted
+        text = replica.client.speaks_text
+        self._counted_by = None if text else CountedBy.ENGINE  # a text engine's receipt says it
+        self._begin_choices(job, text=text)
+        adapter = route.query.target.adapter
+        if adapter is not None and not replica.has(adapter.digest):
+            await self._wait_for(route.load_adapter(replica))
+        if self._exchange.disconnected:
+            raise ClientDisconnected
+        self._generation = await generate(replica.client, job)
+        route.sent(self._generation)
+        return self._generation
+
+    def _begin_choices(self, job: Job, *, text: bool) -> None:
+        """`text`: chunks are text, with stop strings applied, and not tokens."""
+        codec, stops = (None, ()) if text else (self._info.codec, self._request.stop)
         self._guards = self._make_guards()
         self._needs_second_opinion = any(guard.needs_second_opinion for guard in self._guards)
         guards: Sequence[OutputGuard | None] = self._guards or [None] * self._request.choices
@@ -147,14 +158,6 @@ class Delivery:
             )
             for i, each in enumerate(guards)
         ]
-        adapter = route.query.target.adapter
-        if adapter is not None and not replica.has(adapter.digest):
-            await self._wait_for(route.load_adapter(replica))
-        if self._exchange.disconnected:
-            raise ClientDisconnected
-        self._generation = await generate(replica.client, job)
-        route.sent(self._generation)
-        return self._generation
 
     async def _wait_for(self, work: Coroutine[Any, Any, T]) -> T:
         """Awaits `work` (a replica or adapter that loads), with keep-alives on a stream."""

@@ -13,7 +13,16 @@ from tests.dashboards.browser_client import browser, with_role
 from tests.gateway.deployment import Deployment, running_deployment
 
 # By the default policy: what each role of a tenant may open.
-VIEWER = {"/", "/usage", "/requests", "/projects", "/adapters", "/limits", "/playground"}
+VIEWER = {
+    "/",
+    "/usage",
+    "/requests",
+    "/projects",
+    "/adapters",
+    "/limits",
+    "/playground",
+    "/request-settings",
+}
 DEVELOPER = VIEWER | {"/keys", "/safety"}
 ALLOWED = {
     "viewer": VIEWER,

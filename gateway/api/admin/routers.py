@@ -19,6 +19,7 @@ from gateway.api.admin import (
     payments,
     policies,
     reported_usage,
+    response_cache,
     roles,
     subscriptions,
     taxes,
@@ -48,4 +49,5 @@ ROUTERS = (
     taxes.router,
     exports.router,
     engines.router,
+    response_cache.router,
 )

@@ -64,6 +64,12 @@ class TenantChange(_Body):
     )
 
 
+class CacheRuleBody(_Body):
+    ttl_s: int = Field(3_600, ge=1, le=86_400, description="How long an answer is given again.")
+    sampled: bool = Field(False, description="Also of requests with a temperature above 0.")
+    tools: bool = Field(False, description="Also of requests with tools.")
+
+
 class NewProject(_Body):
     name: str = Field(min_length=1, max_length=63)
 
