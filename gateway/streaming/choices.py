@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from engine.protocol import FinishReason, PromptLogprob, TokenLogprob
 from gateway.prompts.tokenizing import TextCodec
 from gateway.streaming.logprobs import LogprobQueue
-from gateway.streaming.reasoning import OutputReader
+from gateway.streaming.reasoning import Reader
 from gateway.streaming.stops import StopMatcher
 from gateway.streaming.tool_calls import ToolCall, as_text, clean_call
 from gateway.upstreams.base import Chunk, TextChunk, calls_text
@@ -107,7 +107,7 @@ class ChoiceOutput:
         codec: TextCodec | None,
         stops: tuple[str, ...] = (),
         guard: OutputGuard | None = None,
-        reader: OutputReader | None = None,
+        reader: Reader | None = None,
         *,
         single_tool_call: bool = False,
         stop_included: bool = False,

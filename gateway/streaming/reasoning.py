@@ -5,9 +5,12 @@ from math import inf
 
 from gateway.inference.request import InferenceRequest
 from gateway.prompts.tokenizing import TextCodec
+from gateway.streaming import harmony
+from gateway.streaming.harmony import HarmonyReader
 from gateway.streaming.tool_calls import ToolCall, ToolReader
 from gateway.streaming.tool_formats import TOKENS
 
+_HEADER = 256  # last ids of a prompt, which have the header of a message that it begins
 _TAGS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))  # Qwen and DeepSeek; Mistral
 
 
@@ -134,14 +137,21 @@ class OutputReader:
         return answer
 
 
+Reader = OutputReader | HarmonyReader
+
+
 def reader_for(
     request: InferenceRequest, codec: TextCodec | None = None, prompt: list[int] | None = None
-) -> OutputReader | None:
+) -> Reader | None:
     """`codec`: of an engine of tokens, whose output is read for reasoning too; `prompt`: its ids."""
-    tools = ToolReader(str(t["function"]["name"]) for t in request.tools) if request.tools else None
+    names = [str(each["function"]["name"]) for each in request.tools or ()]
+    tools = ToolReader(names) if names else None
     thoughts = None
     # An answer whose form is fixed has no reasoning before it.
     if codec is not None and request.messages is not None and not request.engine_parameters:
+        if writes_harmony(codec):
+            begun = harmony.begun_message(codec.decode((prompt or [])[-_HEADER:], special=True))
+            return HarmonyReader(names, begun, codec.control_tokens(harmony.TAGS))
         thoughts = _reasoning_reader(codec, prompt or [])
     if tools is None and thoughts is None:
         return None
@@ -150,7 +160,13 @@ def reader_for(
 
 def marks_reasoning(codec: TextCodec) -> bool:
     """Whether the model's chat template knows tags around reasoning."""
-    return _tags_of(codec) is not None
+    return _tags_of(codec) is not None or writes_harmony(codec)
+
+
+def writes_harmony(codec: TextCodec) -> bool:
+    """Whether the model's chat template is of the harmony format, as gpt-oss's is."""
+    source = codec.template.source if codec.template is not None else ""
+    return harmony.CHANNEL in source and harmony.MESSAGE in source
 
 
 def _tags_of(codec: TextCodec) -> tuple[str, str] | None:

@@ -66,11 +66,11 @@ class ToolReader:
     def flush(self) -> tuple[str, list[ToolCall]]:
         """End of output: an incomplete call is text, white space after a call is dropped."""
         left, self._held = self._held, ""
-        calls = self._parse(left, parse_either) if self._at_start else []
+        calls = self.calls_in(left, parse_either) if self._at_start else []
         opening = OPENING.match(left.lstrip())
         if not calls and opening is not None:  # the closing tag is missing
             body = left.lstrip()[opening.end() :]
-            calls = self._parse(body, format_of(opening[0]).parse)
+            calls = self.calls_in(body, format_of(opening[0]).parse)
         if calls or (self._count and not left.strip()):
             return "", calls
         return left, []
@@ -101,7 +101,7 @@ class ToolReader:
         if end < 0:
             self._release(begin, released)
             return True
-        parsed_calls = self._parse(held[begin:end], form.parse)
+        parsed_calls = self.calls_in(held[begin:end], form.parse)
         whole = end + len(form.close or "")
         self._decide(parsed_calls, whole, released, calls)
         return True
@@ -134,7 +134,7 @@ class ToolReader:
         end = self._scanner.end_of(self._held, lead, "\"'" if python else '"')
         if end is None:
             return False
-        self._decide(self._parse(self._held[lead:end], parse_either), end, released, calls)
+        self._decide(self.calls_in(self._held[lead:end], parse_either), end, released, calls)
         return True
 
     def _decide(
@@ -155,7 +155,8 @@ class ToolReader:
         self._held, self._at_start, self._scanner = self._held[length:], at_start, BracketScanner()
         self._searched = 0
 
-    def _parse(self, text: str, parse: Callable[[str], list[Any]]) -> list[ToolCall]:
+    def calls_in(self, text: str, parse: Callable[[str], list[Any]]) -> list[ToolCall]:
+        """The calls that `parse` finds; none unless all are of declared tools."""
         parsed_calls = [self._call(each) for each in parse(text)]
         if not parsed_calls or None in parsed_calls:
             return []
