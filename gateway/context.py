@@ -42,6 +42,7 @@ class RequestContext:
     reservation: Reservation | None = None
     meter: Meter | None = None
     lookup: Lookup | None = None  # in the response cache; None for a request that does not use it
+    canary_of: str = ""  # the model that was asked for, of a conversation that a canary gets
     fallback_from: list[str] = field(default_factory=list)  # models that failed before this one
 
     def span(self, name: str) -> Span:

@@ -106,8 +106,7 @@ class Pipeline:
         body = await ctx.exchange.body(self.limits.max_body)
         ctx.large = len(body) > _LARGE_BODY
         ctx.given = ctx.request = await parse_body(ctx.surface.parse, body)
-        ctx.target = self.catalog.resolve(ctx.principal, ctx.request.model)
-        ctx.fallbacks = self.fallbacks.after(ctx.principal, ctx.target)
+        self.fallbacks.choose(ctx, self.catalog.resolve(ctx.principal, ctx.request.model))
         ctx.lookup = self.cache.begin(ctx)
 
     async def _prepare(self, ctx: RequestContext) -> None:

@@ -20,6 +20,7 @@ from gateway.inference.surface import ResponseInfo
 from gateway.metering.meter import Meter
 from gateway.response_cache.replay import delivery_of
 from gateway.response_cache.rules import HEADER as CACHE_HEADER
+from gateway.routing.fallbacks import CANARY_HEADER
 from gateway.routing.fallbacks import HEADER as FALLBACK_HEADER
 from gateway.screening.moderator import Moderator
 from gateway.streaming.deadlines import Deadlines
@@ -97,6 +98,9 @@ class Responses:
         extra = [*extra, *(ctx.screening.headers or ()), *ctx.prompt.header_list()]
         if ctx.lookup is not None:
             extra.append((CACHE_HEADER, ctx.lookup.note.encode()))
+        if ctx.canary_of:
+            moved = f"{ctx.canary_of} -> {(*ctx.fallback_from, ctx.target.model.name)[0]}"
+            extra.append((CANARY_HEADER.encode(), moved.encode("ascii", "replace")))
         if ctx.fallback_from:
             chain = " -> ".join([*ctx.fallback_from, ctx.target.model.name])
             extra.append((FALLBACK_HEADER.encode(), chain.encode("ascii", "replace")))

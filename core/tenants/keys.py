@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 from core.clock import Clock
 from core.errors import BadRequest, Forbidden, NotFound, Unauthenticated
 from core.ids import KEY, MEMBER, new_id
-from core.tenants import audit, key_bounds, secrets
+from core.tenants import audit, key_bounds, key_routing, secrets
 from core.tenants.limits import plan_of
 from core.tenants.models import ApiKey, Project, Tenant
 from core.tenants.plans import Plan
@@ -90,12 +90,14 @@ def issue(
     scopes: KeyScopes | None = None,
     allowed_ips: tuple[str, ...] = (),
     expires_at: datetime | None = None,
+    routing: dict[str, Any] | None = None,
 ) -> IssuedKey:
     _check_role(scope, role)
     networks = [str(_network(address)) for address in allowed_ips]
     project = session.get(Project, project_id)
     if project is None or project.tenant_id != scope.tenant_id or project.archived_at is not None:
         raise NotFound(f"No project {project_id}.", next_step="List the projects.")
+    key_routing.check(routing or {}, "routing")
     stored_scopes = (scopes or KeyScopes()).as_json()
     key_bounds.check_issue(session, scope, stored_scopes, networks, expires_at)
     secret = secrets.generate()
@@ -109,6 +111,7 @@ def issue(
         role=role,
         scopes=stored_scopes,
         allowed_ips=networks,
+        routing=routing or None,
         created_at=clock.now(),
         created_by=scope.actor,
         expires_at=expires_at,
@@ -201,6 +204,7 @@ def rotate(
         scopes=scopes_of(old.scopes),
         allowed_ips=tuple(old.allowed_ips),
         expires_at=old.expires_at,
+        routing=old.routing,
     )
     old.rotated_to = new_key.id
     old.revoked_at = clock.now() + overlap
@@ -231,7 +235,8 @@ def describe(key: ApiKey) -> dict[str, Any]:
         name: moment.isoformat() if (moment := getattr(key, name)) else None for name in time_fields
     }
     plain = ("id", "project_id", "name", "role", "scopes", "allowed_ips", "last_four", "rotated_to")
-    return {name: getattr(key, name) for name in plain} | times
+    routing = {"routing": key.routing or {}}
+    return {name: getattr(key, name) for name in plain} | routing | times
 
 
 def models_of(key: ApiKey) -> str:
@@ -267,7 +272,7 @@ def _principal(session: Session, key: ApiKey, tenant: Tenant) -> Principal:
         expires_at=_earliest(key.expires_at, key.revoked_at),
         plan=plan_of(session, tenant),
         currency=tenant.currency,
-        settings=tenant.settings,
+        settings={**tenant.settings, **(key.routing or {})},
         unpaid=tenant.status == UNPAID,
         member_id=key.created_by if key.created_by.startswith(f"{MEMBER}_") else None,
     )

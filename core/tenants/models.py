@@ -53,6 +53,8 @@ class ApiKey(Base):
     last_four: Mapped[str] = mapped_column(String(4))
     role: Mapped[str] = mapped_column(String(20), default="developer")
     scopes: Mapped[dict[str, Any]] = mapped_column(Json, default=dict)  # models, adapters, routes
+    # Fallback chains and canaries, which take the place of the tenant's.
+    routing: Mapped[dict[str, Any] | None] = mapped_column(Json)
     allowed_ips: Mapped[list[str]] = mapped_column(Json, default=list)  # CIDR; empty: any address
     created_at: Mapped[datetime] = mapped_column(UtcDateTime)
     created_by: Mapped[str] = mapped_column(ID, default="")

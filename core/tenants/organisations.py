@@ -11,7 +11,7 @@ from core.clock import Clock
 from core.errors import BadRequest, Conflict, Forbidden, NotFound
 from core.ids import PROJECT, TENANT, new_id
 from core.money import MINOR_DIGITS
-from core.tenants import audit, plan_store, response_cache
+from core.tenants import audit, key_routing, plan_store, response_cache
 from core.tenants.keys import UNPAID
 from core.tenants.models import Project, Tenant
 from core.tenants.roles import OPERATOR, ensure_policy
@@ -106,6 +106,7 @@ def change_tenant(
         tenant.display_name = display_name[:200]
     if settings is not None:
         response_cache.check(settings)
+        key_routing.check(settings, "settings")
         merged = {**tenant.settings, **settings}
         tenant.settings = {name: value for name, value in merged.items() if value is not None}
     if plan is not None:

@@ -9,7 +9,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from core.errors import BadRequest
-from core.tenants import keys, organisations
+from core.tenants import key_routing, keys, organisations
 from core.tenants.keys import KeyScopes
 from core.tenants.models import ApiKey, Project
 from dashboards.once import redirect_with_secret
@@ -33,6 +33,7 @@ COLUMNS = [
     Column("project", "Project"),
     Column("role", "Role"),
     Column("models", "Models"),
+    Column("routing", "Routing", about="Fallback chains and canaries of the key itself."),
     Column("state", "State", "badge"),
     Column("created", "Created", "moment"),
     Column("used", "Last used", "moment"),
@@ -73,6 +74,7 @@ def _row(key: ApiKey, projects: dict[str, str], now: datetime, can_edit: bool) -
         "project": projects.get(key.project_id, key.project_id),
         "role": key.role,
         "models": keys.models_of(key),
+        "routing": key_routing.written(key.routing or {}),
         "state": state,
         "created": key.created_at,
         "used": key.last_used_at,
@@ -103,6 +105,18 @@ def _new(projects: list[Project], served: Sequence[str]) -> Form:
             hint=f"Any of {', '.join(served)}, separated by commas. "
             "Leave empty to allow all models, including later ones.",
         ),
+        Input(
+            "fallback",
+            "Fallback chains",
+            required=False,
+            hint="Such as small=large,other; off for none; empty for the organisation's.",
+        ),
+        Input(
+            "canary",
+            "Canaries",
+            required=False,
+            hint="Percent of a model's conversations for others, such as small=large:5.",
+        ),
     ]
     return Form(PATH, "Create key", {"act": "create"}, inputs)
 
@@ -117,6 +131,10 @@ def _create(request: Request, form_fields: Fields) -> Response:
             param="name",
         )
     allowed = _models(form_fields.get("models", ""), deps.backend.base_models())
+    routing = {
+        key_routing.FALLBACK: key_routing.parse_chains(form_fields.get("fallback", "")),
+        key_routing.CANARY: key_routing.parse_shares(form_fields.get("canary", "")),
+    }
     with deps.database.transaction() as session:
         issued = keys.issue(
             session,
@@ -126,6 +144,7 @@ def _create(request: Request, form_fields: Fields) -> Response:
             name=name,
             role=form_fields.get("role", "developer"),
             scopes=KeyScopes(models=allowed),
+            routing={name: each for name, each in routing.items() if each is not None},
         )
     return redirect_with_secret(request, PATH, "key-made", issued.secret)
 

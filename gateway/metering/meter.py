@@ -107,6 +107,7 @@ class Meter:
         self.truncated: str | None = None
         self.routed: str | None = None
         self.fallback_from: tuple[str, ...] = ()  # models that failed before this one
+        self.canary_of = ""
         self._spool = services.spool
         self._clock = services.clock
         self._started = services.clock.monotonic()
@@ -129,6 +130,7 @@ class Meter:
         meter.cached_as_given = services.given_orders.cached_tokens(owner, ctx.given, ctx.prompt)
         meter.truncated = request.dropped
         meter.fallback_from = tuple(ctx.fallback_from)
+        meter.canary_of = ctx.canary_of
         return meter
 
     @classmethod
@@ -151,9 +153,11 @@ class Meter:
         await self._spool.reopen(self.opened)
 
     def _route_note(self) -> str | None:
-        if not self.fallback_from:
+        if not self.fallback_from and not self.canary_of:
             return self.routed
-        return f"fallback from {', '.join(self.fallback_from)}; {self.routed or ''}"[:120]
+        canary = f"canary of {self.canary_of}; " if self.canary_of else ""
+        failed = f"fallback from {', '.join(self.fallback_from)}; " if self.fallback_from else ""
+        return f"{canary}{failed}{self.routed or ''}"[:120]
 
     def first_token(self) -> None:
         if self.first_token_ms is None:

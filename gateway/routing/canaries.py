@@ -20,7 +20,7 @@ def in_turn(
     return [replica for replica in ready if replica.name not in shares] or ready
 
 
-def point_of(namespace: str, messages: Sequence[Mapping[str, Any]] | None, ids: list[int]) -> float:
+def point_of(namespace: str, messages: Sequence[Mapping[str, Any]] | None, ids: list[Any]) -> float:
     """From 0 to 100; the same for every turn of a conversation, in every process."""
     opening = [namespace, str(ids[:64])]
     if messages:

@@ -1,19 +1,27 @@
-"""Fallback models for when no replica of a model can answer. The operator sets chains; a tenant may
-override them or turn them off (`fallback` in its settings: "off", or {"model": ["next", …]}).
+"""The models of a request: its canary, and fallbacks for when no replica of a model can answer. The
+operator sets chains; a tenant may override them or turn them off (`fallback` in its settings: "off",
+or {"model": ["next", …]}), and a key those of its tenant. `canary` gives other models a share of a
+model's conversations.
 
 The usage event names the model that answered, and its price applies.
 """
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from core.errors import SettingError, TollhouseError
+from core.tenants.key_routing import CANARY, FALLBACK, OFF
 from core.tenants.keys import Principal
 from gateway.catalog.catalog import Catalog, Target
+from gateway.inference.request import InferenceRequest
+from gateway.routing.canaries import point_of
+
+if TYPE_CHECKING:
+    from gateway.context import RequestContext
 
 HEADER = "x-tollhouse-fallback"
-OFF = "off"
+CANARY_HEADER = "x-tollhouse-canary"
 
 
 class TryFallback(Exception):
@@ -29,21 +37,53 @@ class Fallbacks:
         self._catalog = catalog
         self._chains = chains
 
+    def choose(self, ctx: "RequestContext", target: Target) -> None:
+        """Set the target and its fallbacks. Of a canary, the model itself is the first one."""
+        principal = ctx.principal
+        ctx.target, ctx.fallbacks = target, self.after(principal, target)
+        if CANARY not in principal.settings or target.adapter is not None:
+            return
+        chosen = self._canary(principal, target, ctx.request)
+        if chosen is not None:
+            others = [each for each in ctx.fallbacks if each.model is not chosen.model]
+            ctx.canary_of = target.model.name
+            ctx.target, ctx.fallbacks = chosen, [target, *others]
+
+    def _canary(
+        self, principal: Principal, target: Target, request: InferenceRequest
+    ) -> Target | None:
+        """The model that gets this conversation, if the key may use it; None for the model itself."""
+        name = target.model.name
+        shares = principal.settings[CANARY].get(name)
+        if not shares:
+            return None
+        opening = request.prompts[0] if request.prompts else str(request.inputs)[:1_000]
+        ids = list(opening[:1_000]) if not isinstance(opening, str) else [opening[:1_000]]
+        point, below = point_of(f"{principal.tenant_id}\0{name}", request.messages, ids), 0
+        for other, percent in shares.items():
+            below += percent
+            if point < below:
+                return self._allowed(principal, other)
+        return None
+
+    def _allowed(self, principal: Principal, name: str) -> Target | None:
+        try:
+            return self._catalog.resolve(principal, name)
+        except TollhouseError:
+            return None
+
     def after(self, principal: Principal, target: Target) -> list[Target]:
         """The fallbacks that this key may use, in order. Adapters have none, since they need their
         base model."""
-        override = principal.settings.get("fallback") if principal.settings else None
+        override = principal.settings.get(FALLBACK) if principal.settings else None
         if target.adapter is not None or override == OFF or not (self._chains or override):
             return []
         chains: Mapping[str, Any] = override if isinstance(override, dict) else self._chains
         listed = chains.get(target.model.name) or ()
         found = []
         for name in listed if isinstance(listed, list | tuple) else ():
-            try:
-                after = self._catalog.resolve(principal, str(name))
-            except TollhouseError:
-                continue
-            if after.adapter is None and after.model is not target.model:
+            after = self._allowed(principal, str(name))
+            if after is not None and after.adapter is None and after.model is not target.model:
                 found.append(after)
         return found
 

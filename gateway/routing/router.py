@@ -106,7 +106,11 @@ class Router:
         if self.canaries:
             replicas = self._in_turn(replicas, query)
         if len(replicas) < 2:
-            return Choice(replicas[0], "the only one ready", len(query.ids)) if replicas else None
+            return (
+                Choice(replicas[0], self._why_alone(replicas[0]), len(query.ids))
+                if replicas
+                else None
+            )
         hashes = self._prefix_hashes(query)
         last_replica = self._conversations.last(hashes)
         overlap, below = self._overlap(replicas, query)
@@ -129,6 +133,10 @@ class Router:
         why = _explain(cost, chosen.block_size, len(replicas), sticky=chosen.sticky)
         new = max(0, len(query.ids) - cost.cached_blocks * chosen.block_size)
         return Choice(replica, why, new, cost.total_s)
+
+    def _why_alone(self, replica: Replica) -> str:
+        share = self.canaries.get(replica.name)
+        return "the only one ready" if share is None else f"canary of {share} % of conversations"
 
     def _in_turn(self, ready: list[Replica], query: Query) -> list[Replica]:
         every = self.of(query.target.model.name)

@@ -6,10 +6,10 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends
 
 from core.errors import BadRequest
-from core.tenants import keys
+from core.tenants import key_changes, keys
 from core.tenants.keys import KeyScopes
 from gateway.api.admin.access import AdminContext, RequirePermission
-from gateway.api.admin.schemas import KeyRotation, NewKey
+from gateway.api.admin.schemas import KeyChange, KeyRotation, NewKey
 
 router = APIRouter(prefix="/admin/v1/keys", tags=["keys"])
 ReadAccess = Annotated[AdminContext, Depends(RequirePermission("keys", "read"))]
@@ -42,6 +42,7 @@ def issue_key(body: NewKey, ctx: WriteAccess) -> dict[str, Any]:
             scopes=_scopes(body),
             allowed_ips=tuple(body.allowed_ips),
             expires_at=body.expires_at,
+            routing=body.routing.model_dump(exclude_none=True) if body.routing else None,
         )
         return _shown(session, ctx, issued)
 
@@ -52,6 +53,22 @@ def rotate_key(key_id: str, body: KeyRotation, ctx: WriteAccess) -> dict[str, An
         overlap = timedelta(seconds=body.overlap_s)
         issued = keys.rotate(session, ctx.scope, ctx.clock, key_id, overlap=overlap)
         return _shown(session, ctx, issued)
+
+
+@router.patch("/{key_id}")
+def change_key(key_id: str, body: KeyChange, ctx: WriteAccess) -> dict[str, Any]:
+    """Change what the key may use, its fallback chains and its canaries."""
+    named = body.model_dump(exclude_unset=True)
+    with ctx.database.transaction() as session:
+        changed = key_changes.change(
+            session,
+            ctx.scope,
+            ctx.clock,
+            key_id,
+            scopes=named.get("scopes"),
+            routing=named.get("routing"),
+        )
+        return keys.describe(changed)
 
 
 @router.delete("/{key_id}")

@@ -99,6 +99,23 @@ class Scopes(_Body):
     )
 
 
+class Routing(_Body):
+    """Fallback chains and canaries of a key, in place of the tenant's."""
+
+    fallback: Any = Field(
+        None, description='"off", or models to try in turn: `{"small": ["large"]}`.'
+    )
+    canary: Any = Field(
+        None,
+        description='Percent of a model\'s conversations for others: `{"small": {"large": 5}}`.',
+    )
+
+
+class KeyChange(_Body):
+    scopes: Scopes | None = Field(None, description="Merged by name; null removes a bound.")
+    routing: Routing | None = Field(None, description="Merged by name; null removes it.")
+
+
 class NewKey(_Body):
     project_id: str = Field(max_length=40)
     name: str = Name
@@ -106,6 +123,7 @@ class NewKey(_Body):
     scopes: Scopes = Field(default_factory=lambda: Scopes(routes=None))
     allowed_ips: list[str] = Field([], max_length=100)
     expires_at: datetime | None = None
+    routing: Routing | None = None
 
 
 class KeyRotation(_Body):

@@ -2,11 +2,13 @@
 
 import argparse
 from datetime import timedelta
+from typing import Any
 
 from sqlalchemy.orm import Session
 
 from core.errors import NotFound
-from core.tenants import keys
+from core.tenants import key_changes, keys
+from core.tenants.key_routing import CANARY, FALLBACK, parse_chains, parse_shares
 from core.tenants.keys import KeyScopes
 from core.tenants.models import ApiKey
 from core.tenants.roles import MEMBER_ROLES
@@ -37,7 +39,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--ip", action="append", default=[], metavar="CIDR", help="only from these addresses"
     )
     new.add_argument("--expires", metavar="WHEN", help="2027-01-31 or 2027-01-31T12:00:00+00:00")
+    _routing_options(new)
     new.set_defaults(run=_new)
+    change = verbs.add_parser("set", help="change a key's models, fallback chains and canaries")
+    change.add_argument("key_id")
+    change.add_argument("--model", action="append", metavar="NAME", help="only these models")
+    change.add_argument("--all-models", action="store_true", help="every model")
+    _routing_options(change)
+    change.set_defaults(run=_change)
     listed = verbs.add_parser("list", help="list the keys of a tenant")
     listed.set_defaults(run=_list)
     rotate = verbs.add_parser(
@@ -54,12 +63,36 @@ def configure(parser: argparse.ArgumentParser) -> None:
     revoke = verbs.add_parser("revoke", help="revoke a key; it takes effect within a second")
     revoke.add_argument("key_id")
     revoke.set_defaults(run=_revoke)
-    for each in (rotate, revoke):
+    for each in (change, rotate, revoke):
         each.add_argument("--tenant", help="name or id (default: the key's own)")
     for each in (new, listed):
         add_tenant(each)
-    for each in (new, listed, rotate, revoke):
+    for each in (new, listed, change, rotate, revoke):
         add_json(each)
+
+
+def _routing_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--fallback",
+        metavar="CHAINS",
+        help="models to try in turn, such as small=large,other; off: none; empty: the tenant's",
+    )
+    parser.add_argument(
+        "--canary",
+        metavar="SHARES",
+        help="percent of a model's conversations for others, such as small=large:5; empty: the "
+        "tenant's",
+    )
+
+
+def _routing(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What the options name; None removes it."""
+    given: dict[str, Any] = {}
+    if arguments.fallback is not None:
+        given[FALLBACK] = parse_chains(arguments.fallback)
+    if arguments.canary is not None:
+        given[CANARY] = parse_shares(arguments.canary)
+    return given
 
 
 def _new(arguments: argparse.Namespace) -> int:
@@ -81,6 +114,7 @@ def _new(arguments: argparse.Namespace) -> int:
             expires_at=parse_datetime(arguments.expires, "--expires")
             if arguments.expires
             else None,
+            routing={name: each for name, each in _routing(arguments).items() if each is not None},
         )
     _print_secret(issued, as_json=arguments.json)
     return 0
@@ -98,6 +132,24 @@ def _list(arguments: argparse.Namespace) -> int:
             for row, allowed in zip(rows, models, strict=True)
         ]
     show(rows, as_json=arguments.json, title="keys")
+    return 0
+
+
+def _change(arguments: argparse.Namespace) -> int:
+    scopes = {"models": None} if arguments.all_models else None
+    if arguments.model:
+        scopes = {"models": arguments.model}
+    with command_context() as tools, tools.database.transaction() as session:
+        changed = key_changes.change(
+            session,
+            _scope_of(session, arguments),
+            tools.clock,
+            arguments.key_id,
+            scopes=scopes,
+            routing=_routing(arguments) or None,
+        )
+        shown = keys.describe(changed)
+    show(shown, as_json=arguments.json, title="key")
     return 0
 
 

@@ -408,6 +408,7 @@ def test_the_page_sets_it_and_a_request_shows_its_hit(deployment: Deployment) ->
         assert wrong.status_code == 400 and "ttl_s (1 to 86400)" in wrong.text
         made = owner.post(page, data={"act": "cache", "ttl_s": "120", "tools": "yes"})
         assert made.status_code == 200 and "120 s" in made.text and "also: tools" in made.text
+        deployment.services.key_cache.poll()  # else an earlier erasure may come between the two
         hit = [chat(deployment, "Shown on a page") for _ in range(2)][1]
         request_id = hit.headers["x-request-id"]
         deployment.event(request_id)
