@@ -67,22 +67,36 @@ def resolve(pins: list[str]) -> list[str]:
         torch = [line for line in pins if line.startswith("torch==")]
         if not torch:
             torch = [pin for pin in report(home, ["torch"], []) if pin.startswith("torch==")]
-        others = [line for line in pins if not line.startswith(("torch==", "triton=="))]
-        found = report(home, requirements(), [*torch, *others, triton_of(home, torch[0])])
+        triton = triton_of(home, torch[0])
+        others = [line for line in pins if not line.startswith("torch==") and fits(line, triton)]
+        found = report(home, requirements(), [*torch, *others, triton])
     kept = [pin for pin in found if not canonical(pin).startswith(GPU_BUILD)]
     return sorted(kept, key=str.lower)
 
 
 def triton_of(home: Path, torch: str) -> str:
-    """The triton that torch's GPU build requires: another one makes the extra `gpu` unresolvable.
+    """What torch's GPU build requires of triton: another one makes the extra `gpu` unresolvable.
 
     `===` takes the version without a local part, which is the GPU build of the public index.
     """
     (build,) = dry_run(home, "--no-deps", torch.replace("==", "==="))
-    for line in build["requires_dist"]:
-        if found := re.match(r"triton==[\w.]+", line):
-            return found[0]
-    sys.exit(f"the GPU build of {torch} names no version of triton")
+    found = triton_in(build["requires_dist"])
+    return found or sys.exit(f"the GPU build of {torch} names no version of triton")
+
+
+def triton_in(requires_dist: list[str]) -> str | None:
+    """`triton==3.7.1` or `triton~=3.9.0`, without its marker."""
+    lines = (re.match(r"triton *((?:==|~=) *[\w.]+) *(?:;|$)", line) for line in requires_dist)
+    return next((f"triton{found[1]}".replace(" ", "") for found in lines if found), None)
+
+
+def fits(pin: str, triton: str) -> bool:
+    """Whether a pin may stay beside what torch requires of triton."""
+    if not pin.startswith("triton=="):
+        return True
+    least = triton.partition("=")[2].lstrip("=")
+    series = least.rpartition(".")[0] + "."
+    return pin == triton or ("~=" in triton and pin.partition("==")[2].startswith(series))
 
 
 def report(home: Path, wanted: list[str], pins: list[str]) -> list[str]:

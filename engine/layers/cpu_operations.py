@@ -70,7 +70,7 @@ class CpuOperations:
         if not x.shape[0]:
             return x.new_empty((0, self._spec.intermediate))
         h = x if norm is None else norm(x)
-        if self._lora is None:
+        if self._lora is None or not self._lora.changes(site.layer, site.name):
             return linear.gated(h, activation)
         gate, up = linear.halves(h)
         self._lora.add_(site.layer, site.name, h, gate, up)

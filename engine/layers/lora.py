@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from engine.layers.host_memory import lazy_zeros, release
-from engine.layers.matrices import SITES, part_shape, sites_of
+from engine.layers.matrices import SITE_OF, SITES, part_shape, sites_of
 from engine.model_spec import ModelSpec
 
 # By (layer, part): A [rank, in] and B [rank, out], scaling included.
@@ -42,7 +42,10 @@ class LoraStack:
 
     def __init__(self, spec: ModelSpec, slots: int, rank: int, dtype: torch.dtype) -> None:
         self.rank = rank
-        self.sites: set[str] = set()  # sites that any adapter stored here has changed
+        # What the stored adapters change; many leave out layers, or one of a site's parts.
+        self.parts: frozenset[tuple[int, str]] = frozenset()
+        self.sites: frozenset[tuple[int, str]] = frozenset()
+        self._changed: dict[int, frozenset[tuple[int, str]]] = {}  # parts, by slot
         self.a: list[dict[str, torch.Tensor]] = []
         self.b: list[dict[str, torch.Tensor]] = []
         for layer in range(spec.layers):
@@ -66,23 +69,34 @@ class LoraStack:
                         rows.zero_()
                         outputs.zero_()
                     if pair is not None:
-                        self.sites.add(site)
                         rows[: pair[0].shape[0]] = pair[0]
                         outputs[: pair[1].shape[0]] = pair[1]
+        self._changed[slot] = frozenset(matrices)
+        self._collect()
 
     def move(self, source: int, target: int) -> None:
         for tensor in self._tensors():
             tensor[target] = tensor[source]
+        self._changed[target] = self._changed.get(source, frozenset())
+        self._collect()
 
     def swap(self, one: int, other: int) -> None:
         for tensor in self._tensors():
             saved = tensor[one].clone()
             tensor[one] = tensor[other]
             tensor[other] = saved
+        changed, none = self._changed, frozenset[tuple[int, str]]()
+        changed[one], changed[other] = changed.get(other, none), changed.get(one, none)
 
     def clear(self, slot: int) -> None:
         for tensor in self._tensors():
             release(tensor[slot])
+        self._changed.pop(slot, None)
+        self._collect()
+
+    def _collect(self) -> None:
+        self.parts = frozenset[tuple[int, str]]().union(*self._changed.values())
+        self.sites = frozenset((layer, SITE_OF[part]) for layer, part in self.parts)
 
     def _tensors(self) -> list[torch.Tensor]:
         return [tensor for layer in (*self.a, *self.b) for tensor in layer.values()]
@@ -110,30 +124,28 @@ class LoraStep:
         """outputs [tokens, out], one per part of the site, += the adapters' products with x."""
         for group in self._groups:
             stack = self._stacks[group.rank]
-            if site in stack.sites:
-                a = stack.a[layer][site][group.slots]
-                b = [stack.b[layer][part][group.slots] for part in SITES[site]]
-                _add_group(group, x, a, b, outputs)
+            if (layer, site) in stack.sites:
+                inner = _inner(group, x, stack.a[layer][site][group.slots])
+                for number, (part, output) in enumerate(zip(SITES[site], outputs, strict=True)):
+                    if (layer, part) in stack.parts:
+                        first = number * group.rank
+                        share = inner[:, :, first : first + group.rank]
+                        _add_part(group, share, stack.b[layer][part][group.slots], output)
+
+    def changes(self, layer: int, site: str) -> bool:
+        return any((layer, site) in self._stacks[group.rank].sites for group in self._groups)
 
 
-def _add_group(
-    group: Group,
-    x: torch.Tensor,
-    a: torch.Tensor,
-    b: list[torch.Tensor],
-    outputs: tuple[torch.Tensor, ...],
-) -> None:
-    slots, width, rank = a.shape[0], group.width, group.rank
-    if group.gather is None:
-        rows = x[group.first : group.end]
+def _inner(group: Group, x: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
+    """x A^T, [slots, width, parts * rank]"""
+    rows = x[group.first : group.end] if group.gather is None else x.index_select(0, group.gather)
+    return torch.bmm(rows.view(a.shape[0], group.width, -1), a.transpose(1, 2))
+
+
+def _add_part(group: Group, share: torch.Tensor, b: torch.Tensor, output: torch.Tensor) -> None:
+    target = output[group.first : group.end]
+    if group.scatter is None:
+        target.view(b.shape[0], group.width, -1).baddbmm_(share, b)
     else:
-        rows = x.index_select(0, group.gather)
-    inner = torch.bmm(rows.view(slots, width, -1), a.transpose(1, 2))
-    for number, (matrix, output) in enumerate(zip(b, outputs, strict=True)):
-        share = inner[:, :, number * rank : (number + 1) * rank]
-        target = output[group.first : group.end]
-        if group.scatter is None:
-            target.view(slots, width, -1).baddbmm_(share, matrix)
-        else:
-            padded = torch.bmm(share, matrix)
-            target.add_(padded.flatten(0, 1).index_select(0, group.scatter))
+        padded = torch.bmm(share, b)
+        target.add_(padded.flatten(0, 1).index_select(0, group.scatter))

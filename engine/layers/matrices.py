@@ -15,6 +15,7 @@ MODULES = {
 PARTS = tuple(MODULES)
 # A site is one input that several matrices read; its parts are those matrices.
 SITES = {"qkv": ("q", "k", "v"), "o": ("o",), "gate_up": ("gate", "up"), "down": ("down",)}
+SITE_OF = {part: site for site, parts in SITES.items() for part in parts}
 
 MLP_SITES = ("gate_up", "down")  # which a layer with a mixture of experts has not
 

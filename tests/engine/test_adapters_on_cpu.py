@@ -5,9 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from engine.batch import AdapterHandle
 from engine.errors import AdapterError, IntegrityError
+from engine.layers.lora import LoraStack
+from engine.layers.matrices import SITE_OF
 from engine.lora.adapter_digest import adapter_digest
 from tests.engine.checkpoints import (
     adapted_reference,
@@ -59,7 +62,7 @@ def test_the_digest_is_of_weights_and_scaling(base: Path, tmp_path: Path) -> Non
     assert len(set(digests)) == 3
 
 
-def test_nothing_of_the_adapter_that_left_a_seat_stays_in_it(base: Path, tmp_path: Path) -> None:
+def test_nothing_of_an_adapter_stays_in_the_slot_it_left(base: Path, tmp_path: Path) -> None:
     driver = Driver(base)
     whole = save_adapter(base, tmp_path / "whole", rank=6, seed=4)
     some = save_adapter(base, tmp_path / "some", rank=6, seed=5, targets=["q_proj", "down_proj"])
@@ -99,10 +102,14 @@ def test_an_engine_without_lora_refuses_adapters(base: Path, tmp_path: Path) -> 
         driver.runner.register_adapter(str(save_adapter(base, tmp_path, 4, 1)))
 
 
-def test_changing_crowds_never_mix_weights_up(base: Path, tmp_path: Path) -> None:
-    """Twelve adapters, most of one rank; each round another few are used, so that they are moved
-    together; every answer is the one that the request gets alone."""
-    paths = [save_adapter(base, tmp_path / str(n), (4, 4, 4, 16)[n % 4], n) for n in range(12)]
+def test_changing_batches_never_mix_weights_up(base: Path, tmp_path: Path) -> None:
+    """Twelve adapters, most of one rank, on all matrices or on some; each round another few are used,
+    so that they are moved together; every answer is the one that the request gets alone."""
+    targets = (r"model\.layers\.0\.mlp\.up_proj", r"model\.layers\.1\.self_attn\.v_proj", None)
+    paths = [
+        save_adapter(base, tmp_path / str(n), (4, 4, 4, 16)[n % 4], n, targets[n % 3])
+        for n in range(12)
+    ]
     alone: dict[int | None, list[int]] = {}
     for number in (None, *range(12)):
         single = Driver(base)
@@ -117,9 +124,9 @@ def test_changing_crowds_never_mix_weights_up(base: Path, tmp_path: Path) -> Non
     choose = random.Random(11)
     stack_slots = {slot: held.stack_slot for slot, held in driver.runner.adapters._slots.items()}
     for round_number in range(10):
-        crowd = choose.sample(range(12), choose.randint(1, 6))
+        chosen = choose.sample(range(12), choose.randint(1, 6))
         asked: list[int | None] = [
-            number for number in crowd for _ in range(choose.choice((1, 1, 2, 12)))
+            number for number in chosen for _ in range(choose.choice((1, 1, 2, 12)))
         ]
         asked += [None] * choose.randint(0, 2)
         choose.shuffle(asked)
@@ -131,3 +138,35 @@ def test_changing_crowds_never_mix_weights_up(base: Path, tmp_path: Path) -> Non
             assert sequence.output == alone[number], f"round {round_number}, adapter {number}"
             driver.finish(sequence)
     assert {slot: h.stack_slot for slot, h in driver.runner.adapters._slots.items()} != stack_slots
+
+
+def test_a_stack_knows_which_matrices_its_adapters_change(base: Path) -> None:
+    stack = LoraStack(Driver(base).runner.adapters._spec, slots=5, rank=2, dtype=torch.float32)
+    every = [(layer, part) for layer, parts in enumerate(stack.b) for part in parts]
+    choose = random.Random(3)
+    held: dict[int, set[tuple[int, str]]] = {}
+    for step in range(300):
+        act = choose.choice(("store", "move", "swap", "clear"))
+        one, other = choose.sample(range(5), 2)
+        if act == "store":
+            held[one] = set(choose.sample(every, 2))
+            stack.store(one, {key: ones(stack, *key) for key in held[one]})
+        elif act == "swap":
+            held = {{one: other, other: one}.get(slot, slot): held[slot] for slot in held}
+            stack.swap(one, other)
+        elif act == "move" and one in held:
+            held[other] = held[one]
+            stack.move(one, other)
+        elif act == "clear":
+            held.pop(one, None)
+            stack.clear(one)
+        changed = {key for keys in held.values() for key in keys}
+        assert stack.parts == changed, f"step {step}: {act}"
+        assert stack.sites == {(layer, SITE_OF[part]) for layer, part in changed}
+        for slot, keys in held.items():
+            assert all(stack.b[layer][part][slot].any() for layer, part in keys)
+
+
+def ones(stack: LoraStack, layer: int, part: str) -> tuple[torch.Tensor, torch.Tensor]:
+    inputs = stack.a[layer][SITE_OF[part]].shape[2]
+    return torch.ones(2, inputs), torch.ones(2, stack.b[layer][part].shape[2])
