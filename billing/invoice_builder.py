@@ -8,11 +8,20 @@ from typing import Any
 from sqlalchemy import delete, insert, select
 from sqlalchemy.orm import Session
 
-from billing import credits, expiry, invoice_lines, plan_lines, sellers, tax_exemptions
+from billing import (
+    child_invoices,
+    credits,
+    expiry,
+    invoice_lines,
+    plan_lines,
+    sellers,
+    tax_exemptions,
+)
 from billing.accounts import lock_accounts
+from billing.child_invoices import Organisations
 from billing.credits import Draw
 from billing.invoice_inputs import InvoiceInputs, last_moment, read_inputs
-from billing.invoice_totals import Totals, net_of, supplies_of, totals_of
+from billing.invoice_totals import Net, Totals, net_of, supplies_of, totals_of
 from billing.models import (
     BillingAccount,
     BillingPeriod,
@@ -56,6 +65,7 @@ class InvoiceBuilder:
     taxes: TaxService
     seller_regions: dict[str, str]  # by seller id
     certificates: dict[str, tuple[Certificate, ...]]  # by tenant id
+    organisations: Organisations
     # Picounits by grant that drafts of earlier periods show as used, although they are not drawn yet.
     shown_credit: dict[str, int] = field(default_factory=dict)
 
@@ -76,6 +86,9 @@ class InvoiceBuilder:
         currency = account.currency
         invoice = self.inputs.invoices.get(period.id)
         computed_lines = plan_lines.build(self.inputs, period, account)
+        computed_lines += self.organisations.passed.get(period.id, [])
+        link = self.organisations.links.get(period.tenant_id)
+        computed_lines += child_invoices.markup_lines(link, computed_lines, period, currency)
         if not computed_lines and invoice is None:
             return None
         if invoice is None:
@@ -91,14 +104,12 @@ class InvoiceBuilder:
         promo += sum(each.units for each in draws if each.kind == credits.PROMO)
         prepaid += sum(each.units for each in draws if each.kind == credits.PREPAID)
         net = net_of(computed_lines, promo, currency)
-        tax_items = self.taxes.taxes(
-            TaxRequest(
-                currency,
-                self.seller_regions.get(account.seller_id, ""),
-                self._buyer(account),
-                supplies_of(computed_lines, net.promo_minor, self.now),
-            )
-        )
+        moved = child_invoices.transfer_lines(link, net, prepaid, period)
+        computed_lines += moved
+        net = net_of(computed_lines, promo, currency)
+        tax_items: list[Tax] = []
+        if net.taxable_minor or not moved:  # what the parent pays for is taxed on its invoice
+            tax_items = self._taxes(account, computed_lines, net)
         tax_minor = sum(tax.amount_minor for tax in tax_items)
         tax_units = units_of_minor(max(0, tax_minor), currency)
         tax_draws = credits.draw_whole(grants, tax_units, credits.PREPAID)
@@ -108,6 +119,18 @@ class InvoiceBuilder:
         for each in draws + tax_draws:
             self.shown_credit[each.grant_id] = self.shown_credit.get(each.grant_id, 0) + each.units
         return InvoiceDraft(invoice, computed_lines, tax_items, totals)
+
+    def _taxes(
+        self, account: BillingAccount, lines: list[invoice_lines.Line], net: Net
+    ) -> list[Tax]:
+        return self.taxes.taxes(
+            TaxRequest(
+                account.currency,
+                self.seller_regions.get(account.seller_id, ""),
+                self._buyer(account),
+                supplies_of(lines, net.promo_minor, self.now),
+            )
+        )
 
     def _undrawn(self, grant: CreditGrant) -> CreditGrant:
         """A copy with what earlier drafts leave of it."""
@@ -146,6 +169,10 @@ class InvoiceBuilder:
         for each in drafts:
             _put_figures(each.invoice, each.totals)
         self.session.flush()
+        for each in drafts:
+            link = self.organisations.links.get(each.invoice.tenant_id)
+            if link is not None:
+                child_invoices.keep(self.session, link, each.invoice, each.computed_lines)
         known = [
             each.invoice.id for each in drafts if each.invoice.period_id in self.inputs.invoices
         ]
@@ -209,6 +236,7 @@ def open_builder(
             Seller.id.in_({account.seller_id for account in accounts.values()})
         )
     )
+    currencies = {account.tenant_id: account.currency for account in accounts.values()}
     return InvoiceBuilder(
         session,
         now,
@@ -218,6 +246,7 @@ def open_builder(
         taxes,
         {row[0]: row[1] for row in regions},
         tax_exemptions.certificates(session, tenants),
+        child_invoices.read_organisations(session, periods, currencies),
     )
 
 

@@ -11,7 +11,7 @@ from sqlalchemy import func, select
 from sqlalchemy.exc import DataError, IntegrityError
 from sqlalchemy.orm import Session
 
-from billing import invoices
+from billing import invoices, organisations
 from billing.accounts import Periods, ensure_accounts, lock_accounts
 from billing.invoice_builder import open_builder
 from billing.models import BillingAccount, BillingPeriod, Invoice, Subscription
@@ -70,11 +70,16 @@ def run(
     rate_all(database, clock)
     chosen = sorted(tenant_ids) if tenant_ids is not None else _everybody(database)
     job = _Job(database, clock, RunResult(), final, current, taxes)
-    for first in range(0, len(chosen), TENANTS_AT_ONCE):
-        some = chosen[first : first + TENANTS_AT_ONCE]
-        job.bill(some)
-        if progress is not None:
-            progress(first + len(some), len(chosen))
+    done = 0
+    with database.read() as session:
+        groups = organisations.by_depth(session, chosen)
+    for group in groups:
+        for first in range(0, len(group), TENANTS_AT_ONCE):
+            some = group[first : first + TENANTS_AT_ONCE]
+            job.bill(some)
+            done += len(some)
+            if progress is not None:
+                progress(done, len(chosen))
     return job.result
 
 
@@ -125,7 +130,11 @@ class _Job:
             builder = open_builder(session, period_ids, now, taxes)
             builder.shown_credit.update(shown_credit)
             ripe = [
-                each for each in builder.periods if self.final and builder.final_from(each) <= now
+                each
+                for each in builder.periods
+                if self.final
+                and builder.final_from(each) <= now
+                and each.id not in builder.organisations.waiting
             ]
             early = [each for each in builder.periods if each not in ripe]
             finalised = invoices.finalise_all(builder, ripe)
@@ -176,7 +185,8 @@ def due_periods(
 
 
 def _made_until(session: Session, tenant_ids: list[str], now: datetime) -> dict[str, datetime]:
-    """The end of each tenant's latest period, or the start of its first subscription."""
+    """The end of each tenant's latest period, or the start of its first subscription, or when it became
+    a parent."""
     last_ends = session.execute(
         select(BillingPeriod.tenant_id, func.max(BillingPeriod.ends_at))
         .where(BillingPeriod.tenant_id.in_(tenant_ids), BillingPeriod.starts_at <= now)
@@ -187,7 +197,10 @@ def _made_until(session: Session, tenant_ids: list[str], now: datetime) -> dict[
         .where(Subscription.tenant_id.in_(tenant_ids))
         .group_by(Subscription.tenant_id)
     )
-    return {row[0]: row[1] for row in first_plans} | {row[0]: row[1] for row in last_ends}
+    found = organisations.parents_since(session, tenant_ids)
+    for tenant_id, start in first_plans:
+        found[tenant_id] = min(start, found.get(tenant_id, start))
+    return found | {row[0]: row[1] for row in last_ends}
 
 
 def _recent(session: Session, tenant_ids: list[str], now: datetime) -> list[str]:

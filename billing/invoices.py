@@ -7,7 +7,7 @@ change; the period is closed and the postings are made in the same transaction.
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from billing import webhooks
+from billing import child_invoices, webhooks
 from billing.invoice_builder import DRAFT, FINAL, PAID, InvoiceBuilder, InvoiceDraft, open_builder
 from billing.invoice_postings import post_invoices
 from billing.models import BillingPeriod, Invoice, InvoiceLine
@@ -76,6 +76,8 @@ def finalise_all(builder: InvoiceBuilder, periods: list[BillingPeriod]) -> list[
     builder.write(drafts)
     post_invoices(builder.session, drafts, builder.now)
     builder.number(drafts)
+    for each in drafts:
+        child_invoices.mark_billed(builder.session, each.invoice, each.computed_lines)
     webhooks.notify(builder.session, [_final_event(each.invoice) for each in drafts], builder.now)
     return found
 
@@ -98,6 +100,11 @@ def _refuse_early(builder: InvoiceBuilder, period: BillingPeriod) -> None:
         raise Conflict(
             f"The period ends at {period.ends_at:%Y-%m-%d %H:%M} UTC and cannot be closed before.",
             next_step="Finalise it after that; a draft shows the amounts so far.",
+        )
+    if period.id in builder.organisations.waiting:
+        raise Conflict(
+            "Invoices of child organisations for the same time are not final yet.",
+            next_step="Run the invoices of the children first.",
         )
     if period.id in builder.inputs.unrated:
         raise Conflict(

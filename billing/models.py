@@ -13,6 +13,7 @@ from billing.tables.ledger import (
 )
 from billing.tables.money_acts import MoneyAct
 from billing.tables.month_end import SignedMonth
+from billing.tables.organisations import ChildInvoice, OrganisationLink
 from billing.tables.payments import (
     Dispute,
     DunningCase,
@@ -57,6 +58,7 @@ __all__ = [
     "BillingPeriod",
     "Budget",
     "Charge",
+    "ChildInvoice",
     "ClosedCharges",
     "ClosedDay",
     "ClosedUnits",
@@ -81,6 +83,7 @@ __all__ = [
     "LedgerEntry",
     "LedgerTransaction",
     "MoneyAct",
+    "OrganisationLink",
     "OutboxMessage",
     "ParkedEvent",
     "Payment",

@@ -5,7 +5,7 @@ from datetime import datetime
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from billing import credits, webhooks
+from billing import child_invoices, credits, webhooks
 from billing.accounts import lock_account
 from billing.invoices import FINAL, PAID, UNCOLLECTIBLE, VOID
 from billing.ledger import (
@@ -235,6 +235,7 @@ def void(session: Session, invoice_id: str, at: datetime, reason: str) -> None:
             "be voided.",
             next_step="Refund its payments and issue a credit note instead.",
         )
+    child_invoices.release(session, invoice)
     currency = invoice.currency
     used = credits.uses_in(
         session,

@@ -21,6 +21,7 @@ SECTIONS = (
     Section("Playground", "/playground", "usage", "Use"),
     Section("Adapters", "/adapters", "adapters", "Use"),
     Section("Costs", "/costs", "costs", "Money"),
+    Section("Organisations", "/organisations", "costs", "Money"),
     Section("Invoices", "/invoices", "invoices", "Money"),
     Section("Limits and budgets", "/limits", "limits", "Money"),
     Section("Exports", "/exports", "exports", "Money"),

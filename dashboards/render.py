@@ -69,6 +69,8 @@ NOTICES = {
     "released": "What could be rated was released. The rest is below with its reason.",
     "dropped": "The event was closed without billing it.",
     "seller-saved": "The profile is saved. Invoices that become final from now on state it.",
+    "engine-price-saved": "The price of engines is saved. Margins use it from its first day on.",
+    "parent-changed": "The parent organisation is changed, for invoices that become final from now on.",
     "price-saved": "The price was tested on sample usage and saved.",
     "audit-done": "The audit has run.",
     "audit-runs": "The audit runs. Reload this page for its report.",

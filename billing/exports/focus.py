@@ -38,6 +38,10 @@ _CATEGORIES = {
     "promo": ("Credit", "One-Time"),
     "credit_note": ("Adjustment", "One-Time"),
     "tax": ("Tax", "One-Time"),
+    "markup": ("Purchase", "Recurring"),
+    "transfer": ("Adjustment", "Recurring"),
+    "child": ("Purchase", "Recurring"),
+    "child_markup": ("Adjustment", "Recurring"),
 }
 # Kinds of lines that correct an earlier, closed period.
 _CORRECTIONS = frozenset({"late_usage", "adjustment", "credit_note"})

@@ -90,6 +90,7 @@ class InvoiceLine(Base):
     invoice_id: Mapped[str] = mapped_column(ID, ForeignKey("invoices.id"))
     position: Mapped[int]
     # usage | late_usage | adjustment | base_fee | seats | included | commitment | promo | tax
+    # | markup | transfer | child | child_markup
     kind: Mapped[str] = mapped_column(String(20))
     component: Mapped[str] = mapped_column(String(20), default="")
     description: Mapped[str] = mapped_column(Text)

@@ -74,7 +74,11 @@ def test_page_file_api_and_command_show_the_same_margin(
             "from": today,
         },
     )
-    assert saved.status_code == 200 and "The price was" in saved.text and "gpu-*" in saved.text
+    assert (
+        saved.status_code == 200
+        and "The price of engines is saved" in saved.text
+        and "gpu-*" in saved.text
+    )
     page = operator.get(PAGE)
     assert "count as free" not in page.text and "33.3 %" in page.text
     by_adapter = operator.get(f"{PAGE}?by=adapter&format=csv").text.splitlines()

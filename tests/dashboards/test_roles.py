@@ -27,8 +27,8 @@ DEVELOPER = VIEWER | {"/keys", "/safety"}
 ALLOWED = {
     "viewer": VIEWER,
     "developer": DEVELOPER,
-    "finance": VIEWER | {"/costs", "/invoices", "/exports", "/webhooks"},
-    "admin": DEVELOPER | {"/costs", "/team", "/exports", "/webhooks"},
+    "finance": VIEWER | {"/costs", "/organisations", "/invoices", "/exports", "/webhooks"},
+    "admin": DEVELOPER | {"/costs", "/organisations", "/team", "/exports", "/webhooks"},
     "owner": {section.path for section in SECTIONS if not section.operator},
 }
 OPERATORS = [section.path for section in SECTIONS if section.operator]

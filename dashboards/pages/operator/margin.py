@@ -242,7 +242,7 @@ def _save_price(request: Request, form_fields: Fields) -> Response:
             before=None,
             after=shown,
         )
-    return redirect_with_notice(request, PATH, "price-saved")
+    return redirect_with_notice(request, PATH, "engine-price-saved")
 
 
 def _number(request: Request, name: str, usual: str) -> Decimal:

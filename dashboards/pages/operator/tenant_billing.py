@@ -1,5 +1,6 @@
 """A tenant's billing: details on its invoices, credit, subscription, and the acts on its money."""
 
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -10,7 +11,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from billing import account_changes, accounts, subscription_views, subscriptions
-from billing.models import BillingAccount, CreditGrant
+from billing import organisations as parents
+from billing.models import BillingAccount, CreditGrant, OrganisationLink
 from billing.money_act_kinds import Kind
 from core.errors import BadRequest
 from core.tenants import audit, organisations
@@ -52,6 +54,8 @@ def page_of(request: Request) -> Response:
         held = subscription_views.subscriptions_json(session, tenant.id, deps.clock.now())
         grants = _grants(session, tenant.id)
         acts = acts_table(session, tenant.id, root_of(request))
+        link_above = session.get(OrganisationLink, tenant.id)
+        above = parents.describe(session, link_above) if link_above else None
     page_data = PageData(
         f"Billing of {tenant.display_name}",
         f"{tenant.name} · {account.currency} · {account.status} · collected by {account.collection}",
@@ -59,6 +63,7 @@ def page_of(request: Request) -> Response:
             Tile("Legal name", account.legal_name or "none"),
             Tile("Tax", account.tax_region or "none", account.tax_id),
             Tile("Billing plan", held[-1]["plan"] if held else "none"),
+            Tile("Parent", above["parent"] if above else "none", _terms(above) if above else ""),
         ],
         links=[
             link(Kind.GRANT, tenant.id, "Grant credit…"),
@@ -70,7 +75,11 @@ def page_of(request: Request) -> Response:
             Table("Credit", _GRANTS, grants, account.currency, totals=False, empty="No credit."),
             acts,
         ],
-        forms=[_details(tenant, account), *_subscription_forms(tenant, held)],
+        forms=[
+            _details(tenant, account),
+            *_subscription_forms(tenant, held),
+            *_parent_forms(tenant, above),
+        ],
         back=(f"{TENANTS}/{tenant.id}", tenant.display_name),
         link=(f"/operator/invoices?q={tenant.name}", "Its invoices"),
     )
@@ -149,6 +158,66 @@ def _subscription_forms(tenant: Tenant, held: list[dict[str, Any]]) -> list[Form
     ]
 
 
+def _terms(above: dict[str, Any]) -> str:
+    payer = "pays" if above["pays"] == parents.PARENT else "does not pay"
+    return f"{payer}, mark-up {above['markup_percent']} %"
+
+
+def _parent_forms(tenant: Tenant, above: dict[str, Any] | None) -> list[Form]:
+    path = PATH.format(tenant_id=tenant.id)
+    ways = [(parents.SELF, "this organisation"), (parents.PARENT, "its parent")]
+    held = above or {"parent": "", "pays": parents.SELF, "markup_percent": "0"}
+    inputs = [
+        Input("parent", "Parent organisation", value=held["parent"], hint="its name"),
+        Input("pays", "Paid by", "select", held["pays"], ways),
+        Input("markup_percent", "Mark-up in percent", value=held["markup_percent"]),
+    ]
+    forms = [
+        Form(
+            path,
+            "Save",
+            inputs=inputs,
+            act="parent",
+            title="Parent organisation",
+            about="The parent sees this organisation's usage. The mark-up is added to its charges.",
+        )
+    ]
+    if above is not None:
+        forms.append(Form(path, "Remove the parent", act="no_parent"))
+    return forms
+
+
+def _set_parent(request: Request, form_fields: Fields) -> Response:
+    def _act(session: Session, tenant: Tenant, actor: str) -> OrganisationLink:
+        parent = organisations.tenant_named(session, form_fields.get("parent", ""))
+        pays = form_fields.get("pays", "")
+        markup = form_fields.get("markup_percent") or "0"
+        draft = parents.LinkDraft(tenant.id, parent.id, pays, markup, actor)
+        return parents.set_parent(session, deps_of(request).clock, draft)
+
+    return _change_parent(request, "organisation.link", _act)
+
+
+def _remove_parent(request: Request, _fields: Fields) -> Response:
+    return _change_parent(
+        request,
+        "organisation.unlink",
+        lambda session, tenant, _: parents.remove_parent(session, tenant.id),
+    )
+
+
+def _change_parent(
+    request: Request, name: str, act: Callable[[Session, Tenant, str], OrganisationLink]
+) -> Response:
+    viewer, deps = operator_of(request, "prices", "write"), deps_of(request)
+    with deps.database.transaction() as session:
+        tenant = organisations.tenant_named(session, request.path_params["tenant_id"])
+        after = parents.describe(session, act(session, tenant, viewer.scope.actor))
+        scope = scope_of(viewer, tenant.id)
+        audit.record(session, scope, deps.clock, name, after["parent"], before=None, after=after)
+    return redirect_with_notice(request, PATH.format(tenant_id=tenant.id), "parent-changed")
+
+
 def _save(request: Request, form_fields: Fields) -> Response:
     viewer, deps = operator_of(request, "prices", "write"), deps_of(request)
     changes: dict[str, Any] = {
@@ -215,7 +284,15 @@ ROUTES = [
     Route(PATH, page_of, methods=["GET"]),
     Route(
         PATH,
-        form_handler(page_of, details=_save, pause=_pause, resume=_resume, cancel=_cancel),
+        form_handler(
+            page_of,
+            details=_save,
+            pause=_pause,
+            resume=_resume,
+            cancel=_cancel,
+            parent=_set_parent,
+            no_parent=_remove_parent,
+        ),
         methods=["POST"],
     ),
 ]

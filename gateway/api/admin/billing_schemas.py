@@ -128,6 +128,12 @@ class NewTaxRate(Body):
     effective_from: datetime | None = None
 
 
+class NewParent(Body):
+    parent: str = Field(max_length=120, description="name or id of the organisation above")
+    pays: Literal["parent", "self"] = "self"
+    markup_percent: str = Field("0", max_length=20, examples=["12.5"])
+
+
 class NewEnginePrice(Body):
     pool: str = Field(max_length=80, examples=["h100-*"], description="a pattern of engines' names")
     per_hour: str = Field(max_length=40, examples=["2.50"], description="of one engine")

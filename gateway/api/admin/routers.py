@@ -16,6 +16,7 @@ from gateway.api.admin import (
     money_acts,
     month_end,
     operators,
+    organisations,
     payments,
     policies,
     reported_usage,
@@ -28,6 +29,7 @@ from gateway.api.admin import (
 
 ROUTERS = (
     tenants.router,
+    organisations.router,
     members.router,
     keys.router,
     limits.router,
