@@ -57,9 +57,10 @@ def seen(town: Town, token: str, **params: str) -> list[tuple[str, str, str]]:
 @contextmanager
 def signed_in(town: Town, secret: str) -> Iterator[httpx.Client]:
     url = str(town.client.base_url).rstrip("/")
-    client = httpx.Client(base_url=url, follow_redirects=True, timeout=60, headers={"origin": url})
-    assert client.post("/dashboard/sign-in", data={"secret": secret}).status_code == 200
-    return client
+    headers = {"origin": url}
+    with httpx.Client(base_url=url, follow_redirects=True, timeout=60, headers=headers) as client:
+        assert client.post("/dashboard/sign-in", data={"secret": secret}).status_code == 200
+        yield client
 
 
 @pytest.mark.parametrize("role", SEES_COSTS)
