@@ -23,6 +23,15 @@ class AttentionShape:
     softcap: float = 0.0  # of the scores; 0: off
 
 
+@dataclass(frozen=True, slots=True)
+class AlibiSpec:
+    """Scores fall with the distance of the key (arXiv 2108.12409): of each query head, by how much for
+    a position. `rounded`: key positions and their products are rounded to bfloat16, as Falcon's are."""
+
+    slopes: tuple[float, ...]
+    rounded: bool = False
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertsSpec:
     """The mixtures of experts that stand for the MLP of some layers."""
@@ -72,7 +81,13 @@ class ModelSpec:
     norms_after: bool = False  # norms of the outputs of attention and MLP
     root: str = "model"  # the name of the decoder in the checkpoint
     head: str = "lm_head.weight"
-    fused: bool = False  # the checkpoint holds each site of `matrices.FUSED` as one matrix
+    fused: tuple[str, ...] = ()  # modules of `matrices.FUSED` that the checkpoint holds
+    grouped: bool = (
+        False  # a fused matrix has, for each key head, its query heads, its key and its value
+    )
+    renamed: tuple[
+        tuple[str, str], ...
+    ] = ()  # parts of Llama's names, and the family's own for them
     interleaved: bool = False  # the values of a head are rotated in pairs of neighbours
     unrotated: frozenset[int] = frozenset()  # layers without positions
     embedding_scale: float = 1.0
@@ -81,6 +96,11 @@ class ModelSpec:
     logit_scale: float = 1.0  # of the logits, before their soft cap
     logit_cap: float | None = None  # soft cap of the logits
     experts: ExpertsSpec | None = None
+    gated: bool = True  # the MLP multiplies its inner values by those of a gate
+    parallel_norm: bool = False  # with `parallel`: the MLP has a norm of its own
+    embedding_norm: bool = False  # a norm of what the token table gives
+    alibi: AlibiSpec | None = None
+    qkv_cap: float | None = None  # queries, keys and values are cut to within it
     sinks: bool = False  # a learned score in each head's softmax, which belongs to no key
 
     @property

@@ -54,7 +54,9 @@ class KernelOperations:
         self._step = step
         self._last = last
 
-    def embed(self, table: Embedding, scale: float) -> Residual:
+    def embed(self, table: Embedding, scale: float, norm: RmsNorm | None) -> Residual:
+        if norm is not None:
+            raise TypeError("the kernels have no norm of the embedding")
         raw = self._step.tokens.long()
         x = table(torch.where(raw < 0, self._last[(-1 - raw).clamp(min=0)], raw))
         if scale != 1.0:
@@ -86,6 +88,9 @@ class KernelOperations:
     def add(self, site: Site, y: Tensor, x: Residual, norm: RmsNorm | None) -> Residual:
         y = self._linear(site, y)
         return Residual(x.total, y if norm is None else rms_norm(y, norm))
+
+    def widen(self, site: Site, x: Residual, norm: RmsNorm | None) -> Tensor:
+        raise TypeError("the kernels have no MLP without a gate")
 
     def mix(self, mixture: Mixture, x: Residual, norm: RmsNorm | None) -> Residual:
         raise TypeError("the kernels have no mixture of experts")

@@ -37,7 +37,7 @@ def _attend_tile(q: torch.Tensor, pool: KvPool, tile: Tile, attention: Attention
     kv_heads, group, batch = pool.kv_heads, pool.group, tile.sequences * pool.kv_heads
     kv = pool.gather(attention.layer, tile.gather).view(2, batch, tile.positions, dim)
     k, v = kv.unbind()
-    if tile.prefix_length is not None and not shape.softcap and sinks is None:
+    if tile.prefix_length is not None and _is_plain(attention):
         k, v = k[None, :, : tile.prefix_length], v[None, :, : tile.prefix_length]
         q = q.view(1, kv_heads, group, dim)
         return F.scaled_dot_product_attention(q, k, v, scale=shape.scale)
@@ -47,6 +47,9 @@ def _attend_tile(q: torch.Tensor, pool: KvPool, tile: Tile, attention: Attention
         q = q.view(tile.queries, kv_heads, group, dim).permute(1, 2, 0, 3)
         q = q.reshape(batch, group * tile.queries, dim)
     scores = _scores(q, k, tile.mask, shape)
+    if attention.alibi is not None:
+        bias = attention.alibi(tile.keys, tile.newest).view(-1, kv_heads, group, 1, tile.positions)
+        scores.view(-1, kv_heads, group, tile.queries, tile.positions).add_(bias)
     if sinks is None:
         weights = torch.softmax(scores, -1)
     else:
@@ -57,6 +60,11 @@ def _attend_tile(q: torch.Tensor, pool: KvPool, tile: Tile, attention: Attention
     if tile.queries == 1:
         return out.view(tile.sequences, kv_heads, group, dim)
     return out.view(kv_heads, group, tile.queries, dim).permute(2, 0, 1, 3)
+
+
+def _is_plain(attention: Attention) -> bool:
+    """Whether torch's fused product computes it."""
+    return not attention.shape.softcap and attention.sinks is None and attention.alibi is None
 
 
 def _scores(

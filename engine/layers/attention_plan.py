@@ -23,7 +23,8 @@ class Tile:
 
     `rows`: the token rows of the step. `gather`: rows of the pool for layer 0, keys then values,
     always whole blocks, because a product of partial blocks would copy them first. `mask` is added
-    to the scores and broadcasts over [sequences * kv heads, group * queries, positions].
+    to the scores and broadcasts over [sequences * kv heads, group * queries, positions]. `keys`: the
+    position of each key, [sequences, positions]. `newest`: that of each sequence's last query.
     """
 
     rows: slice | torch.Tensor
@@ -32,6 +33,8 @@ class Tile:
     gather: torch.Tensor
     positions: int
     mask: torch.Tensor | None
+    keys: torch.Tensor
+    newest: torch.Tensor
     prefix_length: int | None = (
         None  # for one query that sees a prefix of the positions: its length
     )
@@ -104,6 +107,8 @@ def _decode_tile(group: list[tuple[int, Row]], window: int, pool: KvPool) -> Til
         gather=_gather(padded, pool),
         positions=width * size,
         mask=mask,
+        keys=torch.from_numpy(key_positions),
+        newest=torch.from_numpy(ends - 1),
         prefix_length=int(ends[0]) if len(group) == 1 and not begins.any() else None,
     )
 
@@ -125,6 +130,8 @@ def _prefill_tile(row: Row, first: int, begin: int, end: int, window: int, pool:
         gather=_gather(np.array([table]), pool),
         positions=len(table) * size,
         mask=_additive(visible, pool.dtype).repeat(pool.group, 1)[None],
+        keys=torch.from_numpy(key_positions)[None],
+        newest=torch.tensor([high - 1]),
     )
 
 

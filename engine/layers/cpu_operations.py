@@ -27,9 +27,10 @@ class CpuOperations:
         self._lora = step.all_rows.lora
         self.states: torch.Tensor | None = None  # of pooled tokens, in the order of their rows
 
-    def embed(self, table: Embedding, scale: float) -> torch.Tensor:
+    def embed(self, table: Embedding, scale: float, norm: RmsNorm | None) -> torch.Tensor:
         x = table(self._step.tokens)
-        return x if scale == 1.0 else x * scale
+        x = x if scale == 1.0 else x * scale
+        return x if norm is None else norm(x)
 
     def project(self, site: Site, x: torch.Tensor, norm: RmsNorm | None) -> torch.Tensor:
         spec, h = self._spec, x if norm is None else norm(x)
@@ -43,6 +44,8 @@ class CpuOperations:
         self, attention: Attention, qkv: torch.Tensor, x: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         spec, step, layer = self._spec, self._step, attention.layer
+        if spec.qkv_cap is not None:
+            qkv.clamp_(-spec.qkv_cap, spec.qkv_cap)
         heads = qkv.view(qkv.shape[0], -1, spec.head_dim)
         q, kv = heads[:, : spec.heads], heads[:, spec.heads :]
         ends = (spec.q_width, spec.q_width + spec.kv_width)
@@ -75,6 +78,15 @@ class CpuOperations:
         gate, up = linear.halves(h)
         self._lora.add_(site.layer, site.name, h, gate, up)
         return activate(gate, activation).mul_(up)
+
+    def widen(self, site: Site, x: torch.Tensor, norm: RmsNorm | None) -> torch.Tensor:
+        if not x.shape[0]:
+            return x.new_empty((0, self._spec.intermediate))
+        h = x if norm is None else norm(x)
+        inner = site.linear(h)
+        if self._lora is not None:
+            self._lora.add_(site.layer, site.name, h, inner)
+        return activate(inner, self._spec.activation)
 
     def add(
         self, site: Site, y: torch.Tensor, x: torch.Tensor, norm: RmsNorm | None

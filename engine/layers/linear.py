@@ -117,7 +117,7 @@ class DenseLinear:
             return activate(self._product(x), activation)
         if activation == "silu":
             return self._unary(x, "swish", "")
-        return self._unary(x, "gelu", "tanh")
+        return self._unary(x, "gelu", "none" if activation == "gelu" else "tanh")
 
     def _product(self, x: torch.Tensor) -> torch.Tensor:
         if self._half is None:
@@ -179,4 +179,4 @@ def activate(x: torch.Tensor, activation: str) -> torch.Tensor:
     """activation(x); changes x in place for silu."""
     if activation == "silu":
         return F.silu(x, inplace=True)
-    return F.gelu(x, approximate="tanh")
+    return F.gelu(x, approximate="none" if activation == "gelu" else "tanh")

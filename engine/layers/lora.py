@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from engine.layers.host_memory import lazy_zeros, release
-from engine.layers.matrices import SITE_OF, SITES, part_shape, sites_of
+from engine.layers.matrices import SITE_OF, part_shape, sites_of
 from engine.model_spec import ModelSpec
 
 # By (layer, part): A [rank, in] and B [rank, out], scaling included.
@@ -48,10 +48,11 @@ class LoraStack:
         self._changed: dict[int, frozenset[tuple[int, str]]] = {}  # parts, by slot
         self.a: list[dict[str, torch.Tensor]] = []
         self.b: list[dict[str, torch.Tensor]] = []
-        for layer in range(spec.layers):
+        self.layout = [sites_of(spec, layer) for layer in range(spec.layers)]  # parts of sites
+        for sites in self.layout:
             self.a.append({})
             self.b.append({})
-            for site, parts in sites_of(spec, layer).items():
+            for site, parts in sites.items():
                 width = part_shape(spec, parts[0])[0]
                 self.a[-1][site] = lazy_zeros((slots, len(parts) * rank, width), dtype)
                 for part in parts:
@@ -61,7 +62,7 @@ class LoraStack:
         rank = self.rank
         for layer, (a, b) in enumerate(zip(self.a, self.b, strict=True)):
             for site in a:
-                for number, part in enumerate(SITES[site]):
+                for number, part in enumerate(self.layout[layer][site]):
                     rows = a[site][slot, number * rank : (number + 1) * rank]
                     outputs = b[part][slot]
                     pair = matrices.get((layer, part))
@@ -126,7 +127,8 @@ class LoraStep:
             stack = self._stacks[group.rank]
             if (layer, site) in stack.sites:
                 inner = _inner(group, x, stack.a[layer][site][group.slots])
-                for number, (part, output) in enumerate(zip(SITES[site], outputs, strict=True)):
+                parts = stack.layout[layer][site]
+                for number, (part, output) in enumerate(zip(parts, outputs, strict=True)):
                     if (layer, part) in stack.parts:
                         first = number * group.rank
                         share = inner[:, :, first : first + group.rank]

@@ -1,6 +1,8 @@
 """The seven matrices of a decoder layer: their names in checkpoints and adapters, the inputs that
 they share, and their shapes."""
 
+import torch
+
 from engine.model_spec import ModelSpec
 
 MODULES = {
@@ -26,7 +28,28 @@ FUSED = {"self_attn.qkv_proj": SITES["qkv"], "mlp.gate_up_proj": SITES["gate_up"
 def sites_of(spec: ModelSpec, layer: int) -> dict[str, tuple[str, ...]]:
     """The sites of a layer, to which adapters may add."""
     sparse = spec.experts_of(layer) is not None
-    return {site: parts for site, parts in SITES.items() if not (sparse and site in MLP_SITES)}
+    found = {site: parts for site, parts in SITES.items() if not (sparse and site in MLP_SITES)}
+    if "gate_up" in found and not spec.gated:
+        found["gate_up"] = ("up",)
+    return found
+
+
+def own_name(spec: ModelSpec, name: str) -> str:
+    """What the family calls a tensor or module that has this name in Llama's checkpoints."""
+    for usual, own in spec.renamed:
+        name = name.replace(usual, own)
+    return name
+
+
+def fused_rows(spec: ModelSpec, module: str) -> dict[str, torch.Tensor]:
+    """The rows of each part of a module of `FUSED`."""
+    widths = {part: part_shape(spec, part)[1] for part in FUSED[module]}
+    rows = torch.arange(sum(widths.values()))
+    parts = torch.split(rows, list(widths.values()))
+    if spec.grouped and "q" in widths:
+        heads = rows.view(spec.kv_heads, -1, spec.head_dim)
+        parts = heads[:, :-2], heads[:, -2], heads[:, -1]
+    return {part: each.flatten() for part, each in zip(widths, parts, strict=True)}
 
 
 def part_shape(spec: ModelSpec, part: str) -> tuple[int, int]:

@@ -53,14 +53,16 @@ class RmsNorm:
 
 
 class LayerNorm(RmsNorm):
-    """The RMS norm of x minus its mean. The weight may be a matrix, with a row for each head."""
+    """The RMS norm of x minus its mean, plus `bias`. The weight may be a matrix, with a row for each
+    head; then there is no bias."""
 
-    def __init__(self, weight: torch.Tensor, eps: float) -> None:
+    def __init__(self, weight: torch.Tensor, eps: float, bias: torch.Tensor | None = None) -> None:
         self.weight = weight
+        self.bias = bias
         self.eps = eps
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         weight = self.weight
         if weight.dim() == 1:
-            return F.layer_norm(x, weight.shape, weight, None, self.eps)
+            return F.layer_norm(x, weight.shape, weight, self.bias, self.eps)
         return F.layer_norm(x, weight.shape[1:], None, None, self.eps).mul_(weight)

@@ -6,6 +6,7 @@ from typing import Protocol, TypeVar
 
 import torch
 
+from engine.layers.alibi import Alibi
 from engine.layers.embedding import Embedding
 from engine.layers.experts import Mixture
 from engine.layers.linear import GatedLinear, Linear
@@ -41,14 +42,15 @@ class Attention:
     head_norms: tuple[RmsNorm, RmsNorm] | None
     row_norms: tuple[RmsNorm, RmsNorm] | None
     rope: int | None  # the number of the rotation of queries and keys; None: they have no positions
+    alibi: Alibi | None = None
     sinks: torch.Tensor | None = None  # of each query head: a score without a key or value
 
 
 class Operations(Protocol[X]):
     """The operations of one step. Products include the site's bias and the step's adapters."""
 
-    def embed(self, table: Embedding, scale: float) -> X:
-        """The rows of `table` for the step's tokens, times `scale`."""
+    def embed(self, table: Embedding, scale: float, norm: RmsNorm | None) -> X:
+        """The rows of `table` for the step's tokens, times `scale`, and normed if `norm` is given."""
 
     def project(self, site: Site, x: X, norm: RmsNorm | None) -> torch.Tensor:
         """norm(x) W^T: [tokens, out]; x W^T without a norm."""
@@ -59,6 +61,9 @@ class Operations(Protocol[X]):
 
     def gate(self, site: GatedSite, x: X, norm: RmsNorm | None) -> torch.Tensor:
         """activation(gate) * up of norm(x) W^T, whose columns are the gate's, then the up part's."""
+
+    def widen(self, site: Site, x: X, norm: RmsNorm | None) -> torch.Tensor:
+        """activation(norm(x) W^T): the inner values of an MLP without a gate."""
 
     def add(self, site: Site, y: torch.Tensor, x: X, norm: RmsNorm | None) -> X:
         """x + y W^T; the product is normed first if `norm` is given. May change `x`."""

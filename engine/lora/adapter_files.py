@@ -14,7 +14,15 @@ import torch
 from safetensors import SafetensorError
 
 from engine.errors import AdapterError
-from engine.layers.matrices import FUSED, MLP_SITES, MODULES, SITES, part_shape
+from engine.layers.matrices import (
+    FUSED,
+    MLP_SITES,
+    MODULES,
+    SITES,
+    fused_rows,
+    own_name,
+    part_shape,
+)
 from engine.lora.adapter_digest import CONFIG, WEIGHTS, digest_of, read_config
 from engine.model_spec import ModelSpec
 
@@ -49,8 +57,9 @@ def read_adapter(
     checked for finite values again. Raises AdapterError naming the file and field at fault.
     """
     config = read_config(directory)
-    parts = {module: (part,) for part, module in MODULES.items()} | (FUSED if spec.fused else {})
-    _check_config(directory / CONFIG, config, max_rank, parts)
+    parts = _modules(spec)
+    names = [own_name(spec, module) for module in parts]
+    _check_config(directory / CONFIG, config, max_rank, names)
     path = directory / WEIGHTS
     try:
         file = path.read_bytes()
@@ -64,9 +73,11 @@ def read_adapter(
         rank = _check_pair(
             path, name, pair["A"], pair["B"], parts=parts[module], spec=spec, max_rank=max_rank
         )
-        scale = _scale(config, f"model.layers.{layer}.{module}", rank, directory / CONFIG)
-        a, widths = pair["A"], [part_shape(spec, part)[1] for part in parts[module]]
-        for part, b in zip(parts[module], torch.split(pair["B"], widths), strict=True):
+        own = own_name(spec, f"model.layers.{layer}.{module}")
+        scale = _scale(config, own, rank, directory / CONFIG)
+        a, whole = pair["A"], module in spec.fused
+        rows = fused_rows(spec, module) if whole else {parts[module][0]: slice(None)}
+        for part, b in ((part, pair["B"][each]) for part, each in rows.items()):
             if (layer, part) in matrices:
                 raise _invalid(path, f"{name} is there as a whole and in parts")
             matrices[layer, part] = (
@@ -80,6 +91,18 @@ def read_adapter(
     rank = max(a.shape[0] for a, _ in matrices.values())
     digest = known_digest or digest_of(config, hashlib.sha256(file).digest())
     return AdapterWeights(digest, rank, matrices)
+
+
+def _modules(spec: ModelSpec) -> dict[str, tuple[str, ...]]:
+    """The parts of each module that an adapter may target, by Llama's names."""
+    single = {module: (part,) for part, module in MODULES.items() if spec.gated or part != "gate"}
+    return single | {whole: FUSED[whole] for whole in spec.fused}
+
+
+def _usual_key(spec: ModelSpec, key: str) -> str:
+    for usual, own in spec.renamed:
+        key = key.replace(own, usual)
+    return key
 
 
 def _invalid(path: Path, message: str) -> AdapterError:
@@ -129,7 +152,7 @@ def _by_module(
         raise _invalid(path, f"it is not a complete safetensors file: {error}") from None
     halves: dict[tuple[int, str], dict[str, torch.Tensor]] = {}
     for key, tensor in tensors.items():
-        match = _KEY.match(key)
+        match = _KEY.match(_usual_key(spec, key))
         if spec.experts is not None and _EXPERT.search(key):
             raise _invalid(path, f"tensor {key}: the base model {_NO_EXPERTS}")
         if match is None or match[2] not in modules:

@@ -2,7 +2,8 @@
 
 import torch
 
-from engine.layers.matrices import MODULES, SITES, part_shape
+from engine.layers.alibi import alibi
+from engine.layers.matrices import MODULES, part_shape, sites_of
 from engine.layers.norm import LayerNorm, RmsNorm
 from engine.layers.operations import Attention, GatedSite, Operations, Site, X
 from engine.model_spec import ModelSpec
@@ -18,15 +19,14 @@ class Block:
         prefix = f"{spec.root}.layers.{layer}"
 
         def site(name: str) -> Site:
-            return Site(layer, name, linear(weights, _matrices(spec, prefix, name)))
+            return Site(layer, name, linear(weights, _matrices(spec, layer, name)))
 
         self.parallel = spec.parallel
         self.qkv, self.o = site("qkv"), site("o")
         experts = spec.experts_of(layer)
         self.mixture = None if experts is None else mixture(spec, experts, prefix, weights)
         if experts is None:
-            gate, up = _matrices(spec, prefix, "gate_up")
-            self.gate_up = GatedSite(layer, "gate_up", gated_linear(weights, gate, up))
+            self.gate_up = _inner_site(spec, layer, weights) if spec.gated else site("gate_up")
             self.down = site("down")
 
         def norm(name: str, *size: int) -> RmsNorm:
@@ -35,7 +35,7 @@ class Block:
         before, after = spec.norms_before, spec.norms_after
         mlp_norm = "pre_feedforward_layernorm" if after else "post_attention_layernorm"
         self.input_norm = norm("input_layernorm") if before else None
-        if spec.parallel:
+        if spec.parallel and not spec.parallel_norm:
             self.mlp_norm = self.input_norm
         else:
             self.mlp_norm = norm(mlp_norm) if before else None
@@ -55,6 +55,7 @@ class Block:
             head_norms=pair(*by_head) if spec.head_norm else None,
             row_norms=pair((spec.q_width,), (spec.kv_width,)) if spec.row_norm else None,
             rope=spec.rope_of(layer),
+            alibi=None if spec.alibi is None else alibi(spec.alibi, spec.query_scale),
             sinks=weights.take(f"{prefix}.self_attn.sinks", (spec.heads,)) if spec.sinks else None,
         )
 
@@ -63,13 +64,18 @@ class Block:
         qkv = do.project(self.qkv, x, self.input_norm)
         y, x = do.attend(self.attention, qkv, x)
         if self.parallel:
-            inner = do.gate(self.gate_up, x, self.mlp_norm)
+            inner = self._inner(do, x)
             return do.add(self.down, inner, do.add(self.o, y, x, None), None)
         x = do.add(self.o, y, x, self.after_attention)
         if self.mixture is not None:
             return do.mix(self.mixture, x, self.mlp_norm)
-        y = do.gate(self.gate_up, x, self.mlp_norm)
-        return do.add(self.down, y, x, self.after_mlp)
+        return do.add(self.down, self._inner(do, x), x, self.after_mlp)
+
+    def _inner(self, do: Operations[X], x: X) -> torch.Tensor:
+        """The inner values of the MLP."""
+        if isinstance(self.gate_up, GatedSite):
+            return do.gate(self.gate_up, x, self.mlp_norm)
+        return do.widen(self.gate_up, x, self.mlp_norm)
 
 
 class Decoder:
@@ -83,6 +89,10 @@ class Decoder:
         self.embedding, self.head = embedding_and_head(weights, shape, *names)
         self.blocks = [Block(spec, layer, weights) for layer in range(spec.layers)]
         self.norm = _norm(spec, weights, f"{spec.root}.norm.weight", (spec.hidden,))
+        self.embedding_norm = None
+        if spec.embedding_norm:
+            name = f"{spec.root}.embed_norm.weight"
+            self.embedding_norm = _norm(spec, weights, name, (spec.hidden,))
         scale = spec.embedding_scale
         if spec.rounded_embedding_scale:
             scale = float(torch.tensor(scale, dtype=weights.dtype))
@@ -91,7 +101,7 @@ class Decoder:
     def __call__(self, do: Operations[X]) -> torch.Tensor:
         """The logits of the step's sampled rows before `finish_logits`: [rows, vocab]. The one forward
         pass: devices differ in what their operations do, not in which there are."""
-        x = do.embed(self.embedding, self._embedding_scale)
+        x = do.embed(self.embedding, self._embedding_scale, self.embedding_norm)
         for block in self.blocks:
             x = block(do, x)
         return do.logits(self.head, x, self.norm)
@@ -100,9 +110,17 @@ class Decoder:
 def _norm(spec: ModelSpec, weights: Weights, name: str, shape: tuple[int, ...]) -> RmsNorm:
     weight = weights.take(name, shape)
     if spec.layer_norm:
-        return LayerNorm(weight, spec.eps)
+        bias = weights.take_optional(f"{name.removesuffix('.weight')}.bias", shape)
+        return LayerNorm(weight, spec.eps, bias)
     return RmsNorm(weight, spec.eps, spec.unit_offset_norm)
 
 
-def _matrices(spec: ModelSpec, prefix: str, site: str) -> list[Matrix]:
-    return [Matrix(f"{prefix}.{MODULES[part]}", *part_shape(spec, part)) for part in SITES[site]]
+def _matrices(spec: ModelSpec, layer: int, site: str) -> list[Matrix]:
+    root = f"{spec.root}.layers.{layer}"
+    parts = sites_of(spec, layer)[site]
+    return [Matrix(f"{root}.{MODULES[part]}", *part_shape(spec, part)) for part in parts]
+
+
+def _inner_site(spec: ModelSpec, layer: int, weights: Weights) -> GatedSite:
+    gate, up = _matrices(spec, layer, "gate_up")
+    return GatedSite(layer, "gate_up", gated_linear(weights, gate, up))

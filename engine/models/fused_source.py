@@ -1,11 +1,12 @@
-"""Checkpoints that hold the matrices of one input as one: the rows of each by its usual name."""
+"""Checkpoints with names of their own, or that hold the matrices of one input as one: each matrix by
+the name that Llama's has."""
 
 from pathlib import Path
 
 import torch
 
 from engine.errors import CheckpointError
-from engine.layers.matrices import FUSED, MODULES, part_shape
+from engine.layers.matrices import MODULES, fused_rows, own_name
 from engine.model_spec import ModelSpec
 from engine.models.weights import TensorSource
 from engine.quantization.packed import Codes
@@ -17,14 +18,13 @@ class FusedSource:
     def __init__(self, source: TensorSource, spec: ModelSpec) -> None:
         self.path: Path = source.path
         self._source = source
-        # By the module of a part: that of the whole, the part's rows in it, and the whole's.
-        self._rows: dict[str, tuple[str, slice, int]] = {}
-        for whole, parts in FUSED.items():
-            outs = [part_shape(spec, part)[1] for part in parts]
-            first = 0
-            for part, out in zip(parts, outs, strict=True):
-                self._rows[MODULES[part]] = whole, slice(first, first + out), sum(outs)
-                first += out
+        self._spec = spec
+        # By the module of a part: that of the whole, the part's rows in it, and how many it has.
+        self._rows: dict[str, tuple[str, torch.Tensor, int]] = {}
+        for whole in spec.fused:
+            rows = fused_rows(spec, whole)
+            total = sum(map(len, rows.values()))
+            self._rows |= {MODULES[part]: (whole, each, total) for part, each in rows.items()}
 
     def __contains__(self, name: str) -> bool:
         return self._find(name)[0] in self._source
@@ -45,12 +45,12 @@ class FusedSource:
                 f"{self._source.place(stored)} has shape {list(shape)}, the configuration asks "
                 f"{total} rows"
             )
-        return rows.stop - rows.start, *shape[1:]
+        return len(rows), *shape[1:]
 
     def read(self, name: str, dtype: torch.dtype) -> torch.Tensor:
         stored, rows, _ = self._find(name)
         tensor = self._source.read(stored, dtype)
-        return tensor if rows is None else tensor[rows].clone()
+        return tensor if rows is None else tensor[rows]
 
     @property
     def format(self) -> str:
@@ -61,7 +61,7 @@ class FusedSource:
         found = self._source.codes(stored)
         if found is None or rows is None:
             return found
-        return found.rows(torch.arange(rows.start, rows.stop))
+        return found.rows(rows)
 
     def stored_dtype(self) -> torch.dtype:
         return self._source.stored_dtype()
@@ -69,11 +69,17 @@ class FusedSource:
     def close(self) -> None:
         self._source.close()
 
-    def _find(self, name: str) -> tuple[str, slice | None, int]:
+    def _find(self, name: str) -> tuple[str, torch.Tensor | None, int]:
         """The stored tensor's name, the rows of it that `name` is, and how many it has in all."""
         pieces = name.rsplit(".", 3)
         found = self._rows.get(".".join(pieces[1:3])) if len(pieces) == 4 else None
         if found is None:
-            return name, None, 0
+            return self._own(name), None, 0
         whole, rows, total = found
-        return f"{pieces[0]}.{whole}.{pieces[3]}", rows, total
+        return self._own(f"{pieces[0]}.{whole}.{pieces[3]}"), rows, total
+
+    def _own(self, name: str) -> str:
+        """What the family calls it; some checkpoints leave out the name of the decoder."""
+        own = own_name(self._spec, name)
+        bare = own.partition(".")[2]
+        return bare if own not in self._source and bare in self._source else own

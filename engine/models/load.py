@@ -68,6 +68,8 @@ def refuse_on_gpu(spec: ModelSpec) -> None:
         (spec.layer_norm, "a model with layer norms"),
         (spec.interleaved, "a rotation of neighbours"),
         (spec.sinks, "a model with attention sinks"),
+        (spec.alibi is not None, "a model with ALiBi"),
+        (not spec.gated, "an MLP without a gate"),
     ):
         if missing:
             raise ConfigError(f"{name} is served on a CPU only: set device to cpu")

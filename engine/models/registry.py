@@ -7,8 +7,10 @@ from typing import Any
 from engine.errors import CheckpointError
 from engine.model_spec import ModelSpec
 from engine.models.families import (
+    bloom,
     cohere,
     cohere2,
+    falcon,
     gemma2,
     gemma3,
     gemma3_conditional,
@@ -17,6 +19,7 @@ from engine.models.families import (
     llama,
     mistral,
     mixtral,
+    mpt,
     olmo2,
     phi3,
     qwen2,
@@ -29,7 +32,7 @@ from engine.models.quantised import refuse_quantised
 
 _MODULES = (
     llama, mistral, qwen2, qwen3, gemma2, granite, olmo2, smollm3, phi3, mixtral, qwen2_moe, qwen3_moe,
-    gemma3, gemma3_conditional, cohere, cohere2, gpt_oss,
+    gemma3, gemma3_conditional, cohere, cohere2, gpt_oss, bloom, mpt, falcon,
 )  # fmt: skip
 FAMILIES = {module.ARCHITECTURE: module for module in _MODULES}
 
@@ -61,6 +64,9 @@ def model_spec(raw: dict[str, Any]) -> ModelSpec:
         raise CheckpointError(
             f"config.json: architectures is {names!r}: supported are {', '.join(sorted(FAMILIES))}"
         )
+    for usual, own in getattr(family, "ALIASES", {}).items():
+        if own in raw:
+            raw = {usual: raw[own]} | raw
     for needed in ("num_hidden_layers", "model_type"):
         if needed not in (raw.get("text_config") or raw):
             raise CheckpointError(f"config.json: {needed} is missing")

@@ -10,7 +10,7 @@ from engine.models.weights import TensorSource
 
 def usual_names(source: TensorSource, spec: ModelSpec) -> TensorSource:
     """Raises CheckpointError where the family's form is not read from this kind of file."""
-    if spec.fused:
+    if spec.fused or spec.renamed:
         return FusedSource(source, spec)
     if spec.experts is not None and spec.experts.stacked:
         if not isinstance(source, SafetensorsSource):

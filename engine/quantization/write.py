@@ -37,7 +37,12 @@ def write_quantized(source: Path, target: Path, to: str) -> int:
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ConfigError(f"{target} exists and is not empty: name another directory")
     config = read_config(source)
-    model_spec(config)
+    spec = model_spec(config)
+    if spec.renamed or (spec.experts is not None and spec.experts.stacked):
+        raise ConfigError(
+            f"{source}: checkpoints of this family are not written quantised: serve it with "
+            f"--quantization {to}, which rounds its weights when they are loaded"
+        )
     if config.get("quantization_config"):
         raise CheckpointError(f"{source} is quantised already: give the checkpoint in floats")
     target.mkdir(parents=True, exist_ok=True)

@@ -162,7 +162,11 @@ def _ids(value: object) -> list[int]:
 
 
 def _context(path: Path, config: dict[str, Any]) -> int:
-    if isinstance(config.get("text_config"), dict):  # which may leave out what its family implies
+    from engine.models.registry import FAMILIES
+
+    served = any(name in FAMILIES for name in config.get("architectures") or ())
+    implied = served and "max_position_embeddings" not in config
+    if isinstance(config.get("text_config"), dict) or implied:  # by the family
         return _spec(path, config).context
     value = config.get("max_position_embeddings", 0)
     if not isinstance(value, int):

@@ -1,5 +1,6 @@
 """Tiny random checkpoints and adapters, written by the libraries that define their layouts."""
 
+import json
 import warnings
 from pathlib import Path
 from typing import Any
@@ -44,9 +45,11 @@ def save_checkpoint(
 
 
 def reference(directory: Path, dtype: torch.dtype = torch.float32) -> Any:
-    """The checkpoint as `transformers` runs it, by the plain attention that caps scores too."""
+    """The checkpoint as `transformers` runs it, by the plain attention that caps scores too. That of
+    Falcon adds its linear biases twice; the other adds them once, as the model's own code does."""
+    falcon = json.loads((directory / "config.json").read_text())["model_type"] == "falcon"
     return transformers.AutoModelForCausalLM.from_pretrained(
-        directory, dtype=dtype, attn_implementation="eager"
+        directory, dtype=dtype, attn_implementation="sdpa" if falcon else "eager"
     ).eval()
 
 

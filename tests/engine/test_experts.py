@@ -252,6 +252,7 @@ def test_adapters_of_a_model_of_experts_take_room_for_attention_only(tmp_path: P
     ("case", "told"),
     [
         ("mixtral", "a mixture of experts is served on a CPU only: set device to cpu"),
+        ("bloom", "a model with layer norms is served on a CPU only: set device to cpu"),
         ("command-r", "a model with layer norms is served on a CPU only: set device to cpu"),
     ],
 )

@@ -176,6 +176,47 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         | _rope("yarn", factor=4.0, original_max_position_embeddings=32, truncate=False)
         | {"num_hidden_layers": 2, "head_dim": 20, "num_local_experts": 4, "sliding_window": 30},
     ),
+    "bloom": ("Bloom", {"num_attention_heads": 6, "hidden_size": 84}),
+    "mpt": ("Mpt", {"num_attention_heads": 6, "hidden_size": 84, "max_seq_len": 128}),
+    "mpt-clipped": (
+        "Mpt",
+        {
+            "layer_norm_epsilon": 0.01,
+            "attn_config": {"clip_qkv": 0.4, "softmax_scale": 0.2},
+        },
+    ),
+    "falcon": ("Falcon", {"num_attention_heads": 5, "hidden_size": 70}),
+    "falcon-new": (
+        "Falcon",
+        {
+            "new_decoder_architecture": True,
+            "num_attention_heads": 6,
+            "num_kv_heads": 2,
+            "hidden_size": 84,
+            "ffn_hidden_size": 100,
+            "layer_norm_epsilon": 0.01,
+        },
+    ),
+    "falcon-new-one-norm": (
+        "Falcon",
+        {
+            "new_decoder_architecture": True,
+            "num_ln_in_parallel_attn": 1,
+            "num_kv_heads": 2,
+            "bias": True,
+        },
+    ),
+    "falcon-alibi": (
+        "Falcon",
+        {
+            "alibi": True,
+            "multi_query": False,
+            "parallel_attn": False,
+            "bias": True,
+            "num_attention_heads": 6,
+            "hidden_size": 84,
+        },
+    ),
     "phi3-longrope": ("Phi3", {"num_attention_heads": 3, "num_key_value_heads": 1} | _longrope(32)),
 }
 
@@ -249,6 +290,11 @@ TARGETS = {
     "qwen2-moe": r".*\.(q|k|v|o)_proj|.*\.1\.mlp\.(gate|up|down)_proj",
     "qwen3-moe": _ATTENTION,
     "gpt-oss": _ATTENTION,
+    "bloom": ["query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"],
+    "mpt": ["Wqkv", "out_proj", "up_proj", "down_proj"],
+    "falcon": ["query_key_value", "dense_4h_to_h"],
+    "falcon-new": ["query_key_value", "dense", "dense_h_to_4h"],
+    "falcon-alibi": ["query_key_value"],
 }
 
 

@@ -27,7 +27,7 @@ LIMITS = {
     "layers": 1200,
     "lora": 1000,
     "models": 1150,
-    "models/families": 400,
+    "models/families": 500,
     "models/gguf": 950,
     "quantization": 500,
     "scheduling": 990,

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+from engine.layers.matrices import FUSED
 from engine.model_spec import ModelSpec
 from engine.models.families import mistral
 
@@ -14,4 +15,4 @@ def spec(raw: dict[str, Any]) -> ModelSpec:
     scaling = raw.get("rope_parameters") or raw.get("rope_scaling")
     if scaling and scaling.get("rope_type", scaling.get("type")) in _LONGROPE_NAMES:
         raw = raw | {"rope_parameters": scaling | {"rope_type": "longrope"}}
-    return replace(mistral.spec({"rms_norm_eps": 1e-5} | raw), fused=True)
+    return replace(mistral.spec({"rms_norm_eps": 1e-5} | raw), fused=tuple(FUSED))
