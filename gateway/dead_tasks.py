@@ -5,11 +5,9 @@ from typing import Any
 
 import billing.tasks  # noqa: F401  registers the tasks to replay
 from core import dead_letters
-from core.celery_queue import CeleryQueue
 from core.queue import TASKS, TaskContext, TaskQueue
 from gateway.cli.context import CommandContext
 from gateway.payments import make_payments, task_services
-from gateway.worker import make_worker
 
 
 class _LocalQueue:
@@ -46,7 +44,7 @@ def list_dead_tasks(tools: CommandContext) -> list[dict[str, Any]]:
 def run_now(tools: CommandContext, name: str, prefix: str) -> None:
     """Run a task: by a worker, or without a broker in this process."""
     if tools.settings.broker_url:
-        queue = CeleryQueue(make_worker(tools.settings, prefix))
+        queue = _broker_queue(tools, prefix)
         queue.enqueue(name)
         queue.stop()
         return
@@ -61,7 +59,7 @@ def replay(tools: CommandContext, ids: Iterable[int], prefix: str) -> int:
     local_queue = _LocalQueue()
     queue: TaskQueue = local_queue
     if tools.settings.broker_url:
-        queue = CeleryQueue(make_worker(tools.settings, prefix))
+        queue = _broker_queue(tools, prefix)
     replayed = dead_letters.replay(tools.database, tools.clock, queue, selected)
     queue.stop()
     keep = dead_letters.keeper(tools.database, tools.clock)
@@ -73,3 +71,11 @@ def replay(tools: CommandContext, ids: Iterable[int], prefix: str) -> int:
         except Exception as error:
             keep(TASKS[name], arguments, error, 1)
     return replayed
+
+
+def _broker_queue(tools: CommandContext, prefix: str) -> TaskQueue:
+    # The dashboard imports this file; Celery takes 0.5 s to import.
+    from core.celery_queue import CeleryQueue
+    from gateway.worker import make_worker
+
+    return CeleryQueue(make_worker(tools.settings, prefix))
