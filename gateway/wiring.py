@@ -241,9 +241,7 @@ def _build_services(base: _Base, path: _RequestPath) -> Services:
         roles=roles,
         operator_token=base.token,
         dashboard_auth=DashboardAuth(roles, pipeline.auth.attempts, clock, base.token),
-        single_sign_on=(
-            SingleSignOn(settings, clock, base.token) if settings.oidc_issuer else None
-        ),
+        single_sign_on=_single_sign_on(settings, clock, base.token),
         counters=base.counters,
         limiter=path.limiter,
         rejections=path.rejections,
@@ -281,6 +279,14 @@ def _build_services(base: _Base, path: _RequestPath) -> Services:
         ),
         opinions=path.opinions,
     )
+
+
+def _single_sign_on(settings: Settings, clock: Clock, token: str) -> SingleSignOn | None:
+    if not settings.oidc_issuer:
+        return None
+    from gateway.auth.open_id_connect import OpenIdConnect
+
+    return OpenIdConnect(settings, clock, token)
 
 
 def make_counters(settings: Settings, clock: Clock, *, timeout_s: float | None = None) -> Counters:

@@ -35,6 +35,12 @@ def test_a_model_is_fetched_without_a_database() -> None:
     assert "sqlalchemy" not in _imported("gateway.cli.main", "gateway.cli.commands.model")
 
 
+def test_a_gateway_imports_the_clients_of_what_is_configured() -> None:
+    found = _imported("gateway.http.serving", "gateway.wiring", "gateway.http.startup")
+    assert "fastapi" in found
+    assert found & {"authlib", "boto3", "celery", "psycopg", "redis", "stripe", "torch"} == set()
+
+
 @pytest.mark.parametrize("command", ["tenant list", "price list", "invoice list", "audit"])
 def test_an_empty_database_is_named_with_the_next_step(
     command: str,

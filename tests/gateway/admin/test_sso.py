@@ -11,7 +11,7 @@ from core.clock import SystemClock
 from core.errors import Unavailable
 from core.tenants import members, sign_on
 from core.tenants.scope import scope_of_operator
-from gateway.auth.single_sign_on import SingleSignOn
+from gateway.auth.open_id_connect import OpenIdConnect
 from tests.gateway.admin.issuer import CLIENT, SECRET, Issuer, generate_key, running
 from tests.gateway.deployment import Deployment, running_deployment
 
@@ -144,6 +144,6 @@ def test_an_issuer_cannot_send_the_gateway_elsewhere(
     place.issuer.described = described
     try:
         with pytest.raises(Unavailable):
-            SingleSignOn(settings, SystemClock(), "seal").begin("http://gateway.example/back")
+            OpenIdConnect(settings, SystemClock(), "seal").begin("http://gateway.example/back")
     finally:
         place.issuer.described = {}
