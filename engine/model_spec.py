@@ -32,6 +32,18 @@ class AlibiSpec:
     rounded: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class LatentSpec:
+    """Multi-head latent attention (arXiv 2405.04434): keys and values are products of one small vector
+    of each position, beside which all heads share a rotated part of the key. All in values."""
+
+    latent: int
+    rotated: int
+    plain: int  # of a head's key, beside the rotated part
+    value: int  # of a head
+    query: int  # the vector that queries are products of; 0: they are products of the input
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertsSpec:
     """The mixtures of experts that stand for the MLP of some layers."""
@@ -41,7 +53,15 @@ class ExpertsSpec:
     intermediate: int
     layers: frozenset[int]
     normed: bool = True  # the shares of a token's experts add up to 1
+    sigmoid: bool = (
+        False  # shares are sigmoids, and experts chosen by them plus a stored correction
+    )
+    groups: int = 1  # of neighbouring experts, of which a token uses the best `active_groups` alone
+    active_groups: int = 1
+    factor: float = 1.0  # of the shares
     shared: int = 0  # the inner size of an expert that all tokens use; 0: there is none
+    shared_name: str = "shared_expert"
+    shared_gate: bool = True  # a gate says how much of it each token uses
     module: str = "mlp"  # its name in the layer
     names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")  # of an expert's matrices
     router: str = "gate"  # its name beside the experts
@@ -101,6 +121,9 @@ class ModelSpec:
     embedding_norm: bool = False  # a norm of what the token table gives
     alibi: AlibiSpec | None = None
     qkv_cap: float | None = None  # queries, keys and values are cut to within it
+    latent: LatentSpec | None = (
+        None  # then the one key head is the latent vector and the rotated part
+    )
     sinks: bool = False  # a learned score in each head's softmax, which belongs to no key
 
     @property
@@ -110,6 +133,11 @@ class ModelSpec:
     @property
     def kv_width(self) -> int:
         return self.kv_heads * self.head_dim
+
+    @property
+    def rotary_dim(self) -> int:
+        """How many values of a head, its last ones, are rotated."""
+        return self.head_dim if self.latent is None else self.latent.rotated
 
     @property
     def widest_window(self) -> int:

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 
 from engine.layers.linear import GatedLinear, Linear
+from engine.layers.routing import Router
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,27 +53,16 @@ class Mixture:
     """
 
     def __init__(
-        self,
-        router: torch.Tensor,
-        experts: list[Mlp],
-        shared: SharedMlp | None,
-        *,
-        active: int,
-        normed: bool,
-        bias: torch.Tensor | None = None,
+        self, router: Router, experts: list[Mlp], shared: Mlp | SharedMlp | None, active: int
     ) -> None:
-        """router: [experts, hidden]. `normed`: the shares of a row's experts add up to 1. bias: of the
-        router, [experts]."""
         self.rows = [0] * len(experts)  # that each expert has computed
-        self._router = router.double()
-        self._bias = None if bias is None else bias.double()
+        self._router = router
         self._experts = experts
         self._shared = shared
         self._active = active
-        self._normed = normed
 
     def __call__(self, x: torch.Tensor, activation: str) -> torch.Tensor:
-        shares, chosen = self._route(x)
+        shares, chosen = self._router(x)
         by_expert = chosen.flatten().argsort(stable=True)
         counts = torch.bincount(chosen.flatten(), minlength=len(self._experts)).tolist()
         given = x.index_select(0, by_expert // self._active)
@@ -91,15 +80,3 @@ class Mixture:
         for rank in range(1, self._active):
             y.addcmul_(found[:, rank], shares[:, rank : rank + 1])
         return y if self._shared is None else y.add_(self._shared(x, activation))
-
-    def _route(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The share and the number of each row's experts, the largest share first: [rows, active].
-
-        In float64: another number of rows adds in another order, which must not change a ranking.
-        """
-        scores = F.linear(x.double(), self._router, self._bias)
-        likely = torch.softmax(scores, -1).float()
-        shares, chosen = likely.topk(self._active, -1)
-        if self._normed:
-            shares /= shares.sum(-1, keepdim=True)
-        return shares.to(x.dtype), chosen

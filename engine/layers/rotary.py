@@ -8,6 +8,7 @@ import math
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 
 from engine.model_spec import ModelSpec, RopeSpec
 
@@ -32,18 +33,20 @@ def rotary_tables(spec: ModelSpec, native: int, dtype: torch.dtype) -> list[Rota
 
 
 def _tables(rope: RopeSpec, spec: ModelSpec, native: int, dtype: torch.dtype) -> RotaryTables:
-    head_dim, positions = spec.head_dim, spec.context
+    dim, positions = spec.rotary_dim, spec.context
     steps = torch.arange(positions, dtype=torch.float32)
     if rope.kind == "dynamic":
-        frequencies = _dynamic(rope, head_dim, native, steps)
+        frequencies = _dynamic(rope, dim, native, steps)
         angles, factor = steps[:, None] * frequencies, 1.0
     else:
-        inverse, factor = _inverse_frequencies(rope, head_dim, native, positions)
+        inverse, factor = _inverse_frequencies(rope, dim, native, positions)
         angles = steps[:, None] * inverse
     cos, sin = angles.cos() * factor, angles.sin() * factor
     if spec.interleaved:
         cos, sin = torch.stack((cos, cos), -1), torch.stack((-sin, sin), -1)
-        return RotaryTables(cos.flatten(1).to(dtype), sin.flatten(1).to(dtype), True)
+        still = spec.head_dim - dim
+        cos, sin = F.pad(cos.flatten(1), (still, 0), value=1.0), F.pad(sin.flatten(1), (still, 0))
+        return RotaryTables(cos.to(dtype), sin.to(dtype), True)
     return RotaryTables(
         torch.cat((cos, cos), -1).to(dtype).contiguous(),
         torch.cat((-sin, sin), -1).to(dtype).contiguous(),

@@ -95,7 +95,10 @@ def read_adapter(
 
 def _modules(spec: ModelSpec) -> dict[str, tuple[str, ...]]:
     """The parts of each module that an adapter may target, by Llama's names."""
-    single = {module: (part,) for part, module in MODULES.items() if spec.gated or part != "gate"}
+    left_out = set() if spec.gated else {"gate"}
+    if spec.latent is not None:
+        left_out |= {*SITES["qkv"], *SITES["o"]}
+    single = {module: (part,) for part, module in MODULES.items() if part not in left_out}
     return single | {whole: FUSED[whole] for whole in spec.fused}
 
 

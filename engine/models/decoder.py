@@ -8,6 +8,7 @@ from engine.layers.norm import LayerNorm, RmsNorm
 from engine.layers.operations import Attention, GatedSite, Operations, Site, X
 from engine.model_spec import ModelSpec
 from engine.models.experts import mixture
+from engine.models.latent import latent_attention
 from engine.models.linears import Matrix, embedding_and_head, gated_linear, linear
 from engine.models.weights import Weights
 
@@ -22,7 +23,11 @@ class Block:
             return Site(layer, name, linear(weights, _matrices(spec, layer, name)))
 
         self.parallel = spec.parallel
-        self.qkv, self.o = site("qkv"), site("o")
+        if spec.latent is None:
+            self.qkv, self.o = site("qkv"), site("o")
+        else:
+            pair = latent_attention(spec, spec.latent, f"{prefix}.self_attn", weights)
+            self.qkv, self.o = Site(layer, "qkv", pair[0]), Site(layer, "o", pair[1])
         experts = spec.experts_of(layer)
         self.mixture = None if experts is None else mixture(spec, experts, prefix, weights)
         if experts is None:
@@ -42,7 +47,7 @@ class Block:
         self.after_attention = norm("post_attention_layernorm") if after else None
         self.after_mlp = norm("post_feedforward_layernorm") if after else None
 
-        def pair(*sizes: tuple[int, ...]) -> tuple[RmsNorm, RmsNorm]:
+        def norms(*sizes: tuple[int, ...]) -> tuple[RmsNorm, RmsNorm]:
             return norm("self_attn.q_norm", *sizes[0]), norm("self_attn.k_norm", *sizes[1])
 
         dim = spec.head_dim
@@ -52,8 +57,8 @@ class Block:
         self.attention = Attention(
             layer,
             spec.attention(layer),
-            head_norms=pair(*by_head) if spec.head_norm else None,
-            row_norms=pair((spec.q_width,), (spec.kv_width,)) if spec.row_norm else None,
+            head_norms=norms(*by_head) if spec.head_norm else None,
+            row_norms=norms((spec.q_width,), (spec.kv_width,)) if spec.row_norm else None,
             rope=spec.rope_of(layer),
             alibi=None if spec.alibi is None else alibi(spec.alibi, spec.query_scale),
             sinks=weights.take(f"{prefix}.self_attn.sinks", (spec.heads,)) if spec.sinks else None,

@@ -1,6 +1,7 @@
 """Builds the mixtures of experts of a checkpoint."""
 
 from engine.layers.experts import ClampedMlp, Mixture, Mlp, SharedMlp
+from engine.layers.routing import Router
 from engine.model_spec import ExpertsSpec, ModelSpec
 from engine.models.linears import Matrix, gated_linear, linear
 from engine.models.weights import Weights
@@ -12,11 +13,13 @@ def mixture(spec: ModelSpec, experts: ExpertsSpec, layer: str, weights: Weights)
     Raises CheckpointError naming the tensor that is missing or of another shape.
     """
     hidden, root = spec.hidden, f"{layer}.{experts.module}"
-    shared = None
+    shared: Mlp | SharedMlp | None = None
     if experts.shared:
-        mlp = _mlp(spec, f"{root}.shared_expert", experts.shared, _USUAL, weights)
-        gate = weights.take(f"{root}.shared_expert_gate.weight", (1, hidden))
-        shared = SharedMlp(mlp, gate.double())
+        name = f"{root}.{experts.shared_name}"
+        shared = mlp = _mlp(spec, name, experts.shared, _USUAL, weights)
+        if experts.shared_gate:
+            gate = weights.take(f"{name}_gate.weight", (1, hidden))
+            shared = SharedMlp(mlp, gate.double())
     each = [
         _mlp(spec, f"{root}.experts.{number}", experts.intermediate, experts.names, weights)
         for number in range(experts.count)
@@ -24,14 +27,12 @@ def mixture(spec: ModelSpec, experts: ExpertsSpec, layer: str, weights: Weights)
     if experts.clamp is not None:
         each = [ClampedMlp(one.gate_up, one.down, *experts.clamp) for one in each]
     router = f"{root}.{experts.router}"
-    return Mixture(
-        weights.take(f"{router}.weight", (experts.count, hidden)),
-        each,
-        shared,
-        active=experts.active,
-        normed=experts.normed,
-        bias=weights.take_optional(f"{router}.bias", (experts.count,)),
-    )
+    count, correction = (experts.count,), None
+    if experts.sigmoid:
+        correction = weights.take(f"{router}.e_score_correction_bias", count)
+    weight = weights.take(f"{router}.weight", (experts.count, hidden))
+    bias = weights.take_optional(f"{router}.bias", count)
+    return Mixture(Router(experts, weight, bias, correction), each, shared, experts.active)
 
 
 _USUAL = "gate_proj", "up_proj", "down_proj"

@@ -67,6 +67,7 @@ def refuse_on_gpu(spec: ModelSpec) -> None:
         (spec.experts is not None, "a mixture of experts"),
         (spec.layer_norm, "a model with layer norms"),
         (spec.interleaved, "a rotation of neighbours"),
+        (spec.latent is not None, "multi-head latent attention"),
         (spec.sinks, "a model with attention sinks"),
         (spec.alibi is not None, "a model with ALiBi"),
         (not spec.gated, "an MLP without a gate"),

@@ -10,6 +10,8 @@ from engine.models.families import (
     bloom,
     cohere,
     cohere2,
+    deepseek_v2,
+    deepseek_v3,
     falcon,
     gemma2,
     gemma3,
@@ -32,7 +34,8 @@ from engine.models.quantised import refuse_quantised
 
 _MODULES = (
     llama, mistral, qwen2, qwen3, gemma2, granite, olmo2, smollm3, phi3, mixtral, qwen2_moe, qwen3_moe,
-    gemma3, gemma3_conditional, cohere, cohere2, gpt_oss, bloom, mpt, falcon,
+    gemma3, gemma3_conditional, cohere, cohere2, gpt_oss, bloom, mpt, falcon, deepseek_v2,
+    deepseek_v3,
 )  # fmt: skip
 FAMILIES = {module.ARCHITECTURE: module for module in _MODULES}
 

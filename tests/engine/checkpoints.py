@@ -40,6 +40,9 @@ def save_checkpoint(
                 parameter.normal_(0, 0.6 / parameter.shape[1] ** 0.5 if "proj" in name else 0.3)
             elif any(each in name for each in ("bias", "norm", "sinks")):
                 parameter.add_(0.2 * torch.randn_like(parameter))
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.normal_(0, 0.3)
     model.save_pretrained(directory, **({"max_shard_size": shard} if shard else {}))
     return directory
 

@@ -43,6 +43,19 @@ def _longrope(original: int) -> dict[str, Any]:
     }
 
 
+_MLA: dict[str, Any] = {
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 26,
+    "q_lora_rank": 22,
+    "qk_rope_head_dim": 10,
+    "qk_nope_head_dim": 14,
+    "v_head_dim": 18,
+    "n_routed_experts": 12,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 28,
+    "first_k_dense_replace": 1,
+}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
     "llama-mha-biased": ("Llama", {"num_key_value_heads": 4, "attention_bias": True}),
@@ -216,6 +229,42 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "num_attention_heads": 6,
             "hidden_size": 84,
         },
+    ),
+    "deepseek-v2": (
+        "DeepseekV2",
+        _MLA
+        | {
+            "q_lora_rank": None,
+            "topk_method": "group_limited_greedy",
+            "n_group": 3,
+            "topk_group": 2,
+            "n_shared_experts": 2,
+        },
+    ),
+    "deepseek-v2-greedy": ("DeepseekV2", _MLA | {"routed_scaling_factor": 1.7}),
+    "deepseek-v3": (
+        "DeepseekV3",
+        _MLA
+        | {
+            "n_group": 3,
+            "topk_group": 2,
+            "n_shared_experts": 1,
+            "attention_bias": True,
+            "rms_norm_eps": 0.01,
+        },
+    ),
+    "deepseek-v3-yarn": (
+        "DeepseekV3",
+        _MLA
+        | _LONG
+        | _rope(
+            "yarn",
+            factor=4.0,
+            original_max_position_embeddings=32,
+            mscale=1.0,
+            mscale_all_dim=0.7,
+        )
+        | {"n_group": 1, "topk_group": 1},
     ),
     "phi3-longrope": ("Phi3", {"num_attention_heads": 3, "num_key_value_heads": 1} | _longrope(32)),
 }

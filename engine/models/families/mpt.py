@@ -1,10 +1,10 @@
 """MPT: ALiBi, layer norms, an MLP without a gate, and no biases."""
 
-import math
 from dataclasses import replace
 from typing import Any
 
 from engine.errors import CheckpointError
+from engine.layers.alibi import mpt_slopes
 from engine.model_spec import AlibiSpec, ModelSpec
 from engine.models.config_values import base_spec, positive, positive_number
 
@@ -39,7 +39,7 @@ def spec(raw: dict[str, Any]) -> ModelSpec:
         "hidden_act": "silu",
     }
     base = base_spec({"tie_word_embeddings": True} | raw | given)
-    steepest = positive_number(attention, "alibi_bias_max", 8)
+    last = positive_number(attention, "alibi_bias_max", 8)
     return replace(
         base,
         eps=positive_number(raw, "layer_norm_epsilon", 1e-5),
@@ -48,15 +48,8 @@ def spec(raw: dict[str, Any]) -> ModelSpec:
         layer_norm=True,
         query_scale=positive_number(attention, "softmax_scale", base.query_scale),
         qkv_cap=positive_number(attention, "clip_qkv", 1.0) if attention.get("clip_qkv") else None,
-        alibi=AlibiSpec(_slopes(base.heads, steepest)),
+        alibi=AlibiSpec(mpt_slopes(base.heads, last)),
         unrotated=frozenset(range(base.layers)),
         fused=("self_attn.qkv_proj",),
         renamed=_RENAMED,
     )
-
-
-def _slopes(heads: int, steepest: float) -> tuple[float, ...]:
-    """Of the next power of two: those of odd numbers, then the others, as many as there are heads."""
-    whole: int = 2 ** math.ceil(math.log2(heads))
-    slopes = [2 ** (-steepest * (n + 1) / whole) for n in range(whole)]
-    return tuple(slopes if whole == heads else (slopes[1::2] + slopes[::2])[:heads])

@@ -1,0 +1,72 @@
+"""Multi-head latent attention with absorbed projections (arXiv 2405.04434, section 2.1).
+
+A position's key is its latent vector and the rotated part that all heads share; its value is the latent
+vector. What would make a head's key of it is multiplied into the query instead, and what would make its
+value into the output, so that the cache holds one head however many the model has. Both its halves hold
+the same values: the pool has keys and values of one shape.
+"""
+
+import torch
+
+from engine.layers.linear import Linear
+from engine.layers.norm import RmsNorm
+from engine.model_spec import LatentSpec
+
+
+class LatentQkv:
+    """Implements `Linear`: the queries [heads, latent + rotated] of a row, its key, and the same again
+    as its value, before the rotation."""
+
+    def __init__(
+        self,
+        spec: LatentSpec,
+        queries: list[Linear | RmsNorm],
+        keys: Linear,
+        norm: RmsNorm,
+        absorbed: torch.Tensor,
+    ) -> None:
+        """queries, keys: of the input; the queries' are used one after the other. norm: of the latent
+        vector. absorbed: [heads, plain, latent]."""
+        self._spec = spec
+        self._queries = queries
+        self._keys = keys
+        self._norm = norm
+        self._absorbed = absorbed
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        spec, heads = self._spec, len(self._absorbed)
+        q = x
+        for each in self._queries:
+            q = each(q)
+        plain, rotated = q.view(len(x), heads, -1).tensor_split((spec.plain,), -1)
+        out = x.new_empty(len(x), heads + 2, spec.latent + spec.rotated)
+        absorbed = torch.bmm(plain.transpose(0, 1), self._absorbed)
+        out[:, :heads, : spec.latent] = absorbed.transpose(0, 1)
+        out[:, :heads, spec.latent :] = rotated
+        latent, shared = self._keys(x).tensor_split((spec.latent,), -1)
+        out[:, heads:, : spec.latent] = self._norm(latent.contiguous())[:, None]
+        out[:, heads:, spec.latent :] = shared[:, None]
+        return out.flatten(1)
+
+    def plus(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        return self(x).add_(other)
+
+
+class LatentOutput:
+    """Implements `Linear` over the heads' sums of latent vectors."""
+
+    def __init__(self, spec: LatentSpec, absorbed: torch.Tensor, output: Linear) -> None:
+        """absorbed: [heads, latent, value]."""
+        self._spec = spec
+        self._absorbed = absorbed
+        self._output = output
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self._output(self._values(x))
+
+    def plus(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        return self._output.plus(self._values(x), other)
+
+    def _values(self, x: torch.Tensor) -> torch.Tensor:
+        sums = x.view(len(x), len(self._absorbed), -1)[:, :, : self._spec.latent]
+        return torch.bmm(sums.transpose(0, 1), self._absorbed).transpose(0, 1).flatten(1)

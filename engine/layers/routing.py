@@ -1,0 +1,48 @@
+"""Which experts of a mixture each row uses, and how much of each."""
+
+import torch
+import torch.nn.functional as F
+
+from engine.model_spec import ExpertsSpec
+
+
+class Router:
+    """In float64: another number of rows adds in another order, which must not change a ranking."""
+
+    def __init__(
+        self,
+        spec: ExpertsSpec,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        correction: torch.Tensor | None = None,
+    ) -> None:
+        """weight: [experts, hidden]. bias: of the scores, [experts]. correction: of what ranks experts
+        whose shares are sigmoids, [experts]."""
+        self._spec = spec
+        self._weight = weight.double()
+        self._bias = None if bias is None else bias.double()
+        self._correction = None if correction is None else correction.double()
+
+    def __call__(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The share and the number of each row's experts, the highest ranked first: [rows, active]."""
+        spec = self._spec
+        scores = F.linear(x.double(), self._weight, self._bias)
+        likely = torch.sigmoid(scores) if spec.sigmoid else torch.softmax(scores, -1)
+        ranked = likely if self._correction is None else likely + self._correction
+        if spec.groups > 1:
+            ranked = self._of_best_groups(ranked)
+        chosen = ranked.float().topk(spec.active, -1)[1]
+        shares = likely.float().gather(1, chosen)
+        if spec.normed:
+            shares = shares / shares.sum(-1, keepdim=True).clamp_(min=1e-20)
+        return (shares * spec.factor).to(x.dtype), chosen
+
+    def _of_best_groups(self, ranked: torch.Tensor) -> torch.Tensor:
+        """Less than any score for experts of other groups. A group is as good as its best expert, or
+        with sigmoids as its two best together."""
+        spec = self._spec
+        by_group = ranked.view(len(ranked), spec.groups, -1)
+        worth = by_group.topk(2 if spec.sigmoid else 1, -1)[0].sum(-1)
+        best = worth.topk(spec.active_groups, -1)[1]
+        kept = torch.zeros_like(worth, dtype=torch.bool).scatter_(1, best, True)
+        return by_group.masked_fill(~kept[:, :, None], float("-inf")).view_as(ranked)
