@@ -13,7 +13,8 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from billing.engine_prices import EnginePrices
-from billing.models import DailyEngineTime, DailyTenantUsage, DailyUsage
+from billing.exchange_rates import Converter
+from billing.models import DailyEngineTime, DailyTenantUsage, DailyUsage, EnginePrice
 from billing.views import money
 from core.errors import BadRequest
 from core.money import round_half_away
@@ -47,6 +48,17 @@ class MarginReport:
     by: tuple[str, ...]
     rows: list[MarginRow]  # the most earning first
     unpriced_us: dict[str, int] = field(default_factory=dict)  # by engine
+    converter: Converter | None = None
+
+    def chosen(self, table: Any) -> list[Any]:
+        """The condition on the rows of a table with a currency."""
+        return [] if self.converter else [table.currency == self.currency]
+
+    def value(self, units: int, currency: str, day: datetime) -> int:
+        return self.converter.convert(units, currency, day.date()) if self.converter else units
+
+    def takes(self, price: EnginePrice) -> bool:
+        return self.converter is not None or price.currency == self.currency
 
     @property
     def total(self) -> MarginRow:
@@ -63,8 +75,11 @@ def read(
     end: datetime,
     by: Sequence[str] = ("model",),
     currency: str = "USD",
+    *,
+    converter: Converter | None = None,
 ) -> MarginReport:
-    """The margin of the days from `start` until before `end` of the tenants billed in `currency`."""
+    """The margin of the days from `start` until before `end` of the tenants billed in `currency`. With
+    a converter that of all tenants, in its currency, each day's amounts at the rate of the day."""
     dimensions = tuple(each for each in DIMENSIONS if each in by)
     unknown = [each for each in by if each not in DIMENSIONS]
     if unknown or not dimensions:
@@ -73,7 +88,8 @@ def read(
             next_step=f"Use one or more of {', '.join(DIMENSIONS)}.",
             param="by",
         )
-    report = MarginReport(currency, dimensions, [])
+    report = MarginReport(converter.currency if converter else currency, dimensions, [])
+    report.converter = converter
     rows: dict[_Key, MarginRow] = {}
     _add_revenue(session, report, rows, start, end)
     _add_cost(session, report, rows, start, end)
@@ -94,13 +110,18 @@ def _add_revenue(
     group = _columns(table, report.by)
     tokens = table.input_tokens + table.output_tokens
     sums = [func.sum(each) for each in (table.requests, tokens, table.amount)]
-    query = select(*group, *sums).where(
-        table.at >= start, table.at < end, table.currency == report.currency
+    days = [table.at, table.currency] if report.converter else []
+    query = select(*group, *sums, *days).where(
+        table.at >= start, table.at < end, *report.chosen(table)
     )
-    for found in session.execute(query.group_by(*group)):
+    for found in session.execute(query.group_by(*group, *days)):
         row = _row_of(rows, report.by, tuple(found[: len(group)]))
-        requests, tokens, amount = (int(each) for each in found[len(group) :])
-        row.requests, row.tokens, row.revenue = requests, tokens, amount
+        requests, tokens, amount = (int(each) for each in found[len(group) : len(group) + 3])
+        if days:
+            amount = report.value(amount, found[-1], found[-2])
+        row.requests += requests
+        row.tokens += tokens
+        row.revenue += amount
 
 
 def _add_cost(
@@ -114,7 +135,7 @@ def _add_cost(
     group = _columns(table, report.by)
     query = (
         select(*group, table.at, table.engine_id, func.sum(table.busy_us))
-        .where(table.at >= start, table.at < end, table.currency == report.currency)
+        .where(table.at >= start, table.at < end, *report.chosen(table))
         .group_by(*group, table.at, table.engine_id)
     )
     spent: dict[_Key, int] = {}  # picounits × microseconds per hour: rounded once, per group
@@ -122,11 +143,12 @@ def _add_cost(
         row, busy_us = _row_of(rows, report.by, tuple(key)), int(busy)
         row.busy_us += busy_us
         price = prices.at(engine_id, day)
-        if price is None or price.currency != report.currency:
+        if price is None or not report.takes(price):
             row.unpriced_us += busy_us
             report.unpriced_us[engine_id] = report.unpriced_us.get(engine_id, 0) + busy_us
         else:
-            spent[tuple(key)] = spent.get(tuple(key), 0) + price.per_hour * busy_us
+            amount = report.value(price.per_hour * busy_us, price.currency, day)
+            spent[tuple(key)] = spent.get(tuple(key), 0) + amount
     for found, amount in spent.items():
         rows[found].cost = round_half_away(amount, _US_PER_HOUR)
 
@@ -156,6 +178,7 @@ def describe(report: MarginReport) -> dict[str, Any]:
     return {
         "object": "list",
         "currency": report.currency,
+        "rates": report.converter.rates_used() if report.converter else [],
         "data": [_described(row, report.currency) for row in report.rows],
         "total": _described(report.total, report.currency),
         "unpriced_engines": [

@@ -2,6 +2,7 @@
 
 from billing.tables.budgets import Budget, OutboxMessage, WebhookEndpoint
 from billing.tables.closing import ClosedCharges, ClosedDay, ClosedUnits
+from billing.tables.exchange import ExchangeRate
 from billing.tables.invoices import AuditRun, BillingPeriod, CreditNote, Invoice, InvoiceLine
 from billing.tables.ledger import (
     CreditGrant,
@@ -73,6 +74,7 @@ __all__ = [
     "DunningCase",
     "EnginePrice",
     "EngineReceipt",
+    "ExchangeRate",
     "ExportJob",
     "ExportSchedule",
     "HourlyService",

@@ -6,8 +6,10 @@ from typing import Any
 from sqlalchemy import ColumnElement, and_, case, desc, func, or_, select, tuple_
 from sqlalchemy.orm import QueryableAttribute, Session
 
+from billing.exchange_rates import Converter
 from billing.invoices import DRAFT, FINAL
 from billing.models import Invoice, Payment
+from core.money import round_to_minor, units_of_minor
 from core.tenants.models import Tenant
 
 # Days past due: name -> (from, to); None has no bound.
@@ -24,8 +26,11 @@ _PAYMENT_ORDER = (Payment.created_at, Payment.id)
 _OWED = and_(Invoice.status == FINAL, _OPEN > 0)
 
 
-def ageing(session: Session, now: datetime) -> list[dict[str, Any]]:
-    """By currency: the open minor units of each bucket, and their sum as `total`."""
+def ageing(
+    session: Session, now: datetime, converter: Converter | None = None
+) -> list[dict[str, Any]]:
+    """By currency: the open minor units of each bucket, and their sum as `total`. With a converter in its
+    currency alone, at the rate of the day of `now`, each bucket rounded once."""
     whens = [(_late(name, now), name) for name in BUCKETS]
     bucket = case(*whens).label("bucket")
     rows = session.execute(
@@ -40,7 +45,24 @@ def ageing(session: Session, now: datetime) -> list[dict[str, Any]]:
         )
         line[name] += int(minor)
         line["total"] += int(minor)
-    return [found[currency] for currency in sorted(found)]
+    lines = [found[currency] for currency in sorted(found)]
+    return lines if converter is None else _in_one(lines, converter, now)
+
+
+def _in_one(
+    lines: list[dict[str, Any]], converter: Converter, now: datetime
+) -> list[dict[str, Any]]:
+    whole: dict[str, Any] = {"currency": converter.currency}
+    for name in BUCKETS:
+        exact = sum(
+            converter.convert(
+                units_of_minor(line[name], line["currency"]), line["currency"], now.date()
+            )
+            for line in lines
+        )
+        whole[name] = round_to_minor(exact, converter.currency)[0]
+    whole["total"] = sum(whole[name] for name in BUCKETS)
+    return [whole]
 
 
 def invoices(

@@ -70,6 +70,7 @@ NOTICES = {
     "dropped": "The event was closed without billing it.",
     "seller-saved": "The profile is saved. Invoices that become final from now on state it.",
     "engine-price-saved": "The price of engines is saved. Margins use it from its first day on.",
+    "rates-saved": "The exchange rates are saved. Reports of their days use them.",
     "parent-changed": "The parent organisation is changed, for invoices that become final from now on.",
     "price-saved": "The price was tested on sample usage and saved.",
     "audit-done": "The audit has run.",

@@ -4,14 +4,15 @@ All amounts are exact: minor units for what was billed or paid, picounits for us
 """
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
+from billing.exchange_rates import Converter
 from billing.invoices import DRAFT, FINAL, VOID
 from billing.ledger import AccountKind
 from billing.models import (
@@ -24,6 +25,7 @@ from billing.models import (
     Refund,
 )
 from billing.settlement import open_minor
+from core.money import round_to_minor, units_of_minor
 from dashboards.filters import Range
 
 # Ageing buckets: name, first and last day past due.
@@ -63,52 +65,62 @@ class Debtor:
         return sum(self.by_age.values())
 
 
+_UNITS = ("used", "deferred", "given")  # in picounits; the other figures are minor units
+_Flow = tuple[str, str, datetime, int]  # figure, currency, moment, amount in its unit
+
+
 def read(session: Session, span: Range) -> list[Revenue]:
     """One row per currency, the most billed first."""
     found: dict[str, Revenue] = {}
-    start, end = span.start, span.end
-
-    def _add(name: str, rows: Iterable[Any]) -> None:
-        for currency, amount in rows:
-            row = found.setdefault(currency, Revenue(currency))
-            setattr(row, name, getattr(row, name) + int(amount or 0))
-
-    final = (Invoice.final_at >= start, Invoice.final_at < end, Invoice.status != VOID)
-    settled = (Payment.settled_at >= start, Payment.settled_at < end)
-    failed = (Payment.created_at >= start, Payment.created_at < end, Payment.status == "failed")
-    _add(
-        "used",
-        _sums(
-            session,
-            DailyTenantUsage,
-            "amount",
-            DailyTenantUsage.at >= start,
-            DailyTenantUsage.at < end,
-        ),
-    )
-    _add("billed", _sums(session, Invoice, "total_minor", *final))
-    _add(
-        "collected",
-        _sums(session, Payment, "amount_minor", *settled, Payment.status == "succeeded"),
-    )
-    _add("failed", _sums(session, Payment, "amount_minor", *failed))
-    noted = (CreditNote.issued_at >= start, CreditNote.issued_at < end)
-    _add("credited", _sums(session, CreditNote, "net_minor", *noted))
-    _add("credited", _sums(session, CreditNote, "tax_minor", *noted))
-    back = (Refund.created_at >= start, Refund.created_at < end, Refund.status != "failed")
-    _add("refunded", _sums(session, Refund, "amount_minor", *back))
-    gifts = (
-        CreditGrant.kind == "promo",
-        CreditGrant.granted_at >= start,
-        CreditGrant.granted_at < end,
-    )
-    _add("given", _sums(session, CreditGrant, "granted", *gifts))
-    wallets = LedgerAccount.kind == AccountKind.PREPAID.value
-    ahead = _sums(session, LedgerAccount, "balance", wallets)
-    _add("deferred", [(currency, -int(balance or 0)) for currency, balance in ahead])
-    for each in outstanding(session, end):
-        found.setdefault(each.currency, Revenue(each.currency)).outstanding += each.total
+    for name, currency, _, amount in _flows(session, span):
+        row = found.setdefault(currency, Revenue(currency))
+        setattr(row, name, getattr(row, name) + amount)
     return sorted(found.values(), key=lambda row: (-row.billed, -row.used, row.currency))
+
+
+def read_in(session: Session, span: Range, converter: Converter) -> Revenue:
+    """All currencies as one: each amount at the rate of its day, what is as of now at that of the last
+    day. Rounded once per figure."""
+    units: dict[str, int] = defaultdict(int)
+    for name, currency, at, amount in _flows(session, span):
+        exact = amount if name in _UNITS else units_of_minor(amount, currency)
+        units[name] += converter.convert(exact, currency, at.date())
+    whole = Revenue(converter.currency)
+    for name, exact in units.items():
+        minor = round_to_minor(exact, converter.currency)[0]
+        setattr(whole, name, exact if name in _UNITS else minor)
+    return whole
+
+
+def _flows(session: Session, span: Range) -> Iterator[_Flow]:
+    start, end = span.start, span.end
+    last = end - timedelta(1)
+
+    def _sums(name: str, table: Any, column: str, at: Any, *where: Any) -> Iterator[_Flow]:
+        query = select(table.currency, at, func.sum(getattr(table, column)))
+        query = query.where(at >= start, at < end, *where).group_by(table.currency, at)
+        for currency, moment, amount in session.execute(query):
+            yield name, currency, moment, int(amount or 0)
+
+    usage, settled = DailyTenantUsage, Payment.status == "succeeded"
+    yield from _sums("used", usage, "amount", usage.at)
+    yield from _sums("billed", Invoice, "total_minor", Invoice.final_at, Invoice.status != VOID)
+    yield from _sums("collected", Payment, "amount_minor", Payment.settled_at, settled)
+    failed = Payment.status == "failed"
+    yield from _sums("failed", Payment, "amount_minor", Payment.created_at, failed)
+    for column in ("net_minor", "tax_minor"):
+        yield from _sums("credited", CreditNote, column, CreditNote.issued_at)
+    stands = Refund.status != "failed"
+    yield from _sums("refunded", Refund, "amount_minor", Refund.created_at, stands)
+    gift = CreditGrant.kind == "promo"
+    yield from _sums("given", CreditGrant, "granted", CreditGrant.granted_at, gift)
+    wallets = select(LedgerAccount.currency, func.sum(LedgerAccount.balance)).where(
+        LedgerAccount.kind == AccountKind.PREPAID.value
+    )
+    for currency, balance in session.execute(wallets.group_by(LedgerAccount.currency)):
+        yield "deferred", currency, last, -int(balance or 0)
+    for each in outstanding(session, end):
+        yield "outstanding", each.currency, last, each.total
 
 
 def outstanding(session: Session, now: datetime) -> list[Debtor]:
@@ -159,8 +171,3 @@ def by_month(
     ):
         found[f"{payment[0]:%Y-%m}"][1] += payment[1]
     return {name: found[name] for name in reversed(names)}
-
-
-def _sums(session: Session, table: Any, column: str, *where: Any) -> list[tuple[str, Any]]:
-    query = select(table.currency, func.sum(getattr(table, column))).where(*where)
-    return [(row[0], row[1]) for row in session.execute(query.group_by(table.currency))]

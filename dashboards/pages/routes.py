@@ -27,6 +27,7 @@ from dashboards.pages import (
 from dashboards.pages.operator import (
     dead_letters,
     engines,
+    exchange_rates,
     health,
     ledger,
     margin,
@@ -69,6 +70,7 @@ ROUTES: list[BaseRoute] = [
     *tenants.ROUTES,
     *tenant_billing.ROUTES,
     *receivables.ROUTES,
+    *exchange_rates.ROUTES,
     *money_acts.ROUTES,
     *month_end.ROUTES,
     *parked.ROUTES,

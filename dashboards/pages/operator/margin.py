@@ -9,6 +9,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from billing import engine_prices, margin
+from billing.exchange_rates import Converter
 from billing.margin import MarginReport, MarginRow
 from billing.models import EnginePrice
 from core.money import decimal_of, units_of
@@ -26,6 +27,7 @@ from dashboards.pages.common import (
     sorted_by,
     wants_csv,
 )
+from dashboards.pages.operator.exchange_rates import rates_tables, reporting_input
 from dashboards.scales import grouped
 from dashboards.tables import Column, Table
 
@@ -82,8 +84,15 @@ def page_of(request: Request) -> Response:
     rate = _number(request, "rate", "2.00")
     currency = request.query_params.get("currency", "USD")[:3].upper()
     by = choice(request, "by", tuple(GROUPS), "model")
+    reporting = request.query_params.get("reporting", "").strip()
     with deps.database.read() as session:
-        report = margin.read(session, span.start, span.end, GROUPS[by], currency)
+        converter = None
+        if reporting:
+            converter = Converter.load(session, reporting, span.first, span.last)
+            currency = converter.currency
+        report = margin.read(
+            session, span.start, span.end, GROUPS[by], currency, converter=converter
+        )
         prices = engine_prices.listed(session)
         installed_at = session.scalar(select(func.min(Tenant.created_at))) or now
     table = _table(request, report)
@@ -99,10 +108,10 @@ def page_of(request: Request) -> Response:
         tiles=[*_time_tiles(report), *_capacity_tiles(report, seconds, gpus, rate)],
         tables=[table],
         forms=[
-            _assumptions_form(span, gpus, rate, currency, by),
+            _assumptions_form(span, gpus, rate, currency, by, reporting),
             *([_price_form()] if may_write else []),
         ],
-        after=[_price_table(prices)],
+        after=[*rates_tables(converter), _price_table(prices)],
         remarks=_remarks(report),
     )
     return show(request, page_data)
@@ -183,7 +192,9 @@ def _share_of(profit: int, revenue: int) -> str:
     return f"{percent:.1f} %" if percent > -_MOST_PERCENT else f"below −{_MOST_PERCENT} %"
 
 
-def _assumptions_form(span: Range, gpus: Decimal, rate: Decimal, currency: str, by: str) -> Form:
+def _assumptions_form(
+    span: Range, gpus: Decimal, rate: Decimal, currency: str, by: str, reporting: str
+) -> Form:
     inputs = [
         Input("from", "From", "date", str(span.first)),
         Input("to", "To (inclusive)", "date", str(span.last)),
@@ -191,6 +202,7 @@ def _assumptions_form(span: Range, gpus: Decimal, rate: Decimal, currency: str, 
         Input("gpus", "GPUs", "number", str(gpus), hint="default: the number of engines"),
         Input("rate", "Cost per GPU-hour", "number", str(rate)),
         Input("currency", "Currency", value=currency),
+        reporting_input(reporting),
     ]
     return Form(PATH, "Calculate", inputs=inputs, title="Assumptions", method="get")
 

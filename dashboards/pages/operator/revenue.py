@@ -7,14 +7,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from billing.exchange_rates import Converter
 from core.money import units_of_minor
 from core.tenants.models import Tenant
 from dashboards import charts, revenue
-from dashboards.filters import date_range
+from dashboards.filters import Range, date_range
 from dashboards.formats import minor, money
 from dashboards.page_data import Chart, PageData, Tile, show
 from dashboards.pages.common import deps_of, operator_of, root_of, wants_csv
 from dashboards.pages.costs import money_label
+from dashboards.pages.operator.exchange_rates import rates_tables, reporting_input
 from dashboards.render import svg
 from dashboards.tables import Column, Table
 
@@ -49,18 +51,25 @@ def page_of(request: Request) -> Response:
     deps = deps_of(request)
     now = deps.clock.now()
     span = date_range(request, now, now.day)
+    reporting = request.query_params.get("reporting", "").strip()
     with deps.database.read() as session:
         found = revenue.read(session, span)
+        converter = None
+        if reporting:
+            last = min(span.last, now.date())
+            converter = Converter.load(session, reporting, span.first, span.last)
+            whole = revenue.read_in(session, Range(span.first, last), converter)
         debtors = revenue.outstanding(session, now)
         main = found[0] if found else revenue.Revenue("USD")
         months = revenue.by_month(session, main.currency, now)
         ids = [each.tenant_id for each in debtors]
         rows = session.execute(select(Tenant.id, Tenant.name).where(Tenant.id.in_(ids)))
         names = {row[0]: row[1] for row in rows}
+    shown = [whole] if converter else found
     table = Table(
-        "Revenue by currency",
+        f"Revenue in {converter.currency}" if converter else "Revenue by currency",
         _COLUMNS,
-        [{column.key: getattr(each, column.key) for column in _COLUMNS} for each in found],
+        [{column.key: getattr(each, column.key) for column in _COLUMNS} for each in shown],
         totals=False,
         empty="No usage, invoices or payments yet.",
     )
@@ -69,11 +78,14 @@ def page_of(request: Request) -> Response:
     root = root_of(request)
     page_data = PageData(
         "Revenue",
-        "Currencies are not converted. The tiles show the currency with the most revenue.",
+        "Each amount at the rate of its day, balances at that of the last day."
+        if converter
+        else "Currencies are not converted. The tiles show the currency with the most revenue.",
         span=span,
-        tiles=_tiles(main),
+        narrow=[reporting_input(reporting)],
+        tiles=_tiles(whole if converter else main),
         charts=[_chart(main.currency, months)] if any(map(any, months.values())) else [],
-        tables=[table, _ages(debtors, names, root)],
+        tables=[table, *rates_tables(converter), _ages(debtors, names, root)],
     )
     return show(request, page_data)
 

@@ -128,6 +128,19 @@ class NewTaxRate(Body):
     effective_from: datetime | None = None
 
 
+class NewExchangeRate(Body):
+    day: str = Field(max_length=10, examples=["2026-01-30"])
+    base: str = Field(min_length=3, max_length=3, examples=["EUR"])
+    quote: str = Field(min_length=3, max_length=3, examples=["USD"])
+    rate: str = Field(max_length=40, examples=["1.0834"], description="of one unit of the base")
+    replace: bool = False
+
+
+class ExchangeRateFile(Body):
+    csv: str = Field(max_length=1_000_000, description="day,base,quote,rate and a line each")
+    replace: bool = False
+
+
 class NewParent(Body):
     parent: str = Field(max_length=120, description="name or id of the organisation above")
     pays: Literal["parent", "self"] = "self"

@@ -7,11 +7,15 @@ from fastapi import APIRouter, Depends, Query
 from fastapi.responses import Response
 
 from billing import journal, receivables, recognition
+from billing.exchange_rates import Converter
 from billing.views import money
 from core.errors import BadRequest
 from gateway.api.admin.access import OperatorContext, RequireOperator
 from gateway.api.admin.billing_records import tenant_id_of
 
+Reporting = Annotated[
+    str, Query(max_length=3, description="one currency for all, at the rate of the day")
+]
 router = APIRouter(prefix="/admin/v1", tags=["billing-admin"])
 ReadAccess = Annotated[OperatorContext, Depends(RequireOperator("operations", "read"))]
 Month = Annotated[str, Query(pattern=r"^\d{4}-\d{2}$", description="such as 2026-01, in UTC")]
@@ -32,10 +36,14 @@ def trial_balance(ctx: ReadAccess, at: datetime | None = None, tenant: str = "")
 
 
 @router.get("/receivables")
-def get_receivables(ctx: ReadAccess) -> dict[str, Any]:
+def get_receivables(ctx: ReadAccess, reporting: Reporting = "") -> dict[str, Any]:
     """Open amounts of all tenants by currency and days past due, in minor units."""
+    now = ctx.clock.now()
     with ctx.database.read() as session:
-        return {"object": "list", "data": receivables.ageing(session, ctx.clock.now())}
+        today = now.date()
+        converter = Converter.load(session, reporting, today, today) if reporting else None
+        rows = receivables.ageing(session, now, converter)
+    return {"object": "list", "data": rows, "rates": converter.rates_used() if converter else []}
 
 
 @router.get("/ledger")

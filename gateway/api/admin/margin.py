@@ -6,10 +6,12 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Query
 
 from billing import engine_prices, margin
+from billing.exchange_rates import Converter
 from core.errors import BadRequest
 from gateway.api.admin.access import OperatorContext, RequireOperator
 from gateway.api.admin.billing_records import record
 from gateway.api.admin.billing_schemas import NewEnginePrice
+from gateway.api.admin.ledger import Reporting
 
 router = APIRouter(prefix="/admin/v1", tags=["billing-admin"])
 ReadAccess = Annotated[OperatorContext, Depends(RequireOperator("operations", "read"))]
@@ -45,8 +47,10 @@ def get_margin(
     last: Annotated[date | None, Query(alias="to", description="inclusive, UTC")] = None,
     by: Annotated[list[str] | None, Query(description="model, tenant, adapter")] = None,
     currency: str = "USD",
+    reporting: Reporting = "",
 ) -> dict[str, Any]:
-    """Revenue, engine seconds, their cost and the margin, of the tenants billed in `currency`."""
+    """Revenue, engine seconds, their cost and the margin, of the tenants billed in `currency`; with
+    `reporting` of all, in that currency at the rates of the days."""
     last = last or ctx.clock.now().date()
     first = first or last - timedelta(_DAYS - 1)
     if first > last:
@@ -57,8 +61,14 @@ def get_margin(
         )
     start, end = _midnight(first), _midnight(last)
     with ctx.database.read() as session:
+        converter = Converter.load(session, reporting, first, last) if reporting else None
         report = margin.read(
-            session, start, end + timedelta(1), tuple(by or ("model",)), currency.upper()
+            session,
+            start,
+            end + timedelta(1),
+            tuple(by or ("model",)),
+            currency.upper(),
+            converter=converter,
         )
     return margin.describe(report)
 

@@ -5,6 +5,7 @@ from datetime import timedelta
 from typing import Any
 
 from billing import engine_prices, margin
+from billing.exchange_rates import Converter
 from billing.rating_worker import rate_all
 from billing.service_rollups import sum_all
 from core.errors import BadRequest
@@ -31,6 +32,9 @@ def add_engine_prices(verbs: Any) -> None:
         "--by", action="append", choices=margin.DIMENSIONS, help="repeatable; default: model"
     )
     report.add_argument("--currency", default="USD", help="of the tenants in the report")
+    report.add_argument(
+        "--reporting", metavar="CURRENCY", help="of all tenants, at the rates of the days"
+    )
     report.set_defaults(run=_margin)
     for each in (save, listing, report):
         add_json(each)
@@ -67,7 +71,12 @@ def _margin(arguments: argparse.Namespace) -> int:
             raise BadRequest("--from is not before --to.", next_step="Give an earlier --from.")
         with tools.database.read() as session:
             by = tuple(arguments.by or ("model",))
-            report = margin.read(session, start, end, by, arguments.currency.upper())
+            converter = None
+            if arguments.reporting:
+                days = start.date(), (end - timedelta(microseconds=1)).date()
+                converter = Converter.load(session, arguments.reporting, *days)
+            currency = arguments.currency.upper()
+            report = margin.read(session, start, end, by, currency, converter=converter)
     shown = margin.describe(report)
     if arguments.json:
         show(shown, as_json=True)

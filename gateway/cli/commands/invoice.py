@@ -10,6 +10,7 @@ from rich.progress import Progress
 from sqlalchemy import select
 
 from billing import credit_notes, invoice_run, invoices, money_acts, printing, receivables
+from billing.exchange_rates import Converter
 from billing.models import Invoice
 from billing.money_act_kinds import ActRequest, Kind
 from billing.views import credit_note_json, invoice_json, invoice_summary
@@ -36,6 +37,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     found.add_argument("--tenant", help="name or id; default: all tenants")
     found.set_defaults(run=_list)
     aged = verbs.add_parser("ageing", help="open amounts of all tenants by days past due")
+    aged.add_argument("--reporting", metavar="CURRENCY", help="all at the rate of today")
     aged.set_defaults(run=_ageing)
     one = verbs.add_parser("show", help="show one invoice with its lines")
     one.add_argument("invoice", help="id or number")
@@ -109,7 +111,11 @@ def _list(arguments: argparse.Namespace) -> int:
 
 def _ageing(arguments: argparse.Namespace) -> int:
     with command_context() as tools, tools.database.read() as session:
-        rows = receivables.ageing(session, tools.clock.now())
+        now = tools.clock.now()
+        converter = None
+        if arguments.reporting:
+            converter = Converter.load(session, arguments.reporting, now.date(), now.date())
+        rows = receivables.ageing(session, now, converter)
     if not arguments.json:
         rows = [
             {

@@ -13,7 +13,7 @@ from billing.views import money, price_json
 from core.errors import BadRequest
 from core.money import decimal_of
 from gateway.api.datetimes import parse_datetime
-from gateway.cli.commands import _engine_prices
+from gateway.cli.commands import _engine_prices, _exchange_rates
 from gateway.cli.commands._tenants import tenant_id_of
 from gateway.cli.context import CommandContext, command_context
 from gateway.cli.output import add_json, say, show
@@ -51,6 +51,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     rerate.set_defaults(run=_rerate)
     _engine_prices.add_engine_prices(verbs)
+    _exchange_rates.add_exchange_rates(verbs)
     for each in (save, trial, listing, compare, rerate):
         add_json(each)
 
