@@ -54,7 +54,7 @@ def _record(
     base, quote = check_currency(draft.base, "base"), check_currency(draft.quote, "quote")
     if base == quote:
         raise BadRequest(
-            f"{base} to {quote} is no pair of currencies.",
+            f"The base and the quote are both {base}.",
             next_step="Name two different currencies.",
             param="quote",
         )

@@ -162,7 +162,7 @@ def test_a_recorded_rate_changes_only_on_request(lite: Deployment) -> None:
         (("yesterday", "EUR", "USD", "1"), "day"),
         (("2026-01-02", "EUR", "USD", "1"), "future"),
         (("2026-01-01", "ABC", "USD", "1"), "ABC"),
-        (("2026-01-01", "EUR", "EUR", "1"), "no pair"),
+        (("2026-01-01", "EUR", "EUR", "1"), "both EUR"),
         (("2026-01-01", "EUR", "USD", "0"), "above 0"),
         (("2026-01-01", "EUR", "USD", "-1"), "above 0"),
         (("2026-01-01", "EUR", "USD", "NaN"), "above 0"),

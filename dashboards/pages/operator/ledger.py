@@ -1,20 +1,36 @@
 """The ledger of all tenants: trial balance, earned and deferred revenue, transactions with search."""
 
+from datetime import datetime, timedelta
 from typing import Any
+from urllib.parse import urlencode
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from billing import journal, recognition
-from dashboards.page_data import Form, Input, PageData, show
-from dashboards.pages.common import deps_of, operator_of, wants_csv
+from billing import account_statement, journal, recognition
+from billing.account_statement import StatementQuery
+from core.tenants import organisations
+from dashboards.filters import start_of_day
+from dashboards.formats import money
+from dashboards.page_data import Form, Input, PageData, Tile, show
+from dashboards.pages.common import deps_of, operator_of, root_of, wants_csv
 from dashboards.tables import Column, Table
 
 PATH = "/operator/ledger"
 _MOST = 200
+_STATEMENT = [
+    Column("at", "Time"),
+    Column("tenant", "Tenant"),
+    Column("kind", "Kind", "badge"),
+    Column("reference", "Reference", "code"),
+    Column("debit", "Debit", "exact"),
+    Column("credit", "Credit", "exact"),
+    Column("balance", "Balance", "exact", "After the entry; credits are negative."),
+    Column("memo", "Memo"),
+]
 _BALANCE = [
-    Column("account", "Account"),
+    Column("account", "Account", link="href"),
     Column("code", "Code", "code"),
     Column("currency", "Currency"),
     Column("debit", "Debit", "money"),
@@ -41,6 +57,7 @@ _TRANSACTIONS = [
 def page_of(request: Request) -> Response:
     operator_of(request, "operations")
     deps, search = deps_of(request), request.query_params.get("q", "")[:100]
+    root = root_of(request)
     with deps.database.read() as session:
         balances = journal.trial_balance(session)
         months = recognition.schedule(session)
@@ -62,7 +79,11 @@ def page_of(request: Request) -> Response:
             Table(
                 "Trial balance",
                 _BALANCE,
-                [_plain(each, ("debit", "credit", "balance")) for each in balances],
+                [
+                    _plain(each, ("debit", "credit", "balance"))
+                    | {"href": f"{root}{PATH}/{each['account']}?currency={each['currency']}"}
+                    for each in balances
+                ],
                 totals=False,
                 empty="Nothing is posted yet.",
             ),
@@ -105,4 +126,77 @@ def _entries(transaction: dict[str, Any]) -> list[dict[str, Any]]:
     return rows
 
 
-ROUTES = [Route(PATH, page_of)]
+def account_page(request: Request) -> Response:
+    """An account's entries with the running balance."""
+    operator_of(request, "operations")
+    deps = deps_of(request)
+    given = request.query_params
+    with deps.database.read() as session:
+        tenant = given.get("tenant", "").strip()
+        query = account_statement.check(
+            StatementQuery(
+                request.path_params["account"],
+                given.get("currency", "USD").upper(),
+                organisations.tenant_named(session, tenant).id if tenant else "",
+                start_of_day("from", given.get("from", "")),
+                _end_of_day(given.get("to", "")),
+            )
+        )
+        if wants_csv(request):
+            lines = [_statement_row(each) for each in account_statement.all_lines(session, query)]
+            table = Table(query.account, _STATEMENT, lines, query.currency, totals=False)
+            return table.csv(f"ledger-{query.account}")
+        after = given.get("after", "")
+        found = account_statement.read(
+            session, query, after=int(after) if after.isdecimal() else 0, limit=_MOST
+        )
+    table = Table(
+        f"Entries of {query.account}",
+        _STATEMENT,
+        [_statement_row(each) for each in found["data"]],
+        query.currency,
+        totals=False,
+        empty="No entry in this period.",
+    )
+    opening, closing = (int(found[name]["units"]) for name in ("opening", "closing"))
+    inputs = [
+        Input("tenant", "Tenant", value=tenant, required=False, hint="default: all together"),
+        Input("currency", "Currency", value=query.currency),
+        Input("from", "From", "date", given.get("from", ""), required=False),
+        Input("to", "To (inclusive)", "date", given.get("to", ""), required=False),
+    ]
+    path = f"{PATH}/{query.account}"
+    page_data = PageData(
+        f"Account {query.account}",
+        "Its entries by time, with the balance after each. Debits are positive.",
+        tiles=[
+            Tile("Balance before", money(opening, query.currency)),
+            Tile("Balance after", money(closing, query.currency)),
+        ],
+        actions=[Form(path, "Show", inputs=inputs, method="get")],
+        tables=[table],
+        back=(PATH, "Ledger"),
+        link=(f"{path}?{urlencode({**dict(given), 'format': 'csv'})}", "Download CSV"),
+        pager=[("Later", f"?{urlencode({**dict(given), 'after': found['next']})}")]
+        if found["next"]
+        else [],
+    )
+    return show(request, page_data)
+
+
+def _end_of_day(written: str) -> datetime | None:
+    start = start_of_day("to", written)
+    return start + timedelta(1) if start is not None else None
+
+
+def _statement_row(line: dict[str, Any]) -> dict[str, Any]:
+    debit, credit = int(line["debit"]["units"]), int(line["credit"]["units"])
+    return line | {
+        "at": line["at"][:19].replace("T", " "),
+        "debit": debit or None,
+        "credit": credit or None,
+        "balance": int(line["balance"]["units"]),
+    }
+
+
+ROUTES = [Route(PATH, page_of), Route(f"{PATH}/{{account}}", account_page)]

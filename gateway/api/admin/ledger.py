@@ -6,7 +6,8 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Query
 from fastapi.responses import Response
 
-from billing import journal, receivables, recognition
+from billing import account_statement, journal, receivables, recognition
+from billing.account_statement import StatementQuery
 from billing.exchange_rates import Converter
 from billing.views import money
 from core.errors import BadRequest
@@ -57,6 +58,27 @@ def list_transactions(
             session, tenant_id=tenant_id, search=search, limit=min(max(limit, 1), 500)
         )
     return {"object": "list", "data": rows}
+
+
+@router.get("/ledger/accounts/{account}")
+def account_statement_of(
+    account: str,
+    ctx: ReadAccess,
+    *,
+    tenant: str = "",
+    currency: str = "USD",
+    start: Annotated[datetime | None, Query(alias="from")] = None,
+    end: Annotated[datetime | None, Query(alias="to")] = None,
+    after: Annotated[int, Query(ge=0, le=2**62, description="`next` of the answer before")] = 0,
+    limit: Annotated[int, Query(ge=1, le=account_statement.MOST)] = 100,
+) -> dict[str, Any]:
+    """The entries of an account by time, with the balance after each, and the opening balance."""
+    with ctx.database.read() as session:
+        tenant_id = tenant_id_of(session, tenant) if tenant else ""
+        query = account_statement.check(
+            StatementQuery(account, currency.upper(), tenant_id, start, end)
+        )
+        return account_statement.read(session, query, after=after, limit=limit)
 
 
 @router.get("/journal", response_class=Response)

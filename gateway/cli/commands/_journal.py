@@ -3,8 +3,12 @@
 import argparse
 from typing import Any
 
-from billing import journal
+from billing import account_statement, journal
+from billing.account_statement import StatementQuery
+from billing.ledger import AccountKind
 from core.errors import BadRequest
+from gateway.api.datetimes import parse_datetime
+from gateway.cli.commands._tenants import tenant_id_of
 from gateway.cli.context import command_context
 from gateway.cli.output import add_json, say, show
 
@@ -20,7 +24,17 @@ def add_journal(verbs: Any) -> None:
     month.set_defaults(run=_journal)
     balance = verbs.add_parser("trial-balance", help="debits and credits by account")
     balance.set_defaults(run=_trial_balance)
-    add_json(balance)
+    account = verbs.add_parser(
+        "ledger-account", help="the entries of an account, with the balance after each"
+    )
+    account.add_argument("account", choices=list(AccountKind))
+    account.add_argument("--tenant", help="name or id; default: all tenants together")
+    account.add_argument("--currency", default="USD")
+    account.add_argument("--from", dest="start", metavar="DATE", help="first day, UTC")
+    account.add_argument("--to", dest="end", metavar="DATE", help="day after the last, UTC")
+    account.set_defaults(run=_account)
+    for each in (balance, account):
+        add_json(each)
 
 
 def _journal(arguments: argparse.Namespace) -> int:
@@ -39,6 +53,22 @@ def _journal(arguments: argparse.Namespace) -> int:
         say(f"Wrote {arguments.output}.")
     else:
         print(text, end="")
+    return 0
+
+
+def _account(arguments: argparse.Namespace) -> int:
+    start = parse_datetime(arguments.start, "--from") if arguments.start else None
+    end = parse_datetime(arguments.end, "--to") if arguments.end else None
+    with command_context() as tools, tools.database.read() as session:
+        tenant_id = tenant_id_of(session, arguments.tenant) if arguments.tenant else ""
+        query = account_statement.check(
+            StatementQuery(arguments.account, arguments.currency.upper(), tenant_id, start, end)
+        )
+        rows = list(account_statement.all_lines(session, query))
+    if not arguments.json:
+        names = ("debit", "credit", "balance")
+        rows = [row | {name: row[name]["amount"] for name in names} for row in rows]
+    show(rows, as_json=arguments.json, title=f"{arguments.account} in {query.currency}")
     return 0
 
 
