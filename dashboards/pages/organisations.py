@@ -51,7 +51,7 @@ def page_of(request: Request) -> Response:
         return table.csv(f"organisations-{span.first}-{span.last}")
     page_data = PageData(
         "Organisations",
-        "Your organisation and those below it, each with its usage since it is there.",
+        "Usage of your organisation and of those below it, each since it joined.",
         tables=[table],
         span=span,
         groups=_GROUPS,

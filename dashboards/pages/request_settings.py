@@ -19,8 +19,9 @@ from dashboards.pages.common import (
 PATH = "/request-settings"
 _YES_NO = (("no", "no"), ("yes", "yes"))
 _LEAD = (
-    "A request that is sent again can get the complete answer of before, without an engine. Answers "
-    "of temperature 0 without tools are cached; a hit has no tokens and its own price."
+    "The response cache answers a repeated request without running the model. It keeps answers to "
+    "requests with temperature 0 and without tools, unless you add the others. A hit uses no tokens "
+    "and has its own price."
 )
 
 
@@ -50,15 +51,17 @@ def page_of(request: Request) -> Response:
 def _forms(settings: dict[str, object]) -> list[Form]:
     rule = rule_of(settings)
     inputs = [
-        Input("ttl_s", "Seconds", "number", str(rule.ttl_s if rule else 3_600)),
+        Input("ttl_s", "Keep answers for (seconds)", "number", str(rule.ttl_s if rule else 3_600)),
         Input(
             "sampled",
-            "Temperature above 0",
+            "Also temperature above 0",
             "select",
             _word(rule is not None and rule.sampled),
             _YES_NO,
         ),
-        Input("tools", "With tools", "select", _word(rule is not None and rule.tools), _YES_NO),
+        Input(
+            "tools", "Also with tools", "select", _word(rule is not None and rule.tools), _YES_NO
+        ),
     ]
     cache = Form(PATH, "Cache answers", {"act": "cache"}, inputs, title="Response cache")
     forms = [cache, Form(PATH, "Erase cached answers", {"act": "erase"}, title="Erase")]
@@ -75,7 +78,9 @@ def _cache(request: Request, form_fields: Fields) -> Response:
     viewer, deps = viewer_of(request, "tenant", "write"), deps_of(request)
     seconds = form_fields.get("ttl_s", "")
     if not (seconds.isascii() and seconds.isdecimal() and len(seconds) < 9):
-        raise BadRequest(f"Seconds is {seconds[:20]!r}, not a whole number.", param="ttl_s")
+        raise BadRequest(
+            f"The time is {seconds[:20]!r}, not a whole number of seconds.", param="ttl_s"
+        )
     rule = {name: form_fields.get(name) == "yes" for name in ("sampled", "tools")}
     with deps.database.transaction() as session:
         settings = {SETTING: {"ttl_s": int(seconds), **rule}}
