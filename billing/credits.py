@@ -12,13 +12,14 @@ from sqlalchemy import ColumnElement, func, insert, select
 from sqlalchemy.orm import Session
 
 from billing.accounts import lock_account
-from billing.ledger import AccountKind, Entry, Transaction, post, transfer
-from billing.models import CreditGrant, CreditUse
-from core.errors import BadRequest
+from billing.ledger import AccountKind, Entry, Transaction, post, reverse, transfer
+from billing.models import CreditGrant, CreditUse, LedgerTransaction
+from core.errors import BadRequest, Conflict
 from core.ids import new_id
-from core.money import Money
+from core.money import Money, decimal_of
 
 PREPAID, PROMO = AccountKind.PREPAID.value, AccountKind.PROMO.value
+UNDO = "undo"  # the purpose of a use that takes a grant back
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +90,36 @@ def grant(
     session.add(created)
     session.flush()
     return created
+
+
+def take_back(session: Session, grant_id: str, at: datetime, note: str) -> CreditGrant:
+    """Reverse a grant of which nothing is used; Conflict for any other."""
+    row = session.get_one(CreditGrant, grant_id)
+    lock_account(session, row.tenant_id)
+    session.refresh(row)
+    if row.remaining != row.granted:
+        used = decimal_of(row.granted - row.remaining)
+        raise Conflict(
+            f"{used} {row.currency} of this credit are used, expired or taken back.",
+            next_step="A grant can be undone while all of it is left.",
+        )
+    original = select(LedgerTransaction.id).where(
+        LedgerTransaction.reference == f"grant:{row.reference}"
+    )
+    reversed_by = reverse(session, session.scalars(original).one(), at, note)
+    row.remaining = 0
+    session.flush()
+    draws = [Draw(row.id, row.kind, row.granted)]
+    uses = uses_of(
+        draws,
+        tenant_id=row.tenant_id,
+        purpose=UNDO,
+        bill_period_id=None,
+        transaction_id=reversed_by,
+        at=at,
+    )
+    insert_uses(session, uses)
+    return row
 
 
 def open_grants(

@@ -31,8 +31,10 @@ class Kind(StrEnum):
     WRITE_OFF = "write_off"
     WIRE = "wire"
     PLAN = "plan"
+    UNDO = "undo"
 
 
+UNDONE = (Kind.GRANT, Kind.WIRE)  # the kinds that can be undone
 # Names in the audit log.
 ACTIONS = {
     Kind.GRANT: "credit.grant",
@@ -42,13 +44,15 @@ ACTIONS = {
     Kind.WRITE_OFF: "invoice.write_off",
     Kind.WIRE: "payment.wire",
     Kind.PLAN: "subscription.change",
+    Kind.UNDO: "money_act.undo",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class ActRequest:
-    """`target` is a tenant for grant and plan, a payment for refund, an invoice for the others; a wire
-    without an invoice names a tenant. `amount` is in picounits; None is all that is open."""
+    """`target` is a tenant for grant and plan, a payment for refund, an act for undo, an invoice for the
+    others; a wire without an invoice names a tenant. `amount` is in picounits; None is all that is
+    open."""
 
     kind: Kind
     target: str
@@ -75,7 +79,7 @@ def find(session: Session, request: ActRequest, now: datetime) -> Subject:
 def resolve(session: Session, request: ActRequest, now: datetime) -> Subject:
     """The same; BadRequest for an amount that it cannot have."""
     found = find(session, request, now)
-    whole = request.kind in (Kind.GRANT, Kind.PLAN)  # these may be exact to the picounit
+    whole = request.kind in (Kind.GRANT, Kind.PLAN, Kind.UNDO)  # these may be exact to the picounit
     if found.amount < 0 or (found.amount == 0 and request.kind is not Kind.PLAN):
         raise BadRequest(
             f"The amount is {decimal_of(found.amount)} {found.currency}; it must be above zero.",
@@ -135,6 +139,7 @@ _TERMS: dict[Kind, dict[str, Callable[[Any], Any]]] = {
     Kind.WRITE_OFF: {},
     Kind.WIRE: {},
     Kind.PLAN: {"plan": str, "seats": int, "overrides": _amounts},
+    Kind.UNDO: {},
 }
 
 
@@ -195,6 +200,44 @@ def _payment(session: Session, request: ActRequest, _now: datetime) -> Subject:
     left = row.amount_minor - row.refunded_minor
     units = units_of_minor(left, row.currency) if request.amount is None else request.amount
     return Subject(row.tenant_id, row.id, row.currency, units)
+
+
+def _undo(session: Session, request: ActRequest, _now: datetime) -> Subject:
+    act = session.get(MoneyAct, request.target)
+    if act is None:
+        raise NotFound(
+            f"There is no act {request.target[:80]!r}.",
+            next_step="List acts with: tollhouse money list",
+        )
+    if act.status != "posted" or Kind(act.kind) not in UNDONE:
+        raise Conflict(
+            f"The act is a {act.kind.replace('_', ' ')}, {act.status}; it cannot be undone.",
+            next_step="Only a posted grant or wire can. Use a credit note or a refund instead.",
+        )
+    if request.amount not in (None, act.amount):
+        raise BadRequest(
+            f"An act is undone as a whole: {decimal_of(act.amount)} {act.currency}.",
+            next_step="Leave the amount out.",
+            param="amount",
+        )
+    return Subject(act.tenant_id, act.id, act.currency, act.amount)
+
+
+def _post_undo(session: Session, act: MoneyAct, at: datetime) -> dict[str, Any]:
+    """A grant's posting is reversed; a wire goes back like a refund of all of it."""
+    original = session.get_one(MoneyAct, act.target)
+    note = act.reason or f"undo of {original.reference}"
+    if original.kind == Kind.GRANT:
+        grant = credits.take_back(session, str(original.result["id"]), at, note)
+        return {"act": original.id, "grant": grant.id}
+    payment = session.get_one(Payment, str(original.result["payment"]))
+    if payment.refunded_minor:
+        raise Conflict(
+            "A part of the wire is refunded already.",
+            next_step="Refund what is left of the payment.",
+        )
+    refund = commands.request_refund(session, payment.id, None, act.reference, at, reason=note)
+    return {"act": original.id} | describe_refund(refund)
 
 
 def _post_grant(session: Session, act: MoneyAct, at: datetime) -> dict[str, Any]:
@@ -316,6 +359,7 @@ _RESOLVED: dict[Kind, Callable[[Session, ActRequest, datetime], Subject]] = {
     Kind.WRITE_OFF: _invoice,
     Kind.WIRE: _wire,
     Kind.PLAN: _plan,
+    Kind.UNDO: _undo,
 }
 _PERFORMED: dict[Kind, Callable[[Session, MoneyAct, datetime], dict[str, Any]]] = {
     Kind.GRANT: _post_grant,
@@ -325,4 +369,5 @@ _PERFORMED: dict[Kind, Callable[[Session, MoneyAct, datetime], dict[str, Any]]] 
     Kind.WRITE_OFF: _post_write_off,
     Kind.WIRE: _post_wire,
     Kind.PLAN: _post_plan,
+    Kind.UNDO: _post_undo,
 }

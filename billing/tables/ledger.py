@@ -90,7 +90,7 @@ class CreditUse(Base):
     grant_id: Mapped[str] = mapped_column(ID, ForeignKey("credit_grants.id"))
     tenant_id: Mapped[str] = mapped_column(ID)
     kind: Mapped[str] = mapped_column(String(20))  # prepaid | promo
-    purpose: Mapped[str] = mapped_column(String(20))  # usage | expiry | refund | dispute
+    purpose: Mapped[str] = mapped_column(String(20))  # usage | expiry | refund | dispute | undo
     units: Mapped[int] = mapped_column(Units)
     bill_period_id: Mapped[str | None] = mapped_column(ID)
     transaction_id: Mapped[str] = mapped_column(ID)

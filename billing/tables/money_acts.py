@@ -22,7 +22,7 @@ class MoneyAct(Base):
     id: Mapped[str] = mapped_column(ID, primary_key=True)
     kind: Mapped[str] = mapped_column(String(20))
     tenant_id: Mapped[str] = mapped_column(ID)
-    target: Mapped[str] = mapped_column(ID)  # id of the tenant, invoice or payment
+    target: Mapped[str] = mapped_column(ID)  # id of the tenant, invoice, payment or act
     currency: Mapped[str] = mapped_column(CURRENCY)
     amount: Mapped[int] = mapped_column(Units)
     terms: Mapped[dict[str, Any]] = mapped_column(Json, default=dict)

@@ -124,6 +124,64 @@ def test_a_preview_is_what_is_posted_and_the_books_are_the_sheet_s(
     clean(customer.deployment)
 
 
+@pytest.mark.parametrize(
+    "asked", [asked for asked, _, _ in SHEET if asked.kind in (Kind.GRANT, Kind.WIRE)]
+)
+def test_an_undone_grant_or_wire_leaves_the_books_as_before(
+    customer: Customer, asked: ActRequest
+) -> None:
+    act, before = submit(customer, asked), count(customer, LedgerTransaction)
+    undo = ActRequest(Kind.UNDO, act.id, "undo-1", reason="booked on the wrong tenant")
+    seen = preview(customer, undo)
+    assert seen.postings and sum(each.units for each in seen.postings) == 0
+    assert submit(customer, undo).status == "posted"
+    assert balances(customer) == {"receivable": 1200, "revenue": -1200}
+    assert count(customer, LedgerTransaction) > before, "by entries of its own"
+    clean(customer.deployment)
+    again = ActRequest(Kind.UNDO, act.id, "undo-2", reason="twice")
+    with pytest.raises(Conflict):
+        submit(customer, again)
+    assert submit(customer, undo).status == "posted", "the same reference"
+    assert balances(customer) == {"receivable": 1200, "revenue": -1200}
+
+
+def test_a_grant_that_is_drawn_from_cannot_be_undone(customer: Customer) -> None:
+    act = submit(customer, ActRequest(Kind.GRANT, "acme", "g", units_of("7.50")))
+    made = customer.deployment
+    made.record(made.event(output_tokens=10**6))
+    made.rate()
+    before = balances(customer)
+    with pytest.raises(Conflict, match="of this credit are used"):
+        submit(customer, ActRequest(Kind.UNDO, act.id, "u", reason="wrong"))
+    assert balances(customer) == before
+
+
+def test_only_a_posted_grant_or_wire_is_undone_and_as_a_whole(customer: Customer) -> None:
+    grant = ActRequest(Kind.GRANT, "acme", "g", units_of("20"))
+    waiting = submit(customer, grant, ABOVE_TEN)
+    with pytest.raises(Conflict, match="waiting"):
+        submit(customer, ActRequest(Kind.UNDO, waiting.id, "u1", reason="wrong"))
+    posted = confirm(customer, waiting, BOB)
+    with pytest.raises(BadRequest, match="as a whole"):
+        submit(customer, ActRequest(Kind.UNDO, posted.id, "u2", units_of("1"), "wrong"))
+    with pytest.raises(NotFound, match="no act"):
+        submit(customer, ActRequest(Kind.UNDO, "act_none", "u3", reason="wrong"))
+    second = submit(customer, ActRequest(Kind.UNDO, posted.id, "u4", reason="x"), ABOVE_TEN)
+    assert second.status == "waiting", "an undo needs a second person like the act itself"
+    assert confirm(customer, second, BOB).status == "posted"
+    void = submit(customer, ActRequest(Kind.VOID, "TH-000001", "v", reason="in error"))
+    with pytest.raises(Conflict, match="is a void"):
+        submit(customer, ActRequest(Kind.UNDO, void.id, "u5", reason="wrong"))
+
+
+def test_a_wire_that_is_refunded_in_part_is_not_undone(customer: Customer) -> None:
+    wire = submit(customer, ActRequest(Kind.WIRE, "TH-000001", "manual:1", units_of("5")))
+    payment = str(wire.result["payment"])
+    submit(customer, ActRequest(Kind.REFUND, payment, "r", units_of("1"), "goodwill"))
+    with pytest.raises(Conflict, match="refunded already"):
+        submit(customer, ActRequest(Kind.UNDO, wire.id, "u", reason="wrong"))
+
+
 def test_a_refund_takes_the_payment_back(customer: Customer) -> None:
     payment = customer.pay(1200, "wire")
     asked = ActRequest(Kind.REFUND, payment, "r", units_of("2"), "goodwill")

@@ -92,6 +92,27 @@ def test_an_act_is_previewed_confirmed_by_its_amount_and_posted_once(
     assert logged == [("operator", deployment.tenant_id)]
 
 
+def test_a_grant_is_undone_with_a_preview_and_the_amount_typed(
+    operator: httpx.Client, deployment: Deployment
+) -> None:
+    grant = {"kind": "grant", "target": deployment.tenant_id, "amount": "3.25", "reason": "a slip"}
+    seen = operator.get(NEW, params=grant).text
+    operator.post(
+        NEW, data=grant | {"act": "post", "reference": reference(seen), "confirm": "3.25"}
+    )
+    with deployment.services.database.read() as session:
+        act = session.scalars(select(MoneyAct).where(MoneyAct.reason == "a slip")).one()
+    assert "Undo…" in operator.get("/dashboard/operator/money-acts").text
+    undo = {"kind": "undo", "target": act.id, "reason": "wrong tenant"}
+    seen = operator.get(NEW, params=undo).text
+    assert "Grant credit, " in seen and "promotion" in seen and "3.25" in seen
+    sent = undo | {"act": "post", "reference": reference(seen), "confirm": "3.25"}
+    assert operator.post(NEW, data=sent | {"confirm": "3"}).status_code == 400
+    assert "It is posted." in operator.post(NEW, data=sent).text
+    again = operator.get(NEW, params=undo)
+    assert again.status_code == 409 and "taken back" in again.text
+
+
 def test_a_large_act_waits_for_the_accountant_and_not_for_who_asked(
     operator: httpx.Client, deployment: Deployment, ann: str
 ) -> None:

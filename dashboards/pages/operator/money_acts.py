@@ -12,8 +12,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from billing import dunning, money_acts
-from billing.models import Invoice, Payment, Plan
-from billing.money_act_kinds import ActRequest, Kind
+from billing.models import Invoice, MoneyAct, Payment, Plan
+from billing.money_act_kinds import UNDONE, ActRequest, Kind
 from billing.money_acts import FourEyes, Preview
 from core.errors import BadRequest, TollhouseError
 from core.ids import new_id
@@ -41,6 +41,7 @@ TITLES = {
     Kind.WRITE_OFF: "Write off an invoice",
     Kind.WIRE: "Book a wire",
     Kind.PLAN: "Change the plan",
+    Kind.UNDO: "Undo an act",
 }
 _ACTS = [
     Column("at", "Asked", "moment"),
@@ -86,7 +87,7 @@ def page_of(request: Request) -> Response:
             for each in waiting
         ]
         latest = [
-            _row(session, each, root)
+            _row(session, each, root) | {"acts": _undo(each)}
             for each in money_acts.listed(session)
             if each.status != money_acts.WAITING
         ]
@@ -113,10 +114,21 @@ def page_of(request: Request) -> Response:
                 totals=False,
                 empty="Nothing waits.",
             ),
-            Table("The latest acts", _ACTS, latest, totals=False, empty="None yet."),
+            Table(
+                "The latest acts",
+                [*_ACTS, Column("acts", "Change", "acts")],
+                latest,
+                totals=False,
+                empty="None yet.",
+            ),
         ],
     )
     return show(request, page_data)
+
+
+def _undo(act: Any) -> list[Form]:
+    can = act.status == "posted" and Kind(act.kind) in UNDONE
+    return [start(Kind.UNDO, act.id, "Undo…")] if can else []
 
 
 def _row(session: Session, act: Any, root: str) -> dict[str, Any]:
@@ -202,13 +214,16 @@ def new_page(request: Request) -> Response:
 def _complete(kind: Kind, given: Fields) -> bool:
     if kind is Kind.PLAN:
         return bool(given.get("plan"))
-    if kind in (Kind.VOID, Kind.WRITE_OFF):
+    if kind in (Kind.VOID, Kind.WRITE_OFF, Kind.UNDO):
         return bool(given.get("reason"))
     return bool(given.get("amount") and given.get("reason"))
 
 
 def _about(session: Session, target: str) -> tuple[str, str]:
     """What the act concerns, and the page that it was opened from."""
+    act = session.get(MoneyAct, target)
+    if act is not None:
+        return f"{TITLES[Kind(act.kind)]}, {act.reference}", PATH
     payment = session.get(Payment, target)
     invoice_id = payment.invoice_id if payment else target
     invoice = session.get(Invoice, invoice_id) if invoice_id else None
@@ -326,7 +341,7 @@ def _post_form(kind: Kind, given: Fields, seen: Preview, rule: FourEyes) -> Form
     else:
         about = f"Posts {amount} {seen.subject.currency} at once, and writes your name to the audit log."
     words = "Ask for confirmation" if second else "Post"
-    danger = kind in (Kind.VOID, Kind.WRITE_OFF)
+    danger = kind in (Kind.VOID, Kind.WRITE_OFF, Kind.UNDO)
     return Form(
         NEW,
         words,

@@ -188,7 +188,7 @@ class NewCreditNote(Body):
 
 
 class NewMoneyAct(Body):
-    kind: Literal["grant", "credit_note", "refund", "void", "write_off", "wire", "plan"]
+    kind: Literal["grant", "credit_note", "refund", "void", "write_off", "wire", "plan", "undo"]
     target: str = Field(
         min_length=1,
         max_length=120,
