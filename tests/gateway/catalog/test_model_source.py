@@ -143,6 +143,27 @@ def test_a_wrong_draft_model_is_named(tmp_path: Path, draft: str, said: str) -> 
     assert caught.value.message.startswith(f"TOLLHOUSE_DRAFT_MODEL is {named!r}: ")
 
 
+@pytest.mark.parametrize(
+    ("fields", "length"),
+    [
+        ({"architectures": ["BloomForCausalLM"], "n_layer": 2, "n_head": 4}, 2048),
+        ({"architectures": ["BloomForCausalLM"], "n_layer": 2, "n_head": 4, "seq_length": 99}, 99),
+        (
+            {"architectures": ["MptForCausalLM"], "n_layers": 2, "n_heads": 4, "max_seq_len": 700},
+            700,
+        ),
+        ({"architectures": ["RwkvForCausalLM"]}, 0),
+    ],
+)
+def test_the_context_that_a_family_calls_otherwise(
+    tmp_path: Path, fields: dict[str, Any], length: int
+) -> None:
+    copy = copy_of_the_demo(tmp_path)
+    raw = {"model_type": "x", "hidden_size": 64, "vocab_size": 2048} | fields
+    (copy / "config.json").write_text(json.dumps(raw))
+    assert read_checkpoint(copy).context_length == length
+
+
 def test_the_context_that_a_configuration_with_images_leaves_out(tmp_path: Path) -> None:
     directory = copy_of_the_demo(tmp_path)
     text = {"model_type": "gemma3_text", "num_hidden_layers": 2, "hidden_size": 64}
