@@ -4,12 +4,15 @@ Alembic is imported where it is used: commands that do not migrate need not wait
 """
 
 import io
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sqlalchemy import Connection, text
 
 from core.database import Database
+from core.errors import BadRequest
 
 if TYPE_CHECKING:
     from alembic.config import Config
@@ -19,17 +22,19 @@ _LOCK = 7_011_991
 
 
 def upgrade(database: Database, revision: str = "head") -> None:
+    """`revision` is `head` or an id. BadRequest for an unknown one."""
     from alembic import command
 
-    with database.db_engine.begin() as connection:
+    with _known_revision(revision), database.db_engine.begin() as connection:
         _lock(connection)
         command.upgrade(_config(connection), revision)
 
 
 def downgrade(database: Database, revision: str) -> None:
+    """`revision` is `base` or an id. BadRequest for an unknown one."""
     from alembic import command
 
-    with database.db_engine.begin() as connection:
+    with _known_revision(revision), database.db_engine.begin() as connection:
         _lock(connection)
         command.downgrade(_config(connection), revision)
 
@@ -46,6 +51,19 @@ def head() -> str | None:
     from alembic.script import ScriptDirectory
 
     return ScriptDirectory(str(Path(__file__).parent)).get_current_head()
+
+
+@contextmanager
+def _known_revision(revision: str) -> Iterator[None]:
+    from alembic.util import CommandError
+
+    try:
+        yield
+    except CommandError as error:
+        raise BadRequest(
+            f"The schema cannot be changed to {revision!r}: {error}.",
+            next_step="Give the id of a file in migrations/versions, such as 0001_core, or head or base.",
+        ) from None
 
 
 def _config(connection: Connection) -> "Config":

@@ -86,3 +86,19 @@ def test_a_password_of_the_database_is_not_shown(
     shown = capsys.readouterr().err
     assert "***" in shown
     assert "hunter2" not in shown
+
+
+@pytest.mark.parametrize("options", [["--to", "9999"], ["--to", "9999", "--down", "--yes"]])
+def test_an_unknown_revision_is_named(
+    options: list[str],
+    sqlite_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setenv("TOLLHOUSE_DATABASE_URL", sqlite_url)
+    monkeypatch.setenv("TOLLHOUSE_DATA_DIR", str(tmp_path))
+    assert main(["migrate", *options]) == 2
+    problem, step = capsys.readouterr().err.splitlines()
+    assert "cannot be changed to '9999'" in problem
+    assert "0001_core" in step
