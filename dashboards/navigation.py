@@ -20,6 +20,7 @@ SECTIONS = (
     Section("Requests", "/requests", "usage", "Use"),
     Section("Playground", "/playground", "usage", "Use"),
     Section("Adapters", "/adapters", "adapters", "Use"),
+    Section("Prompts", "/prompts", "adapters", "Use"),
     Section("Costs", "/costs", "costs", "Money"),
     Section("Organisations", "/organisations", "costs", "Money"),
     Section("Invoices", "/invoices", "invoices", "Money"),

@@ -19,8 +19,9 @@ from gateway.http.exchange import ClientDisconnected, Exchange
 from gateway.http.headers import read_options
 from gateway.inference.decoding import parse_body
 from gateway.inference.surface import Surface
-from gateway.metering.meter import Meter, MeterServices, blocked_ending, refused_ending
+from gateway.metering.meter import Meter, MeterServices, refused_ending
 from gateway.prompts.prompt import prepare_for
+from gateway.prompts.stored_prompts import StoredPrompts
 from gateway.response_cache.cache import ResponseCache
 from gateway.responses import RequestLimits, Responses
 from gateway.routing.fallbacks import Fallbacks, TryFallback
@@ -41,6 +42,7 @@ class Pipeline:
     router: Router
     fallbacks: Fallbacks
     cache: ResponseCache
+    prompts: StoredPrompts
     metering: MeterServices
     responses: Responses
     clock: Clock
@@ -89,7 +91,8 @@ class Pipeline:
                 await self._screen(ctx)
                 return await self._deliver(ctx)
             except PromptBlocked as refusal:
-                await self._record_blocked(ctx, refusal)
+                ctx.screening = ScreeningResult(ctx.prompt.request, "block")
+                await Meter.record_blocked(ctx, self.metering, refusal.paid_by)
                 raise
             except TryFallback as failure:
                 ctx.fall_back(failure)
@@ -106,6 +109,8 @@ class Pipeline:
         body = await ctx.exchange.body(self.limits.max_body)
         ctx.large = len(body) > _LARGE_BODY
         ctx.given = ctx.request = await parse_body(ctx.surface.parse, body)
+        if ctx.request.prompt is not None:
+            ctx.given = ctx.request = await self.prompts.fill(ctx.principal, ctx.request)
         self.fallbacks.choose(ctx, self.catalog.resolve(ctx.principal, ctx.request.model))
         ctx.lookup = self.cache.begin(ctx)
 
@@ -140,9 +145,3 @@ class Pipeline:
             meter = await Meter.open(ctx, self.metering, engine_id)
             delivery = self.responses.delivery(ctx, meter, self.limits.keep_alive_s)
             return await delivery.run(route, Job.from_context(ctx), final=final)
-
-    async def _record_blocked(self, ctx: RequestContext, refusal: PromptBlocked) -> None:
-        """Record the blocked prompt as a usage event, whether the tenant or the operator pays."""
-        ctx.screening = ScreeningResult(ctx.prompt.request, "block")
-        ctx.meter = Meter.from_context(ctx, self.metering, "")
-        await ctx.meter.close(blocked_ending(refusal.paid_by), None)

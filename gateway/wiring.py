@@ -46,6 +46,7 @@ from gateway.metering.spool import Spool, SpoolFile
 from gateway.metering.usage_sink import SqlUsageSink, stored_counts
 from gateway.payments import CardPages, make_payments, task_services
 from gateway.pipeline import Pipeline
+from gateway.prompts.stored_prompts import StoredPrompts
 from gateway.response_cache.cache import ResponseCache
 from gateway.responses import RequestLimits, Responses
 from gateway.routing.adapter_preloader import AdapterPreloader
@@ -188,6 +189,7 @@ def _build_request_path(base: _Base, moderator: Moderator | None) -> _RequestPat
         moderator=moderator,
         router=base.router,
         fallbacks=Fallbacks(base.catalog, read_fallbacks(settings.fallbacks)),
+        prompts=StoredPrompts(database, key_cache),
         cache=ResponseCache(admission, clock, database, key_cache, cache_bytes),
         metering=MeterServices(base.spool, clock, base.router.acknowledge_soon),
         responses=Responses(moderator=moderator, rejections=rejections, clock=clock),

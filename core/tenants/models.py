@@ -64,6 +64,30 @@ class ApiKey(Base):
     rotated_to: Mapped[str | None] = mapped_column(ID)
 
 
+class PromptTemplate(Base):
+    __tablename__ = "prompt_templates"
+    __table_args__ = (Index("ix_prompt_templates_tenant_name", "tenant_id", "name"),)
+
+    id: Mapped[str] = mapped_column(ID, primary_key=True)
+    tenant_id: Mapped[str] = mapped_column(ID, ForeignKey("tenants.id"))
+    name: Mapped[str] = mapped_column(NAME)
+    current_version: Mapped[int]
+    created_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    removed_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+
+
+class PromptVersion(Base):
+    """Never changed; deleted with its template."""
+
+    __tablename__ = "prompt_versions"
+
+    prompt_id: Mapped[str] = mapped_column(ID, ForeignKey("prompt_templates.id"), primary_key=True)
+    version: Mapped[int] = mapped_column(primary_key=True)
+    messages: Mapped[list[dict[str, str]]] = mapped_column(Json)
+    created_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    created_by: Mapped[str] = mapped_column(ID)
+
+
 class Member(Base):
     __tablename__ = "members"
     __table_args__ = (

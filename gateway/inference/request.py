@@ -4,6 +4,8 @@ from typing import Any
 
 from msgspec import Struct, field
 
+from gateway.inference.prompt_references import PromptReference
+
 
 class InferenceRequest(Struct, frozen=True):
     """A validated inference request, before admission. Numbers are None when not given."""
@@ -63,6 +65,7 @@ class InferenceRequest(Struct, frozen=True):
     reasoning_effort: str | None = None
     prediction: Any = None
     service_tier: str | None = None
+    prompt: PromptReference | None = None  # a template, whose messages are not in `messages` yet
     # Fields that no route knows, for an upstream whose entry declares them.
     extra_fields: dict[str, Any] = field(default_factory=dict)
     extra: dict[str, Any] = field(

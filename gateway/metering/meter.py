@@ -144,6 +144,14 @@ class Meter:
             ctx.reservation.keep()
         return meter
 
+    @classmethod
+    async def record_blocked(
+        cls, ctx: "RequestContext", services: MeterServices, paid_by: str
+    ) -> None:
+        """The blocked prompt is a usage event, whether the tenant or the operator pays."""
+        ctx.meter = cls.from_context(ctx, services, "")
+        await ctx.meter.close(blocked_ending(paid_by), None)
+
     async def write_opened(self, *, again: bool = False) -> None:
         await (self._spool.reopen(self.opened) if again else self._spool.open(self.opened))
 

@@ -22,6 +22,7 @@ VIEWER = {
     "/limits",
     "/playground",
     "/request-settings",
+    "/prompts",
 }
 DEVELOPER = VIEWER | {"/keys", "/safety"}
 ALLOWED = {

@@ -188,8 +188,8 @@ def test_responses_tell_how_likely_each_token_was(client: OpenAI) -> None:
 
 def test_what_a_surface_lacks_is_refused_by_name(client: OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
-        client.responses.create(model=MODEL, input="x", prompt={"id": "prompt_1"})
-    assert caught.value.param == "prompt"
+        client.responses.create(model=MODEL, input="x", max_tool_calls=2)
+    assert caught.value.param == "max_tool_calls"
     with pytest.raises(openai.NotFoundError) as unknown:
         client.responses.create(model=MODEL, input="x", conversation="conv_1")
     assert "conv_1" in unknown.value.message

@@ -20,6 +20,7 @@ from gateway.api.admin import (
     organisations,
     payments,
     policies,
+    prompts,
     reported_usage,
     response_cache,
     roles,
@@ -54,4 +55,5 @@ ROUTERS = (
     exports.router,
     engines.router,
     response_cache.router,
+    prompts.router,
 )

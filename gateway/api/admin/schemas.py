@@ -126,6 +126,25 @@ class NewKey(_Body):
     routing: Routing | None = None
 
 
+class PromptMessage(_Body):
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str = Field(min_length=1, description="With placeholders such as `{{customer}}`.")
+
+
+class NewPromptVersion(_Body):
+    messages: list[PromptMessage] = Field(min_length=1, max_length=64)
+    current: bool = Field(True, description="Requests without a version use it from now on.")
+
+
+class NewPrompt(_Body):
+    name: str = Name
+    messages: list[PromptMessage] = Field(min_length=1, max_length=64)
+
+
+class PromptChange(_Body):
+    current_version: int = Field(ge=1, le=1_000)
+
+
 class KeyRotation(_Body):
     overlap_s: int = Field(86_400, ge=0, le=90 * 86_400)
 

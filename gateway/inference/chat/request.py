@@ -9,6 +9,7 @@ from msgspec import Meta
 from core.errors import BadRequest, UnsupportedParameter
 from gateway.inference.chat import legacy, media_parts
 from gateway.inference.decoding import Request, check_label, decode_open, refuse_unsupported
+from gateway.inference.prompt_references import reference_of
 from gateway.inference.request import InferenceRequest
 from gateway.inference.sampling import (
     MAX_LOGPROBS,
@@ -82,7 +83,8 @@ class Tool(Request):
 
 class ChatBody(SamplingBody, kw_only=True):
     model: Annotated[str, Meta(min_length=1, max_length=300)]
-    messages: Annotated[list[Message], Meta(min_length=1, max_length=MAX_MESSAGES)]
+    messages: Annotated[list[Message], Meta(max_length=MAX_MESSAGES)] | None = None
+    prompt: dict[str, Any] | None = None  # a template: id, version and variables
     max_tokens: Positive | None = None
     max_completion_tokens: Positive | None = None
     logprobs: bool | None = None
@@ -145,7 +147,8 @@ def parse_chat(raw: bytes) -> InferenceRequest:
     choice, defined = legacy.choice_and_tools(body)
     tools = None if choice == "none" else defined
     media: dict[str, str] = {}  # kind -> where the first part of it is
-    messages = [parse_message(index, each, media) for index, each in enumerate(body.messages)]
+    given = messages_of(body)
+    messages = [parse_message(index, each, media) for index, each in enumerate(given)]
     return InferenceRequest(
         route=ROUTE,
         model=body.model,
@@ -162,12 +165,27 @@ def parse_chat(raw: bytes) -> InferenceRequest:
         reasoning_effort=_effort(body.reasoning_effort),
         prediction=body.prediction,
         service_tier=None if body.service_tier in ("auto", "default") else body.service_tier,
+        prompt=reference_of(body.prompt) if body.prompt is not None else None,
         extra_fields=extra_fields,
         extra={"legacy_functions": bool(body.functions), "named": media},
         chat_template_kwargs=checked(body.chat_template_kwargs),
         continue_final_message=_continues(body),
         **sampling_of(body),
     )
+
+
+def messages_of(body: ChatBody) -> list[Message]:
+    """Only a request that names a template may leave them out."""
+    if body.messages:
+        return body.messages
+    if body.prompt is None:
+        raise BadRequest(
+            "messages is missing." if body.messages is None else "messages is empty.",
+            next_step="Send at least one message.",
+            param="messages",
+            code="missing_required_parameter" if body.messages is None else "invalid_value",
+        )
+    return []
 
 
 def _effort(given: str | None) -> str | None:
@@ -181,7 +199,7 @@ def _continues(body: ChatBody) -> bool:
     continues = bool(body.continue_final_message)
     if body.add_generation_prompt is not None and body.add_generation_prompt is continues:
         raise _invalid("add_generation_prompt", "the opposite of continue_final_message")
-    if continues and body.messages[-1].role != "assistant":
+    if continues and (not body.messages or body.messages[-1].role != "assistant"):
         raise _invalid(
             "continue_final_message", "false when the last message is not the assistant's"
         )

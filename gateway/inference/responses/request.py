@@ -16,6 +16,7 @@ from gateway.inference.decoding import (
     decode,
     refuse_unsupported,
 )
+from gateway.inference.prompt_references import reference_of
 from gateway.inference.request import InferenceRequest
 from gateway.inference.sampling import MAX_LOGPROBS, Count, Positive, StreamOptions, stops_of
 
@@ -67,7 +68,7 @@ class Tool(Request):
 
 class ResponsesBody(Request, kw_only=True):
     model: Annotated[str, Meta(min_length=1, max_length=300)]
-    input: str | Annotated[list[Item], Meta(min_length=1, max_length=MAX_MESSAGES)]
+    input: str | Annotated[list[Item], Meta(min_length=1, max_length=MAX_MESSAGES)] | None = None
     instructions: str | None = None
     max_output_tokens: Positive | None = None
     temperature: float | None = None
@@ -110,7 +111,6 @@ _IGNORED_VALUES: dict[str, tuple[Any, ...]] = {
     "background": (False,),
     "conversation": (),
     "previous_response_id": (),
-    "prompt": (),
     "max_tool_calls": (),
     "context_management": (),
     "moderation": (),
@@ -128,7 +128,16 @@ def parse_responses(raw: bytes) -> InferenceRequest:
     messages: list[dict[str, Any]] = []
     if body.instructions:
         messages.append({"role": "system", "content": body.instructions})
-    if isinstance(body.input, str):
+    before = len(messages)
+    if body.input is None:
+        if body.prompt is None:
+            raise BadRequest(
+                "input is missing.",
+                next_step="Send input, or name a prompt.",
+                param="input",
+                code="missing_required_parameter",
+            )
+    elif isinstance(body.input, str):
         messages.append({"role": "user", "content": body.input})
     else:
         for index, item in enumerate(body.input):
@@ -158,7 +167,9 @@ def parse_responses(raw: bytes) -> InferenceRequest:
         include_usage=True,
         truncation=body.truncation or "disabled",
         end_user=check_label("user", body.user or body.safety_identifier),
+        prompt=reference_of(body.prompt, before) if body.prompt is not None else None,
         extra={
+            "prompt": body.prompt,
             "instructions": body.instructions,
             "metadata": body.metadata or {},
             "parallel_tool_calls": body.parallel_tool_calls is not False,

@@ -192,6 +192,7 @@ def response_object(
         "output": output,
         "parallel_tool_calls": request.extra["parallel_tool_calls"],
         "previous_response_id": None,
+        "prompt": request.extra.get("prompt"),
         "reasoning": {"effort": None, "summary": None},
         "service_tier": "default",
         "store": False,
