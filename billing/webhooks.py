@@ -45,12 +45,19 @@ class Notification:
 
 
 def add(
-    session: Session, scope: TenantScope, clock: Clock, url: str, events: Sequence[str] = ()
+    session: Session,
+    scope: TenantScope,
+    clock: Clock,
+    url: str,
+    events: Sequence[str] = (),
+    *,
+    known: Iterable[str] = EVENTS,
 ) -> WebhookEndpoint:
-    """Add an endpoint. Show its `secret` once, now. No `events` subscribes to all."""
+    """Add an endpoint. Show its `secret` once, now. No `events` subscribes to all of EVENTS. `known`
+    are the names that may be subscribed to."""
     check_address(url)
     for name in events:
-        if name not in EVENTS:
+        if name not in known:
             raise BadRequest(
                 f"There is no event {name[:40]!r}.",
                 next_step=f"Use one of {', '.join(EVENTS)}.",

@@ -33,6 +33,11 @@ rejections = Counter("tollhouse_rejections", "Requests rejected, by reason.", ["
 tokens = TallyCounter(
     "tollhouse_tokens", "Tokens by kind: input, cached, output, waived.", ["model", "kind"]
 )
+request_log = Counter(
+    "tollhouse_request_log",
+    "Records of requests for tenants' receivers, by result: sent, dropped.",
+    ["result"],
+)
 response_cache = Counter(
     "tollhouse_response_cache",
     "Requests that ask for the response cache, by result: hit, miss, refresh, bypass.",

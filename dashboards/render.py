@@ -47,6 +47,8 @@ NOTICES = {
     "prompt-version": "The version was added and is in use.",
     "prompt-used": "Requests that name no version use this one from now on.",
     "prompt-removed": "The prompt was removed. Requests that name it are refused.",
+    "log-set": "A record of each request is sent from now on, signed with this secret.",
+    "log-off": "Requests are no longer logged.",
     "cache-set": "Answers are cached from now on.",
     "cache-erased": "The cached answers were erased.",
     "cache-off": "The response cache is off, and its answers were erased.",

@@ -2,6 +2,7 @@
 
 import logging
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from core import metrics
 from core.tenants.keys import Principal
@@ -17,6 +18,9 @@ from gateway.response_cache.rules import Lookup
 from gateway.routing.fallbacks import TryFallback
 from gateway.screening.moderator import ScreeningResult
 from gateway.spans import NO_TRACE, Span, Trace
+
+if TYPE_CHECKING:
+    from gateway.streaming.delivery import Delivery
 
 log = logging.getLogger("tollhouse.pipeline")
 
@@ -41,6 +45,7 @@ class RequestContext:
     screening: ScreeningResult | None = None
     reservation: Reservation | None = None
     meter: Meter | None = None
+    delivery: "Delivery | None" = None  # of a request whose answer is recorded for its tenant
     lookup: Lookup | None = None  # in the response cache; None for a request that does not use it
     canary_of: str = ""  # the model that was asked for, of a conversation that a canary gets
     fallback_from: list[str] = field(default_factory=list)  # models that failed before this one

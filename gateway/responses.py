@@ -18,6 +18,7 @@ from gateway.http.headers import error_headers, limit_headers, response_headers
 from gateway.inference.decoding import nested_too_deeply
 from gateway.inference.surface import ResponseInfo
 from gateway.metering.meter import Meter
+from gateway.request_log.log import RequestLog
 from gateway.response_cache.replay import delivery_of
 from gateway.response_cache.rules import HEADER as CACHE_HEADER
 from gateway.routing.fallbacks import CANARY_HEADER
@@ -41,13 +42,14 @@ class Responses:
     moderator: Moderator
     rejections: RejectionCounter
     clock: Clock
+    request_log: RequestLog
     deadlines: Deadlines = field(default_factory=Deadlines)
 
     def delivery(self, ctx: RequestContext, meter: Meter, keep_alive_s: float) -> Delivery:
         assert ctx.reservation is not None
         request, extra = ctx.prompt.request, self._extra_headers(ctx)
         kind = Delivery if ctx.lookup is None else delivery_of(ctx, ctx.lookup)
-        return kind(
+        delivery = kind(
             ctx.surface,
             ctx.exchange,
             request,
@@ -59,6 +61,9 @@ class Responses:
             keep_alive_s=keep_alive_s,
             deadlines=self.deadlines,
         )
+        if self.request_log.view.sinks:
+            self.request_log.watch(ctx, delivery)
+        return delivery
 
     async def send_error(self, ctx: RequestContext, failure: Exception) -> int:
         """The status; 499 when the client has gone or already has a part of an answer."""
@@ -78,6 +83,8 @@ class Responses:
         return int(error.status)
 
     def count(self, ctx: RequestContext, status: int) -> None:
+        if self.request_log.view.sinks:
+            self.request_log.record(ctx, status)
         _request_counter(ctx.surface.route, status).inc()
         _duration_histogram(ctx.surface.route).observe(self.clock.monotonic() - ctx.started)
 

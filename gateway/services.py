@@ -89,6 +89,7 @@ class Services:
         await asyncio.to_thread(self.prices.refresh)
         await asyncio.to_thread(self.adapters.refresh)
         await asyncio.to_thread(self.policies.refresh)
+        await asyncio.to_thread(self.pipeline.responses.request_log.view.refresh)
         await asyncio.to_thread(self.engines.refresh)
         self._run(watch_keys(self.key_cache, self.stopping), "keys")
         self._run(self.recovery.run(), "recovery")
@@ -96,6 +97,7 @@ class Services:
         for refresh, what in (
             (self.adapters.refresh, "adapters"),
             (self.policies.refresh, "policies"),
+            (self.pipeline.responses.request_log.view.refresh, "request-log"),
             (self.engines.refresh, "engines"),
         ):
             self._run(refresh_on_change(self.key_cache, refresh, what), what)
@@ -106,6 +108,7 @@ class Services:
         self._run(self.background.run(), "background-responses")
         self._run(self.rejections.run(), "rejections")
         self._run(self.pipeline.cache.run(), "response-cache")
+        self._run(self.pipeline.responses.request_log.run(), "request-log")
         if os.environ.get("PROMETHEUS_MULTIPROC_DIR"):
             self._run(_fold_metrics(), "metrics")
         self.tasks.start()
@@ -118,6 +121,7 @@ class Services:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.batches.stop()
         await self.background.stop()
+        await self.pipeline.responses.request_log.close()
         self.spool.flush()
         await self.router.close()
         for engine in self.router.engines():

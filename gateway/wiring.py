@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from billing.payments.base import PaymentProvider
+from billing.request_sinks import SinkView
 from core.clock import Clock, SystemClock
 from core.counters import Counters
 from core.counters_memory import MemoryCounters
@@ -47,6 +48,7 @@ from gateway.metering.usage_sink import SqlUsageSink, stored_counts
 from gateway.payments import CardPages, make_payments, task_services
 from gateway.pipeline import Pipeline
 from gateway.prompts.stored_prompts import StoredPrompts
+from gateway.request_log.log import RequestLog
 from gateway.response_cache.cache import ResponseCache
 from gateway.responses import RequestLimits, Responses
 from gateway.routing.adapter_preloader import AdapterPreloader
@@ -192,7 +194,12 @@ def _build_request_path(base: _Base, moderator: Moderator | None) -> _RequestPat
         prompts=StoredPrompts(database, key_cache),
         cache=ResponseCache(admission, clock, database, key_cache, cache_bytes),
         metering=MeterServices(base.spool, clock, base.router.acknowledge_soon),
-        responses=Responses(moderator=moderator, rejections=rejections, clock=clock),
+        responses=Responses(
+            moderator=moderator,
+            rejections=rejections,
+            clock=clock,
+            request_log=RequestLog(SinkView(database), clock, settings.webhook_networks),
+        ),
         clock=clock,
         limits=RequestLimits(settings.max_body_mb * 2**20, settings.request_timeout_s),
         operator_token=base.token,

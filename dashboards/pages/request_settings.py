@@ -1,12 +1,15 @@
-"""Request settings of an organisation: its cache of complete answers."""
+"""Request settings of an organisation: its cache of complete answers, and its request log."""
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from billing import request_sinks
+from billing.request_sinks import Sink
 from core.errors import BadRequest
 from core.tenants import organisations
 from core.tenants.response_cache import ERASED, SETTING, rule_of
+from dashboards.once import redirect_with_secret
 from dashboards.page_data import Form, Input, PageData, Tile, show
 from dashboards.pages.common import (
     Fields,
@@ -29,6 +32,7 @@ def page_of(request: Request) -> Response:
     viewer, deps = viewer_of(request, "tenant"), deps_of(request)
     with deps.database.read() as session:
         settings = dict(organisations.get_tenant(session, viewer.scope).settings)
+        sink = request_sinks.sink_of(session, viewer.scope)
     rule = rule_of(settings)
     kept = "off" if rule is None else f"{rule.ttl_s} s"
     also = [] if rule is None else [n for n in ("sampled", "tools") if getattr(rule, n)]
@@ -42,13 +46,20 @@ def page_of(request: Request) -> Response:
     page_data = PageData(
         "Request settings",
         _LEAD,
-        tiles=[tile, erased],
-        forms=_forms(settings) if deps.auth.may(viewer, "tenant", "write") else [],
+        tiles=[tile, erased, _log_tile(sink)],
+        forms=_forms(settings, sink) if deps.auth.may(viewer, "tenant", "write") else [],
     )
     return show(request, page_data)
 
 
-def _forms(settings: dict[str, object]) -> list[Form]:
+def _log_tile(sink: Sink | None) -> Tile:
+    about = "A record of each request goes to a receiver of your own, signed and from memory."
+    if sink is None:
+        return Tile("Request log", "off", about=about)
+    return Tile("Request log", "with texts" if sink.content else "without texts", sink.url, about)
+
+
+def _forms(settings: dict[str, object], sink: Sink | None) -> list[Form]:
     rule = rule_of(settings)
     inputs = [
         Input("ttl_s", "Keep answers for (seconds)", "number", str(rule.ttl_s if rule else 3_600)),
@@ -67,6 +78,15 @@ def _forms(settings: dict[str, object]) -> list[Form]:
     forms = [cache, Form(PATH, "Erase cached answers", {"act": "erase"}, title="Erase")]
     if rule is not None:
         forms.append(Form(PATH, "Turn off", {"act": "off"}, title="Turn the response cache off"))
+    receiver = [
+        Input("url", "URL", "url", sink.url if sink else ""),
+        Input("content", "With texts", "select", _word(bool(sink and sink.content)), _YES_NO),
+    ]
+    about = "Texts are those that moderation let pass. The signing secret is shown once."
+    log = Form(PATH, "Log requests", {"act": "log"}, receiver, title="Request log", about=about)
+    forms.append(log)
+    if sink is not None:
+        forms.append(Form(PATH, "Stop logging", {"act": "log_off"}, title="Stop the request log"))
     return forms
 
 
@@ -104,7 +124,27 @@ def _off(request: Request, form_fields: Fields) -> Response:
     return redirect_with_notice(request, PATH, "cache-off")
 
 
+def _log(request: Request, form_fields: Fields) -> Response:
+    viewer, deps = viewer_of(request, "tenant", "write"), deps_of(request)
+    url, content = form_fields.get("url", ""), form_fields.get("content") == "yes"
+    deps.alert_targets.check([url])
+    with deps.database.transaction() as session:
+        sink = request_sinks.set_sink(session, viewer.scope, deps.clock, url, content=content)
+    return redirect_with_secret(request, PATH, "log-set", sink.secret)
+
+
+def _log_off(request: Request, form_fields: Fields) -> Response:
+    viewer, deps = viewer_of(request, "tenant", "write"), deps_of(request)
+    with deps.database.transaction() as session:
+        request_sinks.remove_sink(session, viewer.scope, deps.clock)
+    return redirect_with_notice(request, PATH, "log-off")
+
+
 ROUTES = [
     Route(PATH, page_of, methods=["GET"]),
-    Route(PATH, form_handler(page_of, cache=_cache, erase=_erase, off=_off), methods=["POST"]),
+    Route(
+        PATH,
+        form_handler(page_of, cache=_cache, erase=_erase, off=_off, log=_log, log_off=_log_off),
+        methods=["POST"],
+    ),
 ]

@@ -64,7 +64,7 @@ class Delivery:
         self._make_guards = guards
         self._guards: Sequence[OutputGuard] = ()
         self._needs_second_opinion = False  # whether a guard may want a second opinion
-        self._choices: list[ChoiceOutput] = []
+        self.choices: list[ChoiceOutput] = []
         self._generation: Generation | None = None  # the current attempt
         self._first_chunk_seen = False  # whether the first chunk has arrived
         self._counted_by: CountedBy | None = None
@@ -146,7 +146,7 @@ class Delivery:
         self._needs_second_opinion = any(guard.needs_second_opinion for guard in self._guards)
         guards: Sequence[OutputGuard | None] = self._guards or [None] * self._request.choices
         request = self._request
-        self._choices = [
+        self.choices = [
             ChoiceOutput(
                 i,
                 codec,
@@ -192,7 +192,7 @@ class Delivery:
 
     async def _deliver_chunks(self, generation: Generation, route: Route) -> None:
         """Delivers chunks until every choice is over. Raises the engine's error."""
-        while not all(choice.over for choice in self._choices):
+        while not all(choice.over for choice in self.choices):
             chunks = await self._next(generation)
             if not self._first_chunk_seen:
                 self._first_chunk_seen = True
@@ -209,20 +209,20 @@ class Delivery:
                     await asyncio.sleep(0)
                 await self._feed(portion, generation)
             if self._ended_by:
-                for choice in self._choices:
+                for choice in self.choices:
                     choice.end(FinishReason.LENGTH)
             if self._needs_second_opinion:
-                await asyncio.gather(*[choice.resolve() for choice in self._choices])
+                await asyncio.gather(*[choice.resolve() for choice in self.choices])
             if self._writer is not None:
                 await self._write_deltas(self._writer)
-        if not all(choice.ended_by_engine for choice in self._choices):
+        if not all(choice.ended_by_engine for choice in self.choices):
             generation.cancel()  # otherwise its receipt follows: usage comes last
 
     async def _feed(self, chunks: list[Chunk], generation: Generation) -> None:
         for run in group_chunks(chunks):
             if run[0].finish_reason in _ABNORMAL_REASONS:
                 raise _ended_early(generation.receipt, run[0].finish_reason)
-            choice = self._choices[run[0].choice]
+            choice = self.choices[run[0].choice]
             feed = partial(choice.feed_run, run)
             await run_in_thread(feed) if is_large(run, choice.waiting) else feed()
 
@@ -248,13 +248,13 @@ class Delivery:
         return take_tokens(chunks, left)
 
     async def _write_deltas(self, writer: StreamWriter) -> None:
-        deltas = [delta for choice in self._choices if (delta := choice.take())]
+        deltas = [delta for choice in self.choices if (delta := choice.take())]
         if not deltas:
             return
         self._meter.first_token()
         opening = self._opening(writer)
         await self._write(opening + b"".join([writer.delta(each) for each in deltas]))
-        for choice in self._choices:
+        for choice in self.choices:
             choice.sent()
 
     async def _write(self, data: bytes, *, more: bool = True) -> None:
@@ -277,20 +277,20 @@ class Delivery:
         return writer.begin()
 
     async def _complete(self) -> int:
-        reason = self._ended_by or self._choices[0].finish_reason or "stop"
+        reason = self._ended_by or self.choices[0].finish_reason or "stop"
         receipt = await self._receipt()
         if self._exchange.disconnected:
             raise ClientDisconnected
         if self._writer is None:
-            for choice in self._choices:
+            for choice in self.choices:
                 choice.sent()
         statements = self._line_answer if self._exchange.batch_line is not None else None
         event = await self._meter.close(self._ending(reason, 200), receipt, statements)
-        usage = _usage(event, self._choices)
+        usage = _usage(event, self.choices)
         try:
             if self._writer is not None:
                 opening = self._opening(self._writer)
-                await self._write(opening + self._writer.end(usage, self._choices), more=False)
+                await self._write(opening + self._writer.end(usage, self.choices), more=False)
             else:
                 await self._answer(usage)
         except ClientDisconnected:
@@ -302,7 +302,7 @@ class Delivery:
         batch_line, batch_id = self._exchange.batch_line, self._exchange.batch_job
         assert batch_line is not None and batch_id is not None
         answer = self._surface.answer(
-            self._info, self._request, self._choices, _usage(event, self._choices)
+            self._info, self._request, self.choices, _usage(event, self.choices)
         )
         return [insert_answer(batch_id, batch_line(event.request_id, answer))]
 
@@ -316,10 +316,10 @@ class Delivery:
         """Vectors and logprobs are hundreds of bytes per token; so are texts that it has no bound on."""
         if self._request.lists_numbers:
             return True
-        return sum(choice.received for choice in self._choices) > _INLINE_UNITS
+        return sum(choice.received for choice in self.choices) > _INLINE_UNITS
 
     def _whole_answer(self, usage: Usage) -> bytes:
-        answer = self._surface.answer(self._info, self._request, self._choices, usage)
+        answer = self._surface.answer(self._info, self._request, self.choices, usage)
         rows = answer.get("data")
         if isinstance(rows, list):  # one by one: a call holds the interpreter's lock
             answer["data"] = [orjson.Fragment(orjson.dumps(row)) for row in rows]
@@ -356,11 +356,11 @@ class Delivery:
             guard.over()
             if guard.action is not None and self._meter.moderation in (None, "annotate"):
                 self._meter.moderation = guard.action
-        delivered = sum(choice.delivered for choice in self._choices)
-        received = sum(choice.received for choice in self._choices)
+        delivered = sum(choice.delivered for choice in self.choices)
+        received = sum(choice.received for choice in self.choices)
         cut = [
             (guard, choice)
-            for guard, choice in zip(self._guards, self._choices, strict=False)
+            for guard, choice in zip(self._guards, self.choices, strict=False)
             if guard.blocked
         ]
         paid_by = cut[0][0].cut_paid_by if cut else None

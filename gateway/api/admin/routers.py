@@ -22,6 +22,7 @@ from gateway.api.admin import (
     policies,
     prompts,
     reported_usage,
+    request_log,
     response_cache,
     roles,
     subscriptions,
@@ -55,5 +56,6 @@ ROUTERS = (
     exports.router,
     engines.router,
     response_cache.router,
+    request_log.router,
     prompts.router,
 )

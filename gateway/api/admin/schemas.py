@@ -70,6 +70,13 @@ class CacheRuleBody(_Body):
     tools: bool = Field(False, description="Also of requests with tools.")
 
 
+class RequestLogBody(_Body):
+    url: str = Field(min_length=1, max_length=2_000, description="https://host/path")
+    content: bool = Field(
+        False, description="Also the texts of prompt and answer, as moderation left them."
+    )
+
+
 class NewProject(_Body):
     name: str = Field(min_length=1, max_length=63)
 

@@ -7,6 +7,7 @@ from core.tenants import organisations, sign_on
 from gateway.cli.commands._billing_plans import add_billing_plans
 from gateway.cli.commands._copies import add_copies
 from gateway.cli.commands._organisations import add_organisations
+from gateway.cli.commands._request_log import add_request_log
 from gateway.cli.commands._response_cache import add_response_cache
 from gateway.cli.commands._subscriptions import add_subscriptions
 from gateway.cli.commands._tenant_options import (
@@ -75,6 +76,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_billing_plans(verbs)
     add_copies(verbs)
     add_response_cache(verbs)
+    add_request_log(verbs)
     add_subscriptions(verbs)
     add_organisations(verbs)
     domain_verbs = (add_domain, remove_domain, domains)

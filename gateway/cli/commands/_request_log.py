@@ -1,0 +1,45 @@
+"""`tollhouse tenant request-log`: the receiver of a tenant's records of requests."""
+
+import argparse
+
+from billing import request_sinks as sinks
+from billing.alert_targets import AlertTargets
+from gateway.cli.commands._tenant_options import add_tenant, scope_named
+from gateway.cli.context import command_context
+from gateway.cli.output import add_json, show
+
+
+def add_request_log(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    logged = verbs.add_parser(
+        "request-log", help="show, set or remove the receiver of records of requests"
+    )
+    add_tenant(logged)
+    logged.add_argument("--url", help="https://host/path; its signing secret is shown once")
+    logged.add_argument(
+        "--content", action="store_true", help="also texts, as moderation left them"
+    )
+    logged.add_argument("--off", action="store_true", help="log no more requests")
+    add_json(logged)
+    logged.set_defaults(run=_request_log)
+
+
+def _request_log(arguments: argparse.Namespace) -> int:
+    with command_context() as tools, tools.database.transaction() as session:
+        scope = scope_named(session, arguments.tenant)
+        if arguments.url:
+            settings = tools.settings
+            AlertTargets(settings.webhook_networks, bool(settings.smtp_url)).check([arguments.url])
+            made = sinks.set_sink(
+                session, scope, tools.clock, arguments.url, content=arguments.content
+            )
+            shown = {"url": made.url, "content": made.content, "secret": made.secret}
+        else:
+            if arguments.off:
+                sinks.remove_sink(session, scope, tools.clock)
+            sink = sinks.sink_of(session, scope)
+            shown = {
+                "url": sink.url if sink else None,
+                "content": sink.content if sink else False,
+            }
+    show(shown, as_json=arguments.json, title="request log")
+    return 0

@@ -1,0 +1,1 @@
+"""Records of requests for the tenant's own receiver."""
