@@ -5,8 +5,8 @@ from alembic import op
 
 from core.database import Json, UtcDateTime
 
-revision = "0028_prompt_templates"
-down_revision = "0027_organisations"
+revision = "0029_prompt_templates"
+down_revision = "0028_exchange_rates"
 branch_labels = None
 depends_on = None
 
