@@ -30,11 +30,12 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import DBAPIError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, DontWrapMixin, OperationalError, SQLAlchemyError
 from sqlalchemy.orm import DeclarativeBase, Session, sessionmaker
 from sqlalchemy.types import TypeDecorator, TypeEngine
 
-from core.errors import DependencyDown, SettingError, TollhouseError
+from core.errors import BadRequest, DependencyDown, SettingError, TollhouseError
+from core.money import decimal_of
 
 # Constraints have names, so that a later migration can drop them on both databases.
 _NAMING = {
@@ -74,8 +75,22 @@ class UtcDateTime(TypeDecorator[datetime]):
         return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
 
 
+_MOST_UNITS = {"sqlite": 2**63 - 1, "postgresql": 10**38 - 1}
+_TOO_LARGE = {
+    "sqlite": "Give at most 9,223,372, or use PostgreSQL (TOLLHOUSE_DATABASE_URL).",
+    "postgresql": "Give a smaller amount.",
+}
+
+
+class AmountTooLarge(BadRequest, DontWrapMixin):  # SQLAlchemy would make it a StatementError
+    code = "amount_too_large"
+
+
 class Units(TypeDecorator[int]):
-    """Money in picounits. PostgreSQL: numeric(38,0). SQLite: 64 bits, up to 9.2 million major units."""
+    """Money in picounits. PostgreSQL: numeric(38,0). SQLite: 64 bits, up to 9.2 million major units.
+
+    Raises AmountTooLarge for what the database cannot store.
+    """
 
     impl = BigInteger
     cache_ok = True
@@ -88,6 +103,11 @@ class Units(TypeDecorator[int]):
     def process_bind_param(self, value: int | None, dialect: Dialect) -> int | None:
         if value is not None and type(value) is not int:
             raise TypeError(f"money is an int of picounits, not {type(value).__name__}")
+        if value is not None and abs(value) > _MOST_UNITS[dialect.name]:
+            raise AmountTooLarge(
+                f"The amount {decimal_of(value)} is larger than {dialect.name} stores.",
+                next_step=_TOO_LARGE[dialect.name],
+            )
         return value
 
     def process_result_value(self, value: Any, dialect: Dialect) -> int | None:

@@ -175,3 +175,17 @@ def test_cloud_events_are_billed_one_by_one_or_in_batches(town: Town) -> None:
     assert sorted(line["quantity"] for line in shown["lines"]) == [3, 7]
     with town.services.database.read() as session:
         assert reconcile.audit(session).clean
+
+
+def test_an_amount_that_the_database_cannot_store_is_refused(town: Town) -> None:
+    """SQLite's integers end at 9.2 million major units, counted in picounits."""
+    most = {"name": "whale", "minimum_commitment": "9223372.03"}
+    assert town.as_operator("POST", "/admin/v1/billing-plans", json=most).status_code == 201
+    for field in ("minimum_commitment", "base_fee", "included_usage"):
+        plan = {"name": "leviathan", field: "679500289.68367"}
+        refused = town.as_operator("POST", "/admin/v1/billing-plans", json=plan)
+        error = refused.json()["error"]
+        assert refused.status_code == 400, refused.text
+        assert error["code"] == "amount_too_large"
+        assert "679500289.68367" in error["message"]
+        assert "9,223,372" in error["message"]
