@@ -101,7 +101,7 @@ def test_an_index_that_points_wrongly(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
-        ({"architectures": ["FalconForCausalLM"]}, "FalconForCausalLM"),
+        ({"architectures": ["MambaForCausalLM"]}, "MambaForCausalLM"),
         ({"hidden_size": -4}, "hidden_size"),
         ({"num_hidden_layers": "three"}, "num_hidden_layers"),
         ({"num_key_value_heads": 3}, "num_key_value_heads"),

@@ -9,7 +9,8 @@ import dataclasses
 import pytest
 
 from engine.batch import Row, StepBatch
-from engine.model_spec import ExpertsSpec, base_spec
+from engine.model_spec import ExpertsSpec
+from engine.models.config_values import base_spec
 from engine.protocol import SamplingParams
 from engine.scheduling.step_shares import ModelWork, model_work
 from tests.engine.helpers import Clock, ask, make_config, make_engine, run_until_idle
