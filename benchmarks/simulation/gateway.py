@@ -31,6 +31,7 @@ from tests.billing.simulated_books import Happened, Outcome
 
 T = TypeVar("T")
 _STATUSES = (200, 200, 200, 400, 429, 499, 500, 503)
+_NO_ENGINE = (UsageKind.MODERATION, UsageKind.CACHE_HIT, UsageKind.GPU_SECONDS)
 _WHOLE = (FinishReason.STOP, FinishReason.LENGTH)
 
 
@@ -182,7 +183,7 @@ class Gateway:
             return
         opened = _opened(self.site, tenant_id, adapter, pinned.id)
         process = self.start()
-        if opened.kind in (UsageKind.MODERATION, UsageKind.GPU_SECONDS):
+        if opened.kind in _NO_ENGINE:
             process.run(_without_engine(process, opened))
         else:
             process.run(_with_engine(process, opened))
@@ -223,7 +224,7 @@ async def _with_engine(process: Process, opened: OpenedRequest) -> None:
 
 
 async def _without_engine(process: Process, opened: OpenedRequest) -> None:
-    """Calls of the moderation endpoint, and seconds of dedicated capacity."""
+    """Calls of the moderation endpoint, cached answers, and seconds of dedicated capacity."""
     site, chance = process.site, process.site.faults.chance
     seconds = chance.randint(1, 3600) if opened.kind == UsageKind.GPU_SECONDS else 1
     event = _event(opened, seconds, site.clock)
