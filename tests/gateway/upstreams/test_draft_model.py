@@ -1,4 +1,7 @@
-"""`tollhouse serve` with a draft model: a local engine uses it, and its receipts count the guesses."""
+"""`tollhouse serve` with a draft model: a local engine loads it, and answers are the same with it.
+
+How often it is asked depends on measured times; `tests/engine` decides that by given costs.
+"""
 
 import json
 import shutil
@@ -53,7 +56,7 @@ def served(folder: Path, **settings: str) -> tuple[str, dict[str, Any]]:
     return answer.json()["choices"][0]["message"]["content"], mine[0]
 
 
-def test_serve_drafts_and_its_receipt_tells_accepted_from_rejected(
+def test_an_answer_with_a_draft_model_is_the_same_and_costs_no_more_tokens(
     draft: Path, tmp_path: Path
 ) -> None:
     model = transformers.AutoModelForCausalLM.from_pretrained(draft, dtype=torch.float32)
@@ -61,7 +64,7 @@ def test_serve_drafts_and_its_receipt_tells_accepted_from_rejected(
     plain, without = served(tmp_path / "plain")
     text, receipt = served(tmp_path / "drafting", TOLLHOUSE_DRAFT_MODEL=str(draft))
     assert text == plain and receipt["generated"] == without["generated"] == _TOKENS
-    assert receipt["rejected"] > without["rejected"]
+    assert receipt["prompt"] == without["prompt"]
 
 
 def test_another_vocabulary_stops_the_start_by_name(tmp_path: Path) -> None:
