@@ -103,3 +103,19 @@ class Driver:
             history=sequence.history,
             prompt_len=sequence.prompt_len,
         )
+
+
+def alone_and_together(
+    checkpoint: Path, prompts: list[list[int]]
+) -> tuple[list[list[int]], list[list[int]]]:
+    """Eight greedy tokens after each prompt: each by a runner of its own, and all in one batch."""
+    alone = []
+    for prompt in prompts:
+        driver = Driver(checkpoint, dtype="float32")
+        sequence = driver.sequence(prompt)
+        driver.run([sequence], count=8)
+        alone.append(sequence.output)
+    driver = Driver(checkpoint, dtype="float32")
+    sequences = [driver.sequence(prompt) for prompt in prompts]
+    driver.run(sequences, chunk=5, count=8)
+    return alone, [sequence.output for sequence in sequences]

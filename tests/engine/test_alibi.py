@@ -24,7 +24,7 @@ from tests.engine.checkpoints import (
     save_adapter,
     save_checkpoint,
 )
-from tests.engine.driver import Driver
+from tests.engine.driver import Driver, alone_and_together
 from tests.engine.test_family_parity import CASES, LogitDriver
 from tests.engine.test_gemma3 import rewrite
 
@@ -97,16 +97,8 @@ def test_answers_do_not_depend_on_the_batch(case: str, tmp_path: Path) -> None:
     family, changes = CASES[case]
     checkpoint = save_checkpoint(tmp_path, family, **changes)
     prompts = [ids_of(9 + 7 * n, n) for n in range(5)]
-    alone = []
-    for prompt in prompts:
-        driver = Driver(checkpoint, dtype="float32")
-        sequence = driver.sequence(prompt)
-        driver.run([sequence], count=8)
-        alone.append(sequence.output)
-    driver = Driver(checkpoint, dtype="float32")
-    sequences = [driver.sequence(prompt) for prompt in prompts]
-    driver.run(sequences, chunk=5, count=8)
-    assert [sequence.output for sequence in sequences] == alone
+    alone, together = alone_and_together(checkpoint, prompts)
+    assert together == alone
 
 
 def test_a_checkpoint_without_the_decoders_name(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from engine.layers.routing import Router
 from engine.models.load import load_model
 from engine.models.registry import model_spec
 from tests.engine.checkpoints import reference, reference_greedy, reference_logits
-from tests.engine.driver import BLOCK, Driver
+from tests.engine.driver import BLOCK, Driver, alone_and_together
 from tests.engine.test_experts import save_checkpoint, some_ids
 from tests.engine.test_family_parity import LogitDriver
 
@@ -68,16 +68,8 @@ def test_the_cache_holds_one_head_of_latent_vectors(tmp_path: Path) -> None:
 def test_answers_do_not_depend_on_the_batch(case: str, tmp_path: Path) -> None:
     checkpoint = save_checkpoint(tmp_path, case)
     prompts = [some_ids(9 + 7 * n)[n:] for n in range(5)]
-    alone = []
-    for prompt in prompts:
-        driver = Driver(checkpoint, dtype="float32")
-        sequence = driver.sequence(prompt)
-        driver.run([sequence], count=8)
-        alone.append(sequence.output)
-    driver = Driver(checkpoint, dtype="float32")
-    sequences = [driver.sequence(prompt) for prompt in prompts]
-    driver.run(sequences, chunk=5, count=8)
-    assert [sequence.output for sequence in sequences] == alone
+    alone, together = alone_and_together(checkpoint, prompts)
+    assert together == alone
 
 
 @pytest.mark.parametrize("setting", [{"quantization": "int8"}, {"kv_dtype": "int8"}])

@@ -19,7 +19,7 @@ from engine.models.load import load_model
 from engine.quantization.write import write_quantized
 from tests.engine.checkpoints import VOCAB, reference, reference_logits, save_adapter
 from tests.engine.checkpoints import save_checkpoint as save_any
-from tests.engine.driver import Driver
+from tests.engine.driver import Driver, alone_and_together
 from tests.engine.quantization.test_models import in_int8, needs_kernel
 from tests.engine.test_family_parity import CASES, LogitDriver
 
@@ -124,16 +124,8 @@ def test_a_row_of_rounded_experts_is_the_same_bit_for_bit_in_any_batch(tmp_path:
 def test_answers_do_not_depend_on_the_batch(tmp_path: Path) -> None:
     checkpoint = save_checkpoint(tmp_path, "qwen3-moe")
     prompts = [some_ids(9 + 7 * n)[n:] for n in range(5)]
-    alone = []
-    for prompt in prompts:
-        driver = Driver(checkpoint, dtype="float32")
-        sequence = driver.sequence(prompt)
-        driver.run([sequence], count=8)
-        alone.append(sequence.output)
-    driver = Driver(checkpoint, dtype="float32")
-    sequences = [driver.sequence(prompt) for prompt in prompts]
-    driver.run(sequences, chunk=5, count=8)
-    assert [sequence.output for sequence in sequences] == alone
+    alone, together = alone_and_together(checkpoint, prompts)
+    assert together == alone
 
 
 def test_a_row_that_is_not_finite_stays_alone(tmp_path: Path) -> None:

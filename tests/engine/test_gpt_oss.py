@@ -16,7 +16,7 @@ from engine.errors import CheckpointError
 from engine.models.load import load_model
 from engine.models.registry import model_spec
 from tests.engine.checkpoints import reference, reference_logits, save_checkpoint
-from tests.engine.driver import Driver
+from tests.engine.driver import alone_and_together
 from tests.engine.test_experts import some_ids
 from tests.engine.test_family_parity import CASES, LogitDriver
 from tests.engine.test_gemma3 import rewrite
@@ -91,16 +91,8 @@ def test_a_byte_is_two_values_and_a_scale_is_a_power_of_two(pair: tuple[Path, Pa
 def test_answers_do_not_depend_on_the_batch(tmp_path: Path) -> None:
     checkpoint = save_checkpoint(tmp_path, "GptOss", **CASES["gpt-oss"][1])
     prompts = [some_ids(9 + 7 * n)[n:] for n in range(5)]
-    alone = []
-    for prompt in prompts:
-        driver = Driver(checkpoint, dtype="float32")
-        sequence = driver.sequence(prompt)
-        driver.run([sequence], count=8)
-        alone.append(sequence.output)
-    driver = Driver(checkpoint, dtype="float32")
-    sequences = [driver.sequence(prompt) for prompt in prompts]
-    driver.run(sequences, chunk=5, count=8)
-    assert [sequence.output for sequence in sequences] == alone
+    alone, together = alone_and_together(checkpoint, prompts)
+    assert together == alone
 
 
 @pytest.mark.parametrize("kv_dtype", ["int8", "fp8"])
