@@ -7,6 +7,7 @@ from datetime import datetime
 from sqlalchemy import bindparam, select
 from sqlalchemy.orm import Session
 
+from billing.bank import references
 from billing.models import BillingAccount, BillingPeriod, Seller
 from billing.periods import period_around, zone_of
 from core.database import insert_new
@@ -58,6 +59,9 @@ def ensure_accounts(session: Session, tenant_ids: Iterable[str], now: datetime) 
                 "collection": "manual",
                 "status": "active",
                 "prepaid_only": False,
+                "payment_reference": references.of_customer(tenant_id),
+                "payment_terms_days": None,
+                "payment_methods": None,
             }
         )
     insert_new(session, BillingAccount.__table__, rows, "tenant_id")  # type: ignore[arg-type]

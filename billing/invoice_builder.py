@@ -199,8 +199,10 @@ class InvoiceBuilder:
         periods = {period.id: period for period in self.periods}
         for each in drafts:
             plan = self.plan_of(periods[each.invoice.period_id])
-            terms = plan.payment_terms_days if plan else TERMS_DAYS
             account = self.accounts[each.invoice.tenant_id]
+            terms = account.payment_terms_days
+            if terms is None:
+                terms = plan.payment_terms_days if plan else TERMS_DAYS
             _make_final(each.invoice, rows[each.invoice.seller_id], account, self.now, terms)
         self.session.flush()
 

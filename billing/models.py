@@ -1,5 +1,6 @@
 """All billing tables, re-exported from `billing/tables`."""
 
+from billing.tables.bank import BankLine
 from billing.tables.budgets import Budget, OutboxMessage, WebhookEndpoint
 from billing.tables.closing import ClosedCharges, ClosedDay, ClosedUnits
 from billing.tables.exchange import ExchangeRate
@@ -55,6 +56,7 @@ from billing.tables.usage import (
 __all__ = [
     "Adjustment",
     "AuditRun",
+    "BankLine",
     "BillingAccount",
     "BillingPeriod",
     "Budget",

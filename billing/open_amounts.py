@@ -14,14 +14,14 @@ from core.money import Money, units_of_minor
 
 def open_minor(invoice: Invoice) -> int:
     """The open amount in minor units."""
-    return 0 if invoice.status == UNCOLLECTIBLE else _unpaid_minor(invoice)
+    return 0 if invoice.status == UNCOLLECTIBLE else unpaid_minor(invoice)
 
 
 def cover(invoice: Invoice, minor: int, at: datetime) -> tuple[int, tuple[Entry, ...]]:
     """Pay up to `minor` units of the invoice; returns what was used and the entries to post. An
     uncollectible invoice recovers its bad debt, and is paid once all of it is recovered.
     """
-    part = min(minor, max(0, _unpaid_minor(invoice)))
+    part = min(minor, max(0, unpaid_minor(invoice)))
     if part == 0:
         return 0, ()
     entries = transfer(AccountKind.CASH, _debt(invoice), _money(invoice, part))
@@ -41,7 +41,7 @@ def uncover(invoice: Invoice, minor: int, at: datetime) -> tuple[Entry, ...]:
 
 def settle(invoice: Invoice, at: datetime) -> None:
     """Set final or paid according to the open amount."""
-    unpaid = _unpaid_minor(invoice)
+    unpaid = unpaid_minor(invoice)
     if invoice.status in (FINAL, UNCOLLECTIBLE) and unpaid <= 0:
         invoice.status, invoice.settled_at = PAID, at
     elif invoice.status == PAID and unpaid > 0:
@@ -63,7 +63,8 @@ def locked_invoice(session: Session, invoice_id: str) -> Invoice:
     return invoice
 
 
-def _unpaid_minor(invoice: Invoice) -> int:
+def unpaid_minor(invoice: Invoice) -> int:
+    """What payments and credit notes leave, also of what is written off."""
     if invoice.status in (DRAFT, VOID):
         return 0
     return invoice.due_minor - invoice.paid_minor - invoice.credited_minor

@@ -8,6 +8,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from sqlalchemy.orm import Session
 
+from billing.bank import references
 from billing.models import CreditNote, Invoice, Seller
 from billing.periods import zone_of
 from billing.sellers import logo_uri
@@ -47,7 +48,9 @@ def as_pdf(page: str) -> bytes:
 
 def _render(template: str, document: dict[str, Any], logo: str, **more: Any) -> str:
     day = _day_in(document["timezone"])
-    return _template(template).render(invoice=document, logo=logo, day=day, less=_less, **more)
+    return _template(template).render(
+        invoice=document, logo=logo, day=day, less=_less, printed=references.printed, **more
+    )
 
 
 def _logo(session: Session, invoice: Invoice) -> str:

@@ -5,6 +5,7 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from billing.bank import references
 from billing.invoices import lines_of
 from billing.models import BillingAccount, CreditNote, Invoice, InvoiceLine, PriceVersionRow, Seller
 from billing.sellers import issuer
@@ -48,6 +49,7 @@ def invoice_json(session: Session, invoice: Invoice) -> dict[str, Any]:
         "credited": minor(invoice.credited_minor, currency),
         "open": minor(open_minor(invoice), currency),
         "credit_notes": _credit_notes(session, invoice),
+        "payment_reference": payment_reference(invoice),
     }
 
 
@@ -63,6 +65,11 @@ def invoice_summary(invoice: Invoice) -> dict[str, Any]:
         "open": format_minor(open_minor(invoice), invoice.currency),
         "currency": invoice.currency,
     }
+
+
+def payment_reference(invoice: Invoice) -> str:
+    """What a wire for it should state (ISO 11649); empty for a draft."""
+    return references.of_invoice(invoice.label) if invoice.label else ""
 
 
 def money(units: int, currency: str) -> dict[str, Any]:

@@ -43,6 +43,7 @@ SECTIONS = (
     Section("Seller", "/operator/seller", "prices", "All tenants", operator=True),
     Section("All invoices", "/operator/invoices", "operations", "Finance", operator=True),
     Section("All payments", "/operator/payments", "operations", "Finance", operator=True),
+    Section("Bank statements", "/operator/bank-lines", "money", "Finance", operator=True),
     Section("Acts on money", "/operator/money-acts", "money", "Finance", operator=True),
     Section("Month end", "/operator/month-end", "money", "Finance", operator=True),
     Section("Parked usage", "/operator/parked", "operations", "Finance", operator=True),

@@ -67,6 +67,8 @@ NOTICES = {
     "act-posted": "It is posted.",
     "act-waits": "It waits for a second operator. Nothing is posted yet.",
     "act-rejected": "The act was rejected. Nothing was posted.",
+    "statement-imported": "The statement is imported. Lines that match nothing are unmatched below.",
+    "line-changed": "The line was changed.",
     "month-signed": "The month is signed off.",
     "account-saved": "The billing details are saved. Invoices that become final from now on state them.",
     "plan-made": "The billing plan was created.",

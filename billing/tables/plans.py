@@ -66,7 +66,10 @@ class BillingAccount(Base):
     """Billing data of a tenant. Locking this row serializes rating and closing of the tenant."""
 
     __tablename__ = "billing_accounts"
-    __table_args__ = (CheckConstraint("anchor_day between 1 and 31", name="anchor_day"),)
+    __table_args__ = (
+        CheckConstraint("anchor_day between 1 and 31", name="anchor_day"),
+        Index("ix_billing_accounts_payment_reference", "payment_reference"),
+    )
 
     tenant_id: Mapped[str] = mapped_column(ID, primary_key=True)
     seller_id: Mapped[str] = mapped_column(ID)
@@ -90,6 +93,9 @@ class BillingAccount(Base):
     prepaid_only: Mapped[bool] = mapped_column(
         default=False
     )  # requests are rejected without credit
+    payment_reference: Mapped[str | None] = mapped_column(String(25))  # ISO 11649, of every wire
+    payment_terms_days: Mapped[int | None]  # agreed days to pay; None: the plan's
+    payment_methods: Mapped[list[str] | None] = mapped_column(Json)  # at Stripe; None: cards
     created_at: Mapped[datetime] = mapped_column(UtcDateTime)
 
 

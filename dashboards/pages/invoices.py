@@ -10,11 +10,13 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from billing import credit_notes
+from billing.bank.references import printed
 from billing.invoices import FINAL, lines_of
 from billing.models import CreditGrant, CreditNote, DailyUsage, Invoice, InvoiceLine, Payment
 from billing.printing import as_pdf, credit_note_page
 from billing.printing import invoice_page as printed_invoice
 from billing.settlement import open_minor
+from billing.views import payment_reference
 from core.errors import NotFound
 from core.tenants.models import ApiKey, Project
 from dashboards.formats import day, minor, money
@@ -139,8 +141,15 @@ def invoice_page(request: Request) -> Response:
         back=("/invoices", "All invoices"),
         link=(f"/invoices/{invoice.id}/pdf", "Download PDF"),
         away=(invoice.pay_page, "Pay this invoice") if _to_pay(invoice) else None,
+        remarks=[_by_wire(invoice)] if invoice.status == FINAL and open_minor(invoice) > 0 else [],
     )
     return show(request, page_data)
+
+
+def _by_wire(invoice: Invoice) -> str:
+    bank = " · ".join(invoice.issued_by.get("bank_details", "").split("\n"))
+    reference = printed(payment_reference(invoice))
+    return f"By wire, state the reference {reference}. {bank}".strip()
 
 
 def _to_pay(invoice: Invoice) -> bool:

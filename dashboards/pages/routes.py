@@ -26,6 +26,7 @@ from dashboards.pages import (
     webhooks,
 )
 from dashboards.pages.operator import (
+    bank_lines,
     dead_letters,
     engines,
     exchange_rates,
@@ -74,6 +75,7 @@ ROUTES: list[BaseRoute] = [
     *receivables.ROUTES,
     *exchange_rates.ROUTES,
     *money_acts.ROUTES,
+    *bank_lines.ROUTES,
     *month_end.ROUTES,
     *parked.ROUTES,
     *plans.ROUTES,

@@ -12,6 +12,7 @@ from starlette.routing import Route
 
 from billing import account_changes, accounts, subscription_views, subscriptions
 from billing import organisations as parents
+from billing.bank.references import printed
 from billing.models import BillingAccount, CreditGrant, OrganisationLink
 from billing.money_act_kinds import Kind
 from core.errors import BadRequest
@@ -63,6 +64,7 @@ def page_of(request: Request) -> Response:
             Tile("Legal name", account.legal_name or "none"),
             Tile("Tax", account.tax_region or "none", account.tax_id),
             Tile("Billing plan", held[-1]["plan"] if held else "none"),
+            Tile("Payment reference", printed(account.payment_reference or "none")),
             Tile("Parent", above["parent"] if above else "none", _terms(above) if above else ""),
         ],
         links=[
@@ -122,6 +124,14 @@ def _details(tenant: Tenant, account: BillingAccount) -> Form:
         _choice("tax_exempt", "Exempt from tax", account.tax_exempt, yes_no),
         _choice("prepaid_only", "Prepaid only", account.prepaid_only, yes_no),
         Input("collection", "Collected by", "select", account.collection, ways),
+        Input(
+            "payment_terms_days",
+            "Days to pay",
+            "number",
+            "" if account.payment_terms_days is None else str(account.payment_terms_days),
+            required=False,
+            hint="empty: the plan's",
+        ),
     ]
     path = PATH.format(tenant_id=tenant.id)
     return Form(path, "Save", inputs=inputs, title="Details on invoices", act="details")
@@ -227,6 +237,10 @@ def _save(request: Request, form_fields: Fields) -> Response:
     changes["collection"] = form_fields.get("collection", "")
     if changes["collection"] not in ("manual", "stripe", "stripe_meters"):
         raise BadRequest("Choose how invoices are collected.", param="collection")
+    days = form_fields.get("payment_terms_days", "")
+    if days and (not days.isdigit() or int(days) > 365):
+        raise BadRequest("Days to pay are 0 to 365, or empty.", param="payment_terms_days")
+    changes["payment_terms_days"] = int(days) if days else None
     with deps.database.transaction() as session:
         tenant = organisations.tenant_named(session, request.path_params["tenant_id"])
         account = accounts.lock_account(session, tenant.id)

@@ -170,6 +170,9 @@ def describe_account(account: BillingAccount) -> dict[str, Any]:
         "collection",
         "status",
         "prepaid_only",
+        "payment_reference",
+        "payment_terms_days",
+        "payment_methods",
     )
     return {"opened": True} | {name: getattr(account, name) for name in names}
 

@@ -82,7 +82,9 @@ def grant_credit(
 @router.patch("/tenants/{tenant}/billing")
 def change_account(tenant: str, body: bodies.AccountChange, ctx: WriteAccess) -> dict[str, Any]:
     now = ctx.clock.now()
-    changes = body.model_dump(exclude_unset=True, exclude_none=True)
+    given = body.model_dump(exclude_unset=True)
+    resettable = ("payment_terms_days", "payment_methods")
+    changes = {name: it for name, it in given.items() if it is not None or name in resettable}
     with ctx.database.transaction() as session:
         account = accounts.lock_account(session, account_of(session, ctx, tenant))
         account_changes.change(session, account, changes, now)

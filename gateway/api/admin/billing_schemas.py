@@ -118,6 +118,9 @@ class AccountChange(Body):
     prepaid_only: bool | None = None
     anchor_day: int | None = Field(None, ge=1, le=31)
     timezone: str | None = Field(None, max_length=64)
+    payment_terms_days: int | None = Field(
+        None, ge=0, le=365, description="Days to pay in place of the plan's; null: the plan's."
+    )
     collection: Literal["manual", "stripe", "stripe_meters"] | None = None
 
 
@@ -139,6 +142,25 @@ class NewExchangeRate(Body):
 class ExchangeRateFile(Body):
     csv: str = Field(max_length=1_000_000, description="day,base,quote,rate and a line each")
     replace: bool = False
+
+
+class BankStatement(Body):
+    content: str = Field(
+        min_length=1, max_length=8_000_000, description="camt.053 (XML), or CSV with a header"
+    )
+    columns: dict[str, Annotated[str, Field(max_length=120)]] = Field(
+        {},
+        description="The file's column for id, date, amount, currency, account, payer, payer_account, "
+        "reference or text, if it has another name.",
+    )
+
+
+class BankLineTarget(Body):
+    target: str = Field(min_length=1, max_length=120, description="An invoice or a tenant.")
+
+
+class BankLineReason(Body):
+    reason: str = Field(min_length=1, max_length=500)
 
 
 class NewParent(Body):

@@ -11,6 +11,7 @@ from billing.money_act_kinds import ActRequest, Kind
 from billing.payments import compare, inbox, push, views
 from billing.payments.base import PaymentProvider, Refused, TryLater
 from core.errors import Conflict, DependencyDown
+from gateway.cli.commands import _bank_lines
 from gateway.cli.commands import _provider_window as provider_window
 from gateway.cli.commands._amounts import units_of_amount
 from gateway.cli.commands._money_acts import submit
@@ -19,7 +20,7 @@ from gateway.cli.context import CommandContext, command_context
 from gateway.cli.output import add_json, show
 from gateway.payments import make_payments
 
-HELP = "show and refund payments; inspect and retry commands to Stripe and its events"
+HELP = "show and refund payments, import bank statements; retry commands to Stripe and its events"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -57,6 +58,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     cases = verbs.add_parser("dunning", help="list overdue invoices and the dunning steps taken")
     cases.add_argument("--all", action="store_true", help="also closed cases")
     cases.set_defaults(run=_dunning)
+    _bank_lines.add_bank_lines(verbs)
     for each in (found, setup, refund, sync, outbox, events, retry, dismiss, cases):
         add_json(each)
 
