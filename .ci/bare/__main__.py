@@ -29,6 +29,7 @@ BASE_MB, SERVE_MB = 350, 1300
 MODEL = "tollhouse-demo"
 NEWER = ("3.12", "3.13", "3.14")
 READY_S = 150
+MODEL_DIRECTORY = "from engine.demo.paths import MODEL_DIR; print(MODEL_DIR)"
 
 
 def main() -> int:
@@ -194,8 +195,10 @@ def forward(bare: Path, client: Path, directory: Path, url: str, key: str) -> No
     port = free_port()
     shell = Shell(directory, environment(TOLLHOUSE_PORT=port))
     shell.run(bare / "python", "-m", "pip", "check")
-    upstreams = json.dumps([{"url": f"{url}/v1", "api_key": key, "upstream_model": MODEL}])
-    shell.env["TOLLHOUSE_UPSTREAMS"] = upstreams
+    # With a tokenizer the gateway reads the checkpoint's configuration, which needs no engine either.
+    tokenizer = shell.run(bare / "python", "-I", "-c", MODEL_DIRECTORY).strip()
+    entry = {"url": f"{url}/v1", "api_key": key, "upstream_model": MODEL, "tokenizer": tokenizer}
+    shell.env["TOLLHOUSE_UPSTREAMS"] = json.dumps([entry])
     with Background(shell, bare / "tollhouse", "serve") as server:
         server.wait_for('{"event": "ready"', READY_S)
         own = (directory / "data/demo-key").read_text().strip()

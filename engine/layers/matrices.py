@@ -1,9 +1,12 @@
 """The seven matrices of a decoder layer: their names in checkpoints and adapters, the inputs that
 they share, and their shapes."""
 
-import torch
+from typing import TYPE_CHECKING
 
 from engine.model_spec import ModelSpec
+
+if TYPE_CHECKING:
+    import torch
 
 MODULES = {
     "q": "self_attn.q_proj",
@@ -43,8 +46,10 @@ def own_name(spec: ModelSpec, name: str) -> str:
     return name
 
 
-def fused_rows(spec: ModelSpec, module: str) -> dict[str, torch.Tensor]:
+def fused_rows(spec: ModelSpec, module: str) -> dict[str, "torch.Tensor"]:
     """The rows of each part of a module of `FUSED`."""
+    import torch  # a gateway without it reads the tables above
+
     widths = {part: part_shape(spec, part)[1] for part in FUSED[module]}
     rows = torch.arange(sum(widths.values()))
     parts = torch.split(rows, list(widths.values()))

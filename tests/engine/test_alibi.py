@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine.errors import AdapterError, CheckpointError, ConfigError
-from engine.layers.alibi import halving_slopes
+from engine.models.alibi_slopes import halving_slopes
 from engine.models.registry import model_spec
 from engine.quantization.write import write_quantized
 from tests.engine.checkpoints import (

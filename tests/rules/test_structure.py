@@ -67,6 +67,7 @@ def test_the_layers_hold() -> None:
         "gateway.cli.main",
         "engine",
         "engine.worker.server",
+        "engine.models.registry",
         "dashboards.app",
         "billing.tasks",
     ],

@@ -4,8 +4,8 @@ from dataclasses import replace
 from typing import Any
 
 from engine.errors import CheckpointError
-from engine.layers.alibi import halving_slopes
 from engine.model_spec import AlibiSpec, ModelSpec
+from engine.models.alibi_slopes import halving_slopes
 from engine.models.config_values import base_spec, positive, positive_number
 from engine.models.families import bloom
 
