@@ -6,7 +6,7 @@ an .npz with only numbers and text (`allow_pickle=False`).
 
 import hashlib
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from math import exp
 from pathlib import Path
@@ -18,101 +18,27 @@ from numpy.typing import NDArray
 from moderation.categories import HEADS, PROMPT_ATTACK
 from moderation.classifiers.compiled import Kernel
 from moderation.classifiers.cuts import Cuts, Piece, read_pieces, runs
-from moderation.classifiers.features import (
-    BUCKET_MASK,
-    BUCKETS,
-    GRAM_BUCKETS,
-    Lexicon,
-    gram_hashes,
+from moderation.classifiers.features import BUCKETS
+from moderation.classifiers.word_contributions import (
+    WIDTHS,
+    Arrays,
+    Floats,
+    Weights,
+    WordContributions,
+    WordTables,
+    unpack,
 )
 
-Floats = NDArray[np.float32]
 Integers = NDArray[np.int64]
-Arrays = Mapping[str, NDArray[np.generic]]
 
-WIDTHS = (1, 2, 3)
-_GRAMS = 24
 _LENGTH_OFFSET = 4
 _MEAN_SCALE = 3
 _NOT_HARMS = HEADS.index(PROMPT_ATTACK)
 _MAX_EXPONENT = 80  # limit of an exponent: beyond it the result does not change
 _LEAST = 1 / (1 + exp(_MAX_EXPONENT))
-_VERY_LOW = 1e9  # below any sum of a filter
 _NOTHING = np.zeros((), np.float32)
 _IN_TABLES = frozenset({"vocabulary", "linear", "linear_scale", "grams", "vectors"})
 _HEADS = Struct(f"{len(HEADS)}f")
-
-
-def unpack(stored: Arrays, name: str) -> Floats:
-    """Return an array as float32; integer arrays are stored with their scale."""
-    values = np.asarray(stored[name])
-    floats: Floats = values.astype(np.float32)
-    if values.dtype.kind == "i":
-        floats = floats * np.asarray(stored[f"{name}_scale"], dtype=np.float32)
-    return floats
-
-
-class Tables:
-    """The weights that all scorers share; never changed."""
-
-    def __init__(self, stored: Arrays) -> None:
-        vocabulary = bytes(np.asarray(stored["vocabulary"], dtype=np.uint8))
-        self.words = vocabulary.decode("utf-8").split("\n")
-        self.linear = unpack(stored, "linear")
-        self.grams = unpack(stored, "grams")
-        self.vectors = unpack(stored, "vectors")
-        self.filters = [_filters(stored, place) for place in range(len(WIDTHS))]
-
-
-class WordContributions(Lexicon):
-    """A lexicon that stores each word's contribution to any text that contains it.
-
-    `rows` holds the linear weights of the hashed words and pairs and, from BUCKETS on, those of each
-    word's n-grams, added up; `counts` tells how many. `phrases` holds a word's part of the filters as
-    the first, second and last of three. A word without a vector has the mean of its n-grams'.
-    """
-
-    def __init__(self, tables: "Tables") -> None:
-        super().__init__(tables.words)
-        weights = tables.linear
-        self._gram_weights = weights[BUCKETS:]
-        self._gram_vectors = tables.grams
-        self._vectors = tables.vectors
-        self._filters = tables.filters
-        # A memory page of these is allocated when one of its words first occurs.
-        self.rows = np.zeros((BUCKETS + self.size, weights.shape[1]), np.float32)
-        self.rows[:BUCKETS] = weights[:BUCKETS]
-        self.counts = [1] * self.size
-        # The same as lists of Python's are slow to read from C.
-        self.hash_array = np.zeros(self.size, np.int32)
-        self.count_array = np.ones(self.size, np.int32)
-        self.kernel: Kernel | None = None  # which writes the same, from what a new word is made of:
-        filters, biases = zip(*self._filters, strict=True)
-        self.of_grams = (self._gram_weights, self._gram_vectors, self._vectors, *filters, *biases)
-        # Rows for padding: before a text, directly after it, and one position further.
-        self.before, self.behind, self.beyond = self.size, self.size + 1, self.size + 2
-        shape = self.size + len(WIDTHS), len(self._filters[-1][1])
-        self.phrases = [np.zeros(shape, np.float32) for _ in WIDTHS]
-        last, each = self.phrases[-1], len(self._filters[0][1])
-        last[self.before :] = self._filters[-1][1]
-        # No phrase lies entirely after the text: such a phrase sums to 0.
-        last[self.behind :, 2 * each :] = last[self.beyond, each:] = -_VERY_LOW
-
-    def on_new_word(self, number: int, word: str) -> None:
-        if self.kernel is not None and word.isascii():
-            self.counts[number] = self.kernel.add_word(number, word.encode(), self._hashes[number])
-            return
-        hashes = gram_hashes(word)
-        weights = self._gram_weights.take([each & BUCKET_MASK for each in hashes], axis=0)
-        np.add.reduce(weights, axis=0, out=self.rows[BUCKETS + number])
-        self.counts[number] = self.count_array[number] = max(1, len(hashes))
-        self.hash_array[number] = self._hashes[number]
-        vector = self._vectors[number] if number < len(self._vectors) else None
-        if vector is None:
-            rows = [each % GRAM_BUCKETS for each in hashes[:_GRAMS]]
-            vector = np.add.reduce(self._gram_vectors.take(rows, axis=0)) / max(1, len(rows))
-        for table, (filters, biases) in zip(self.phrases, self._filters, strict=True):
-            np.add(vector.dot(filters), biases, out=table[number, : len(biases)])
 
 
 @lru_cache(maxsize=4096)
@@ -134,8 +60,8 @@ class Linear:
             out.fill(0)
             return
         pairs, words = self._words.pairs(numbers), set(numbers)
-        grams = sum(map(self._words.counts.__getitem__, words))
-        rows = self._words.rows.take([*pairs, *[BUCKETS + word for word in words]], axis=0)
+        grams = sum(map(self._words.tables.counts.__getitem__, words))
+        rows = self._words.tables.rows.take([*pairs, *[BUCKETS + word for word in words]], axis=0)
         shares = np.empty(len(rows), np.float32)
         shares[: len(pairs)] = len(pairs) ** -0.5
         shares[len(pairs) :] = grams**-0.5
@@ -166,7 +92,7 @@ class Convolution:
 
     def phrases(self, padded: Integers) -> Floats:
         """The filter values of every three adjacent words, indexed by the last of them."""
-        first, second, last = self._words.phrases
+        first, second, last = self._words.tables.phrases
         phrases_seen = last.take(padded[2:], axis=0)
         phrases_seen += second.take(padded[1:-1], axis=0)
         phrases_seen += first.take(padded[:-2], axis=0)
@@ -183,20 +109,6 @@ class Convolution:
         features[-1] = 1  # the biases' row
         features.dot(self.matrix, out=out)
         np.maximum(out, self.floor, out=out)
-
-
-def _filters(stored: Arrays, place: int) -> tuple[Floats, Floats]:
-    """The weights of a vector as the word at `place` of three, and the biases (with the last word).
-
-    Widest first: the first of three words belongs to one width, the second to two, the last to all.
-    """
-    columns, biases = [], []
-    for each in reversed(WIDTHS[len(WIDTHS) - place - 1 :]):
-        kernel, bias = unpack(stored, f"phrase{each}"), unpack(stored, f"phrase{each}_bias")
-        word = place - (len(WIDTHS) - each)
-        columns.append(kernel[:, word * len(bias) : (word + 1) * len(bias)])
-        biases.append(bias if place == len(WIDTHS) - 1 else np.zeros_like(bias))
-    return np.concatenate(columns, axis=1), np.concatenate(biases)
 
 
 def _largest_first(filters: int) -> list[int]:
@@ -219,8 +131,9 @@ class Ensemble:
         self.version = version
         self._compiled = compiled
         self._stored = {name: stored[name] for name in stored if name not in _IN_TABLES}
-        self._tables = Tables(stored)
-        self._free: deque[Scorer] = deque([self._new_scorer()])
+        self._tables = WordTables(Weights(stored))
+        self._first = self._new_scorer()  # with the largest cache, so it is used where it is free
+        self._free: deque[Scorer] = deque([self._first])
 
     @classmethod
     def load(cls, path: Path, *, compiled: bool = Kernel is not None) -> "Ensemble":
@@ -230,14 +143,24 @@ class Ensemble:
         return cls(stored, f"th-moderation-{digest[:12]}", compiled=compiled)
 
     def _new_scorer(self) -> "Scorer":
-        return Scorer(self._stored, self._tables, self._compiled)
+        try:
+            words = WordContributions(self._tables)
+        except IndexError:  # more calls at once than the tables have ranges for
+            words = WordContributions(WordTables(self._tables.weights))
+        return Scorer(self._stored, words, self._compiled)
 
     def _borrowed(self) -> "Scorer":
-        """To be appended to `_free` after its use."""
+        """To be given back after its use."""
         try:
             return self._free.pop()
         except IndexError:
             return self._new_scorer()
+
+    def _give_back(self, scorer: "Scorer") -> None:
+        if scorer is self._first:
+            self._free.append(scorer)
+        else:
+            self._free.appendleft(scorer)
 
     def halves(self, texts: Sequence[str]) -> tuple[Floats, Floats]:
         """Return the uncalibrated logits of both halves: the heads, then any harm."""
@@ -245,7 +168,7 @@ class Ensemble:
         try:
             return scorer.halves(texts)
         finally:
-            self._free.append(scorer)
+            self._give_back(scorer)
 
     def score(self, texts: Sequence[str]) -> Floats:
         """Return probabilities of shape (len(texts), len(HEADS))."""
@@ -255,7 +178,7 @@ class Ensemble:
         try:
             return np.array([scorer.score_text(text) for text in texts], dtype=np.float32)
         finally:
-            self._free.append(scorer)
+            self._give_back(scorer)
 
     def score_cuts(self, text: str, cuts: Cuts) -> list[list[float]]:
         """Return the probabilities of pieces of a text, identical to those of `score`."""
@@ -263,16 +186,16 @@ class Ensemble:
         try:
             return scorer.score_cuts(text, cuts)
         finally:
-            self._free.append(scorer)
+            self._give_back(scorer)
 
 
 class Scorer:
     """The caches and buffers of one call at a time. Not thread-safe."""
 
-    def __init__(self, stored: Arrays, tables: Tables, compiled: bool) -> None:
-        self._words = words = WordContributions(tables)
-        self._before = [self._words.before] * (len(WIDTHS) - 1)
-        self._behind = [self._words.behind, self._words.beyond]
+    def __init__(self, stored: Arrays, words: WordContributions, compiled: bool) -> None:
+        self._words, tables = words, words.tables
+        self._before = [tables.before] * (len(WIDTHS) - 1)
+        self._behind = [tables.behind, tables.beyond]
         self._linear = Linear(unpack(stored, "linear_bias"), self._words)
         self._convolution = Convolution(stored, self._words)
         slopes, share = unpack(stored, "slopes"), unpack(stored, "share")[0]
@@ -285,9 +208,9 @@ class Scorer:
         self._curved, self._straight = self._said[: len(curved)], self._said[len(curved) :]
         self._kernel: Kernel | None = None
         if compiled:
-            of_words = (words.rows, words.hash_array, words.count_array, *words.phrases)
+            of_words = (tables.rows, tables.hash_array, tables.count_array, *tables.phrases)
             layer = self._convolution.matrix, self._convolution.floor
-            padding = words.before, words.behind, words.beyond
+            padding = tables.before, tables.behind, tables.beyond
             arrays = (*of_words, *layer, self._calibration, self._offsets, *words.of_grams)
             self._kernel = words.kernel = Kernel(arrays, BUCKETS, padding)
 
@@ -307,6 +230,9 @@ class Scorer:
             return [self.score_text(text[start:end])]
         rows: list[list[float]] = []
         for run in runs(cuts):
+            if len(run) == 1:
+                rows.append(self.score_text(text[slice(*run[0])]))
+                continue
             begin, end = run[0][0], max(end for _, end in run)
             near = [(start - begin, stop - begin) for start, stop in run]
             rows += self._score_run(*read_pieces(text[begin:end], near))

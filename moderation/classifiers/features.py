@@ -5,7 +5,9 @@ Uses only crc32 and integer arithmetic, so training and inference agree on every
 
 import re
 import zlib
+from collections import deque
 from collections.abc import Sequence
+from itertools import accumulate, pairwise
 from typing import Final
 
 BUCKETS: Final = 1 << 17
@@ -44,24 +46,41 @@ def gram_hashes(word: str) -> list[int]:
     return [hashed(padded[i : i + n]) for n in (3, 4, 5) for i in range(size - n + 1)]
 
 
+class WordNumbers:
+    """The numbers of a vocabulary's words, and ranges of further numbers for the words that lexicons
+    cache. Lexicons may share it: a vocabulary word has the same number in all of them."""
+
+    def __init__(
+        self, vocabulary: Sequence[str] = (), cached: Sequence[int] = (MOST_CACHED,)
+    ) -> None:
+        self.vocabulary = {word: number for number, word in enumerate(vocabulary)}
+        ends = list(accumulate(cached, initial=len(vocabulary)))
+        self.size = ends[-1]
+        self.hashes = [0] * self.size
+        self.leads = [0] * self.size  # a word's part of a pair's hash in which it is the first
+        self._ranges = deque(range(*each) for each in pairwise(ends))
+
+    def take_range(self) -> range:
+        """Of a lexicon's cached words. IndexError when all are taken."""
+        return self._ranges.popleft()
+
+
 class Lexicon:
     """Numbers words: vocabulary words permanently, others while they are cached.
 
-    When the cache is full, its numbers are reused. Not thread-safe.
+    When the cache is full, its numbers are reused. Not thread-safe; lexicons that share their
+    `WordNumbers` are safe beside each other.
     """
 
-    def __init__(self, vocabulary: Sequence[str] = ()) -> None:
-        self.size = len(vocabulary) + MOST_CACHED
-        self._hashes = [0] * self.size
-        self._leads = [
-            0
-        ] * self.size  # a word's part of the hash of a pair in which it is the first
-        self._vocabulary = {word: number for number, word in enumerate(vocabulary)}
-        self._next = len(vocabulary)
-        self._numbers: dict[str, int] = {}  # of the cached words
-        self._runs: dict[
-            str, list[int]
-        ] = {}  # by run of characters between white space, mostly a word
+    def __init__(self, shared: WordNumbers | None = None) -> None:
+        shared = shared or WordNumbers()
+        self.vocabulary = shared.vocabulary
+        self._hashes, self._leads = shared.hashes, shared.leads
+        self._range = shared.take_range()
+        self._next = self._range.start
+        self._numbers: dict[str, int] = {}  # of the words that this lexicon has read
+        # By run of characters between white space, mostly a word.
+        self._runs: dict[str, list[int]] = {}
 
     def read(self, text: str) -> list[int]:
         """The numbers of the words (`words_of`) of a folded text; valid until the next call."""
@@ -78,7 +97,7 @@ class Lexicon:
             known = self._runs.get(run)
             if known is None:
                 known = [self._number(word) for word in TOKEN.findall(run)[:MOST_WORDS]]
-                if len(run) <= _LONGEST_RUN and len(self._runs) < MOST_CACHED:
+                if len(run) <= _LONGEST_RUN and len(self._runs) < len(self._range):
                     self._runs[run] = known
             found += known
             if len(found) >= MOST_WORDS:
@@ -94,20 +113,22 @@ class Lexicon:
             return [self._number(word) for word in words]
 
     def _evict_if_full(self, wanted: int) -> None:
-        if len(self._runs) >= MOST_CACHED:
+        if len(self._runs) >= len(self._range):
             self._runs = {}
-        if self._next + wanted > self.size:
-            known = self._vocabulary
+        if self._next + wanted > self._range.stop:
+            known = self.vocabulary
             self._numbers = {word: at for word, at in self._numbers.items() if word in known}
-            self._next = len(known)
+            self._next = self._range.start
             self._runs = {}
 
     def _number(self, word: str) -> int:
         if word in self._numbers:
             return self._numbers[word]
-        number = self._vocabulary.get(word)
+        number = self.vocabulary.get(word)
         if number is None:
             number = self._next
+            if number == self._range.stop:
+                raise IndexError("the words of one text do not fit a lexicon's cache")
             self._next += 1
         self._hashes[number] = hashed = word_hash(word) & BUCKET_MASK
         self._leads[number] = hashed * _PAIR_FACTOR & BUCKET_MASK

@@ -1,7 +1,10 @@
 """The quick arithmetic of the shipped classifier against the plain formula of its two halves."""
 
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
+from random import Random
+from threading import Barrier
 
 import numpy as np
 import pytest
@@ -9,15 +12,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from moderation.classifiers.ensemble import Ensemble, unpack
+from moderation.classifiers.ensemble import Ensemble
 from moderation.classifiers.features import (
     BUCKETS,
     GRAM_BUCKETS,
     MOST_CACHED,
+    Lexicon,
+    WordNumbers,
     in_word_grams,
     words_of,
 )
 from moderation.classifiers.load import SHIPPED
+from moderation.classifiers.word_contributions import unpack
 from moderation.policy import default_policy
 from moderation.screener import Screener
 from moderation.verdict import ScreenedText
@@ -145,3 +151,31 @@ def test_a_second_view_that_says_the_same_decides_nothing() -> None:
 
 def letters(value: int) -> str:
     return "".join(chr(ord("a") + int(digit)) for digit in str(value))
+
+
+def test_texts_scored_at_the_same_time_have_the_scores_of_each_alone() -> None:
+    """More calls at once than the tables have ranges for; new and known words, with evictions."""
+    chance = Random(20261123)
+    texts = []
+    for at in range(240):
+        own = [f"zq{letters(at * 150 + place)}" for place in range(150)]
+        texts.append(" ".join(chance.sample([*own, *VOCABULARY[:3_000]], 500)))
+    alone = [Ensemble.load(SHIPPED).score([text]).tolist() for text in texts[::40]]
+    ensemble, begun = Ensemble.load(SHIPPED), Barrier(12)
+
+    def _score(first: int) -> list[list[list[float]]]:
+        begun.wait(10)
+        return [ensemble.score([text]).tolist() for text in texts[first::12]]
+
+    with ThreadPoolExecutor(12) as pool:
+        found = list(pool.map(_score, range(12)))
+    together = [found[at % 12][at // 12] for at in range(len(texts))]
+    assert together == Ensemble.load(SHIPPED).score(texts)[:, None].tolist()
+    assert together[::40] == alone
+
+
+def test_no_text_takes_the_words_of_another_call() -> None:
+    lexicon = Lexicon(WordNumbers((), (3, 3)))
+    assert lexicon.numbers(["a", "b", "c"]) == [0, 1, 2]
+    with pytest.raises(IndexError, match="do not fit"):
+        lexicon.numbers(["d", "e", "f", "g"])

@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moderation.classifiers import ensemble
-from moderation.classifiers.ensemble import Ensemble, blend_any_harm, unpack
+from moderation.classifiers.ensemble import Ensemble, blend_any_harm
 from moderation.classifiers.load import SHIPPED
+from moderation.classifiers.word_contributions import unpack
 from tests.compiled import built_extension
 from tests.moderation.test_ensemble import STORED, TEXTS, convolution, linear
 
