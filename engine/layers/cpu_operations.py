@@ -2,6 +2,7 @@
 
 import torch
 
+from engine.layers.adapter_extras import among, change_table, head_of_rows
 from engine.layers.attention import attend
 from engine.layers.embedding import Embedding
 from engine.layers.experts import Mixture
@@ -29,6 +30,8 @@ class CpuOperations:
 
     def embed(self, table: Embedding, scale: float, norm: RmsNorm | None) -> torch.Tensor:
         x = table(self._step.tokens)
+        if self._lora is not None and self._lora.extras:
+            change_table(self._lora.extras, self._step.tokens, x)
         x = x if scale == 1.0 else x * scale
         return x if norm is None else norm(x)
 
@@ -37,7 +40,7 @@ class CpuOperations:
         qkv = site.linear(h)
         if self._lora is not None:
             ends = (spec.q_width, spec.q_width + spec.kv_width)
-            self._lora.add_(site.layer, site.name, h, *qkv.tensor_split(ends, -1))
+            self._lora.change_(site.layer, site.name, h, *qkv.tensor_split(ends, -1))
         return qkv
 
     def attend(
@@ -76,7 +79,7 @@ class CpuOperations:
         if self._lora is None or not self._lora.changes(site.layer, site.name):
             return linear.gated(h, activation)
         gate, up = linear.halves(h)
-        self._lora.add_(site.layer, site.name, h, gate, up)
+        self._lora.change_(site.layer, site.name, h, gate, up)
         return activate(gate, activation).mul_(up)
 
     def widen(self, site: Site, x: torch.Tensor, norm: RmsNorm | None) -> torch.Tensor:
@@ -85,7 +88,7 @@ class CpuOperations:
         h = x if norm is None else norm(x)
         inner = site.linear(h)
         if self._lora is not None:
-            self._lora.add_(site.layer, site.name, h, inner)
+            self._lora.change_(site.layer, site.name, h, inner)
         return activate(inner, self._spec.activation)
 
     def add(
@@ -93,10 +96,17 @@ class CpuOperations:
     ) -> torch.Tensor:
         if not x.shape[0]:
             return x
-        out = site.linear(y) if norm is not None else site.linear.plus(y, x)
+        if norm is not None:
+            out = site.linear(y)
+            if self._lora is not None:
+                self._lora.change_(site.layer, site.name, y, out)
+            return x + norm(out)
+        out = site.linear.plus(y, x)
         if self._lora is not None:
+            for rows, rescale in self._lora.rescales(site.layer, site.name):
+                out[rows] = rescale(site.linear(y[rows])).add_(x[rows])
             self._lora.add_(site.layer, site.name, y, out)
-        return out if norm is None else x + norm(out)
+        return out
 
     def mix(self, mixture: Mixture, x: torch.Tensor, norm: RmsNorm | None) -> torch.Tensor:
         if not x.shape[0]:
@@ -104,8 +114,11 @@ class CpuOperations:
         return mixture(x if norm is None else norm(x), self._spec.activation).add_(x)
 
     def logits(self, head: Linear, x: torch.Tensor, norm: RmsNorm) -> torch.Tensor:
+        extras = self._lora.extras if self._lora is not None else []
         if self._step.pooled is not None:
             pooled, sampled = self._step.pooled
             self.states = norm(x.index_select(0, pooled))
-            x = x.index_select(0, sampled)
-        return head(norm(x)) if x.shape[0] else x.new_empty((0, self._spec.vocab))
+            x, extras = x.index_select(0, sampled), among(extras, sampled)
+        if not x.shape[0]:
+            return x.new_empty((0, self._spec.vocab))
+        return head_of_rows(extras, head, norm(x)) if extras else head(norm(x))

@@ -4,11 +4,12 @@ An adapter's rows are one slice of the step, because rows are sorted by slot of 
 of slots is one product for all its adapters, so that many adapters need few more calls than one.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
 
+from engine.layers.adapter_extras import ExtraRows, Rescale, rescales
 from engine.layers.host_memory import lazy_zeros, release
 from engine.layers.matrices import SITE_OF, part_shape, sites_of
 from engine.model_spec import ModelSpec
@@ -117,9 +118,31 @@ def stack_bytes(spec: ModelSpec, rank: int, dtype: torch.dtype) -> int:
 class LoraStep:
     """The adapters of one step, added at every site of every layer."""
 
-    def __init__(self, stacks: dict[int, LoraStack], groups: list[Group]) -> None:
+    def __init__(
+        self,
+        stacks: dict[int, LoraStack],
+        groups: list[Group],
+        extras: list[ExtraRows] | None = None,
+    ) -> None:
         self._stacks = stacks
         self._groups = groups
+        self.extras = extras or []
+
+    def change_(self, layer: int, site: str, x: torch.Tensor, *outputs: torch.Tensor) -> None:
+        """outputs [tokens, out], one per part of the site: the base's products with x become those of
+        each row's adapter."""
+        if self.extras:
+            for part, output in zip(self._parts(layer, site), outputs, strict=True):
+                for rows, rescale in rescales(self.extras, layer, part):
+                    rescale(output[rows])
+        self.add_(layer, site, x, *outputs)
+
+    def rescales(self, layer: int, part: str) -> Iterator[tuple[slice, Rescale]]:
+        """The rows whose adapters rescale the base's outputs there."""
+        return rescales(self.extras, layer, part)
+
+    def _parts(self, layer: int, site: str) -> tuple[str, ...]:
+        return next(iter(self._stacks.values())).layout[layer][site]
 
     def add_(self, layer: int, site: str, x: torch.Tensor, *outputs: torch.Tensor) -> None:
         """outputs [tokens, out], one per part of the site, += the adapters' products with x."""

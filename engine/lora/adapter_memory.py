@@ -17,6 +17,7 @@ from engine.errors import AdapterError, IntegrityError
 from engine.lora.adapter_files import AdapterWeights
 from engine.lora.adapter_reader import AdapterReader
 from engine.model_spec import ModelSpec
+from engine.models.base_weights import BaseWeights
 from engine.protocol import AdapterState
 
 HostCopy = TypeVar("HostCopy")
@@ -29,7 +30,7 @@ class AdapterMemory(ABC, Generic[HostCopy]):
         self._spec = spec
         self._dtype = dtype
         self._enabled = config.enable_lora
-        self._reader = AdapterReader(spec, dtype, config.max_lora_rank)
+        self._reader = AdapterReader(BaseWeights(config.model, spec), dtype, config.max_lora_rank)
         self._copies: dict[str, HostCopy] = {}
         self._blocks_needed: dict[str, int] = {}  # by digest, like `_copies`
         self._loaded: list[AdapterHandle | None] = [None] * config.max_adapter_slots

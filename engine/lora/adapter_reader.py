@@ -9,7 +9,7 @@ import torch
 from engine.errors import AdapterError
 from engine.lora.adapter_digest import CONFIG, WEIGHTS
 from engine.lora.adapter_files import AdapterWeights, read_adapter
-from engine.model_spec import ModelSpec
+from engine.models.base_weights import BaseWeights
 
 # A file younger than this may be written again without a change of its timestamps.
 _SETTLED_NS = 2_000_000_000
@@ -23,7 +23,7 @@ FileIdentity = list[tuple[int, ...]]
 class AdapterReader:
     """Not thread-safe: one thread calls it, which need not be the one that runs the steps."""
 
-    spec: ModelSpec
+    base: BaseWeights
     dtype: torch.dtype
     max_rank: int
     verified: dict[Path, tuple[FileIdentity, str]] = field(
@@ -36,7 +36,7 @@ class AdapterReader:
         files, began = _file_identity(directory), time.time_ns()
         verified, digest = self.verified.get(directory, (None, None))
         known = digest if files == verified else None
-        weights = read_adapter(directory, self.spec, self.dtype, self.max_rank, known)
+        weights = read_adapter(directory, self.base, self.dtype, self.max_rank, known)
         if _file_identity(directory) != files:
             raise AdapterError("invalid_adapter", f"{directory} changed while read: load it again")
         if began - max(files)[0] > _SETTLED_NS:

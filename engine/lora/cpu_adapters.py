@@ -11,6 +11,7 @@ import torch
 
 from engine.batch import Row
 from engine.config import EngineConfig
+from engine.layers.adapter_extras import AdapterExtras, ExtraRows
 from engine.layers.kv import KvPool
 from engine.layers.lora import LoraStack, LoraStep, stack_bytes
 from engine.layers.lora_plan import plan_groups
@@ -43,13 +44,15 @@ class CpuAdapters(AdapterMemory[AdapterWeights]):
         self._slots: dict[int, _StackLocation] = {}
         self._stack_slots: dict[int, list[_StackLocation | None]] = {}  # by rank
         self._warm: list[tuple[int, int]] = []  # (rank, slot), oldest first
+        self._extras: dict[int, AdapterExtras] = {}  # by device slot
 
     def _prepare(self, weights: AdapterWeights) -> tuple[AdapterWeights, int]:
         needed = stack_bytes(self._spec, weights.rank, self._dtype)
         return weights, -(-needed // self._pool.block_bytes)
 
     def _bytes_of(self, copy: AdapterWeights) -> int:
-        return sum(a.nbytes + b.nbytes for a, b in copy.matrices.values())
+        extras = 0 if copy.extras is None else copy.extras.bytes
+        return extras + sum(a.nbytes + b.nbytes for a, b in copy.matrices.values())
 
     def _store(self, slot: int, copy: AdapterWeights, blocks: list[int]) -> None:
         self._pool.lend(blocks)
@@ -60,9 +63,12 @@ class CpuAdapters(AdapterMemory[AdapterWeights]):
         stack_slot = self._free_stack_slot(rank)
         self._stacks[rank].store(stack_slot, copy.matrices)
         self._slots[slot] = self._stack_slots[rank][stack_slot] = _StackLocation(rank, stack_slot)
+        if copy.extras is not None:
+            self._extras[slot] = copy.extras
 
     def _clear(self, slot: int) -> None:
         location = self._slots.pop(slot)
+        self._extras.pop(slot, None)
         self._stack_slots[location.rank][location.stack_slot] = None
         self._warm.append((location.rank, location.stack_slot))
         if len(self._warm) > _WARM:
@@ -101,7 +107,22 @@ class CpuAdapters(AdapterMemory[AdapterWeights]):
             row_keys = [(*self.sort_key(row), len(row.tokens)) for row in rows]
             groups += plan_groups(row_keys, first, pad=rows is decodes)
             first += sum(count for _, _, count in row_keys)
-        return LoraStep(self._stacks, groups)
+        return LoraStep(self._stacks, groups, self._extra_rows(decodes + prefills))
+
+    def _extra_rows(self, rows: list[Row]) -> list[ExtraRows]:
+        found: list[ExtraRows] = []
+        first = 0
+        for row in rows if self._extras else ():
+            end = first + len(row.tokens)
+            extras = None if row.adapter is None else self._extras.get(row.adapter.slot)
+            if extras is not None:
+                last = found[-1] if found else None
+                if last is not None and last.extras is extras and last.rows.stop == first:
+                    found[-1] = ExtraRows(slice(last.rows.start, end), extras)
+                else:
+                    found.append(ExtraRows(slice(first, end), extras))
+            first = end
+        return found
 
     def _free_stack_slot(self, rank: int) -> int:
         for sort_key in self._warm:

@@ -42,6 +42,8 @@ class GpuAdapters(AdapterMemory[PackedAdapter]):
             )
 
     def _prepare(self, weights: AdapterWeights) -> tuple[PackedAdapter, int]:
+        if weights.extras is not None:
+            raise ValueError("DoRA, and a token table or head of its own, are served on a CPU only")
         packed = pack_adapter(
             weights.matrices, self._spec.layers, self._arena.shape[1], self._dtype,
             pinned=self._side is not None,

@@ -6,6 +6,7 @@ from pathlib import Path
 from core.errors import BadRequest
 from engine.errors import AdapterError
 from engine.lora.adapter_digest import CONFIG, WEIGHTS, adapter_digest, read_config
+from engine.lora.peft.config import refuse_unserved
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +21,7 @@ def read_adapter(directory: Path) -> AdapterFiles:
     """Raises BadRequest, without paths of this machine, if the directory is not an adapter."""
     try:
         digest, config = adapter_digest(directory), read_config(directory)
+        refuse_unserved(directory / CONFIG, config)
     except AdapterError as error:
         raise _invalid(error.message.replace(f"{directory}/", "")) from None
     rank = config.get("r")

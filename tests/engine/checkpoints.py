@@ -73,20 +73,22 @@ def save_adapter(
         init_lora_weights=False,
         **changes,
     )
-    with warnings.catch_warnings():  # the two libraries' own deprecations
-        warnings.simplefilter("ignore", FutureWarning)
+    with warnings.catch_warnings():  # the two libraries' own deprecations, and what PEFT saves
+        warnings.simplefilter("ignore")
         adapted = peft.get_peft_model(model, config)
     with torch.no_grad():
         for name, parameter in adapted.named_parameters():
             if "lora_" in name:
                 parameter.normal_(0, 0.12)
-    adapted.save_pretrained(directory)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        adapted.save_pretrained(directory)
     return directory
 
 
 def adapted_reference(checkpoint: Path, adapter: Path) -> Any:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)
+        warnings.simplefilter("ignore")
         return peft.PeftModel.from_pretrained(reference(checkpoint), adapter).eval()
 
 

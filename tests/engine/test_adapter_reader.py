@@ -10,6 +10,7 @@ from engine.errors import AdapterError
 from engine.lora import adapter_files, adapter_reader
 from engine.lora.adapter_digest import adapter_digest, digest_of
 from engine.lora.adapter_reader import AdapterReader
+from engine.models.base_weights import BaseWeights
 from engine.models.registry import model_spec, read_config
 from tests.engine.checkpoints import save_adapter, save_checkpoint
 from tests.engine.test_bad_adapters import KEY, rewrite
@@ -18,7 +19,7 @@ from tests.engine.test_bad_adapters import KEY, rewrite
 @pytest.fixture
 def reader(tmp_path: Path) -> AdapterReader:
     spec = model_spec(read_config(save_checkpoint(tmp_path / "base")))
-    return AdapterReader(spec, torch.float32, max_rank=64)
+    return AdapterReader(BaseWeights("none", spec), torch.float32, max_rank=64)
 
 
 @pytest.fixture

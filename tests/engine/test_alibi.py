@@ -146,9 +146,9 @@ def test_an_adapter_of_something_else_is_refused_by_name(tmp_path: Path) -> None
     checkpoint = save_checkpoint(tmp_path / "base", "Bloom", **CASES["bloom"][1])
     adapter = save_adapter(checkpoint, tmp_path / "adapter", 3, 1, ["query_key_value"])
     rewrite_config = json.loads((adapter / "adapter_config.json").read_text())
-    rewrite_config["target_modules"] = ["query_key_value", "lm_head"]
+    rewrite_config["target_modules"] = ["query_key_value", "c_attn"]
     (adapter / "adapter_config.json").write_text(json.dumps(rewrite_config))
-    with pytest.raises(AdapterError, match="target_modules has 'lm_head': supported are dense, "):
+    with pytest.raises(AdapterError, match="target_modules has 'c_attn': supported are dense, "):
         Driver(checkpoint).runner.register_adapter(str(adapter))
 
 

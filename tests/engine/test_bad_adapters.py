@@ -70,7 +70,11 @@ def rewrite(directory: Path, work: Callable[[dict[str, torch.Tensor]], object]) 
         ({"bias": "all"}, "bias"),
         ({"use_dora": True}, "use_dora"),
         ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
+        ({"modules_to_save": ["score"]}, "modules_to_save has 'score': supported are embed_tokens"),
         ({"peft_type": "IA3"}, "IA3"),
+        ({"target_parameters": ["mlp.experts.down_proj"]}, "target_parameters is set"),
+        ({"trainable_token_indices": [3]}, "trainable_token_indices is set"),
+        ({"init_lora_weights": "pissa_niter_4"}, "changes the base model"),
     ],
 )
 def test_a_configuration_that_cannot_be_served(

@@ -163,7 +163,7 @@ def test_an_adapter_of_attention_is_refused_by_name(tmp_path: Path) -> None:
     adapter, _ = adapter_of(tmp_path / "adapter", {"model.layers.0.self_attn.kv_b_proj": (128, 26)})
     with pytest.raises(AdapterError) as caught:
         Driver(checkpoint).runner.register_adapter(str(adapter))
-    told = "target_modules has 'kv_b_proj': supported are down_proj, gate_proj, up_proj"
+    told = "target_modules has 'kv_b_proj': supported are down_proj, embed_tokens, gate_proj, "
     assert told in caught.value.message
 
 

@@ -7,6 +7,7 @@ import torch
 
 import engine
 from engine.lora.adapter_files import read_adapter
+from engine.models.base_weights import BaseWeights
 from engine.models.registry import model_spec
 
 ADAPTERS = Path(engine.__file__).parent / "demo" / "smollm2"
@@ -28,7 +29,9 @@ SMOLLM2 = {
 def test_an_adapter_is_small_and_fits_the_model(name: str) -> None:
     directory = ADAPTERS / name
     assert sum(file.stat().st_size for file in directory.iterdir()) < 1_000_000
-    weights = read_adapter(directory, model_spec(SMOLLM2), torch.float32, max_rank=8)
+    weights = read_adapter(
+        directory, BaseWeights("none", model_spec(SMOLLM2)), torch.float32, max_rank=8
+    )
     assert weights.rank <= 8
     # B starts at zero: an adapter that has not learnt adds nothing.
     assert all(b.abs().max() > 0 for _, b in weights.matrices.values())

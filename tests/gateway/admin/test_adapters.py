@@ -62,6 +62,15 @@ def _upload(town: Town, name: str, archive: bytes, role: str = "developer") -> A
 GOOD = {CONFIG: _config(), WEIGHTS: _weights(), "README.md": b"words"}
 
 
+def test_a_field_that_no_engine_serves_is_refused_by_name(town: Town) -> None:
+    config = json.loads(_config()) | {"trainable_token_indices": [3]}
+    archive = _tar({CONFIG: json.dumps(config).encode(), WEIGHTS: _weights()})
+    answer = _upload(town, "indices", archive)
+    assert answer.status_code == 400
+    assert "trainable_token_indices is set" in answer.json()["error"]["message"]
+    assert "indices" not in town.call("GET", "/v1/models", town.acme.keys["viewer"]).text
+
+
 @pytest.mark.parametrize(
     ("name", "archive"),
     [

@@ -1,0 +1,73 @@
+"""The tensors of an adapter's file, by the module of the base model that they belong to."""
+
+import re
+from collections.abc import Container
+from pathlib import Path
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+
+from engine.layers.matrices import MLP_SITES, MODULES, SITES
+from engine.lora.peft.config import invalid
+from engine.model_spec import ModelSpec
+
+TABLE, HEAD = "embed_tokens", "lm_head"
+_KEY = re.compile(
+    r"base_model\.model\.(?:(?:model|language_model\.model|model\.language_model|language_model)\.)?"
+    r"(?:layers\.(?P<layer>\d+)\.)?(?P<module>[\w.]+?)\."
+    r"(?:(?P<kind>lora_A|lora_B|lora_embedding_A|lora_embedding_B|lora_magnitude_vector|base_layer)"
+    r"(?:\.default)?(?:\.weight)?|(?:modules_to_save\.default\.)?weight)"
+)
+# What a tensor is to its module: a half of a product, lengths of rows (DoRA), or its whole matrix.
+_KINDS = {
+    "lora_A": "A", "lora_B": "B", "lora_embedding_A": "A", "lora_embedding_B": "B",
+    "lora_magnitude_vector": "magnitude", "base_layer": "base", None: "whole",
+}  # fmt: skip
+_EXPERT = re.compile(r"\.(experts|shared_expert)\.")
+_NO_EXPERTS = "has experts there, which adapters cannot change: train one for its attention"
+_MLP = {MODULES[part] for site in MLP_SITES for part in SITES[site]}
+
+Found = dict[str, torch.Tensor]  # by the values of _KINDS
+
+
+def read_tensors(
+    path: Path, file: bytes, spec: ModelSpec, modules: Container[str]
+) -> dict[tuple[int | None, str], Found]:
+    """By (layer, module of `modules`), or (None, TABLE or HEAD). Raises AdapterError naming the
+    tensor that belongs to no such module."""
+    try:
+        tensors = safetensors.torch.load(file)
+    except (SafetensorError, KeyError) as error:
+        raise invalid(path, f"it is not a complete safetensors file: {error}") from None
+    found: dict[tuple[int | None, str], Found] = {}
+    for key, tensor in tensors.items():
+        match = _KEY.fullmatch(_usual_key(spec, key))
+        if spec.experts is not None and _EXPERT.search(key):
+            raise invalid(path, f"tensor {key}: the base model {_NO_EXPERTS}")
+        if match is None:
+            raise invalid(path, f"tensor {key} matches no linear layer of the base model")
+        module, kind = match["module"], _KINDS[match["kind"]]
+        layer = None if match["layer"] is None else int(match["layer"])
+        whole = layer is None and module in (TABLE, HEAD)
+        if not whole and (layer is None or module not in modules or kind in ("base", "whole")):
+            raise invalid(path, f"tensor {key} matches no linear layer of the base model")
+        if not tensor.is_floating_point():
+            raise invalid(path, f"tensor {key} is {tensor.dtype}: only floats are supported")
+        if layer is not None:
+            _check_layer(path, key, spec, layer, module)
+        found.setdefault((layer, module), {})[kind] = tensor
+    return found
+
+
+def _check_layer(path: Path, key: str, spec: ModelSpec, layer: int, module: str) -> None:
+    if layer >= spec.layers:
+        raise invalid(path, f"tensor {key}: the base model has only {spec.layers} layers")
+    if module in _MLP and spec.experts_of(layer) is not None:
+        raise invalid(path, f"tensor {key}: layer {layer} of the base model {_NO_EXPERTS}")
+
+
+def _usual_key(spec: ModelSpec, key: str) -> str:
+    for usual, own in spec.renamed:
+        key = key.replace(own, usual)
+    return key
