@@ -8,6 +8,7 @@ from sqlalchemy.orm import Session
 
 from billing.accounts import set_anchor, set_timezone
 from billing.models import BillingAccount
+from billing.payments import methods
 from billing.tax_ids import check_region, check_tax_id
 
 _DATES = ("anchor_day", "timezone")
@@ -24,7 +25,32 @@ def change(
     for name, value in changes.items():
         if name not in _DATES:
             setattr(account, name, value)
+    if "payment_methods" in changes:
+        account.payment_methods = methods.checked(account.payment_methods, account.currency)
     if "tax_region" in changes and account.tax_region:
         account.tax_region = check_region(account.tax_region)
     if "tax_region" in changes or "tax_id" in changes:
         account.tax_id = check_tax_id(account.tax_id, account.tax_region)
+
+
+def describe(account: BillingAccount) -> dict[str, Any]:
+    names = (
+        "tenant_id",
+        "currency",
+        "timezone",
+        "anchor_day",
+        "legal_name",
+        "address",
+        "email",
+        "tax_id",
+        "tax_region",
+        "postal_code",
+        "tax_exempt",
+        "collection",
+        "status",
+        "prepaid_only",
+        "payment_reference",
+        "payment_terms_days",
+        "payment_methods",
+    )
+    return {"opened": True} | {name: getattr(account, name) for name in names}

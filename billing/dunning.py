@@ -25,6 +25,7 @@ from core.tenants.organisations import set_unpaid
 
 # Days after a case opens on which the tenant is reminded and a declined card is retried.
 REMINDERS = (0, 3, 7, 14, 21)
+BANK_ANSWERS = timedelta(days=21)  # the longest that a debit stays in process
 METERED = "stripe_meters"  # Stripe prices and bills these accounts itself
 ACTIVE, PAST_DUE, SUSPENDED = "active", "past_due", "suspended"
 
@@ -81,7 +82,11 @@ def open_cases(session: Session, now: datetime) -> int:
         )
         .order_by(Invoice.id)
     ).all()
-    owed = [each for each in found if settlement.open_minor(each) > 0]
+    owed = [
+        each
+        for each in found
+        if settlement.open_minor(each) > 0 and not _in_process(session, each, now)
+    ]
     for invoice in owed:
         case = session.get(DunningCase, invoice.id)
         if case is None:
@@ -143,6 +148,8 @@ def _advance(
         _close(session, clock, case, invoice, account)
         result.closed += 1
         return
+    if _in_process(session, invoice, now):
+        return
     suspends_at = suspend_at(session, invoice, now)
     if account.status == ACTIVE:
         account.status = PAST_DUE
@@ -162,6 +169,16 @@ def _advance(
         _notify(session, case, invoice, account, "suspended", now, suspends_at=suspends_at)
         result.suspended += 1
     session.flush()
+
+
+def _in_process(session: Session, invoice: Invoice, now: datetime) -> bool:
+    """A bank is still to answer: neither a reminder nor a retry nor a suspension is due."""
+    pending = select(Payment.id).where(
+        Payment.invoice_id == invoice.id,
+        Payment.status == settlement.PENDING,
+        Payment.created_at > now - BANK_ANSWERS,
+    )
+    return session.scalar(pending.limit(1)) is not None
 
 
 def _next(case: DunningCase, now: datetime) -> datetime | None:

@@ -81,7 +81,16 @@ class DashboardBackend(Protocol):
         ...
 
     def card_page(self, scope: TenantScope) -> str:
-        """URL of the provider's page for adding a card. Conflict, or Unavailable if it is down."""
+        """URL of the provider's page for adding a payment method. Conflict, or Unavailable if it is
+        down."""
+        ...
+
+    def portal_page(self, scope: TenantScope) -> str:
+        """URL of the provider's billing portal; errors as above."""
+        ...
+
+    def bank_instructions(self, scope: TenantScope) -> Sequence[tuple[str, str]]:
+        """Rows of the account for bank transfers; errors as above."""
         ...
 
     def export_store(self, destination: str) -> Store:

@@ -31,7 +31,7 @@ HERE = Path(__file__).parent
 # Messages after a change. The URL carries only the key, never the text.
 NOTICES = {
     "key-made": "The key was created.",
-    "card-page": "The provider's page for your card is ready.",
+    "card-page": "The provider's page is ready.",
     "key-rotated": "A new key was created. The old one works for another 24 hours.",
     "key-revoked": "The key was revoked.",
     "project-made": "The project was created.",

@@ -116,6 +116,12 @@ class DashboardBackend:
     def card_page(self, scope: TenantScope) -> str:
         return self.card_pages.link(scope)
 
+    def portal_page(self, scope: TenantScope) -> str:
+        return self.card_pages.portal(scope)
+
+    def bank_instructions(self, scope: TenantScope) -> Sequence[tuple[str, str]]:
+        return self.card_pages.bank_instructions(scope).rows
+
     def export_store(self, destination: str) -> Store:
         return open_store(destination, self.settings)
 

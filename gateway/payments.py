@@ -1,10 +1,15 @@
 """The payment provider and the tax service, Stripe when a key is set, and the pages for cards."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
+from billing.models import BillingAccount
 from billing.payments import push
-from billing.payments.base import PaymentProvider, Refused, TryLater
+from billing.payments.base import BankInstructions, PaymentProvider, Refused, TryLater
 from billing.payments.manual import ManualPayments
+from billing.payments.methods import TRANSFER, saved
+from billing.payments.provider_bills import methods_of, transfer_of
 from billing.taxes import TaxService
 from core.clock import Clock
 from core.database import Database
@@ -14,6 +19,8 @@ from core.outbound import check_address
 from core.settings import Settings
 from core.tenants import audit
 from core.tenants.scope import TenantScope
+
+Answer = TypeVar("Answer")
 
 
 def make_payments(settings: Settings) -> PaymentProvider:
@@ -58,7 +65,8 @@ def task_services(
 
 @dataclass(slots=True)
 class CardPages:
-    """The payment provider's page where a tenant adds a card, for the API and the dashboard."""
+    """The payment provider's pages for a tenant, for the API and the dashboard: payment methods, the
+    billing portal, and the account for bank transfers."""
 
     settings: Settings
     clock: Clock
@@ -66,10 +74,49 @@ class CardPages:
     payments: PaymentProvider
 
     def link(self, scope: TenantScope, return_url: str = "") -> str:
-        """The URL of the page; card numbers never pass through the gateway. Raises Conflict when
-        payments are recorded manually, Unavailable when the provider does not answer. Call it outside
-        a transaction: it waits for the provider."""
-        settings, payments = self.settings, self.payments
+        """The URL of the page for adding a payment method; card numbers never pass through the gateway.
+        Raises Conflict when payments are recorded manually, Unavailable when the provider does not
+        answer. Call it outside a transaction: it waits for the provider."""
+        with self.database.read() as session:
+            chosen = saved(methods_of(session.get(BillingAccount, scope.tenant_id)))
+        return self._page(
+            scope,
+            return_url,
+            "payment_method.setup",
+            lambda customer, back: self.payments.setup_link(customer, back, chosen),
+        )
+
+    def portal(self, scope: TenantScope, return_url: str = "") -> str:
+        """The URL of the provider's billing portal; errors as for `link`."""
+        return self._page(scope, return_url, "payment_portal.open", self.payments.portal_link)
+
+    def bank_instructions(self, scope: TenantScope) -> BankInstructions:
+        """The tenant's account for bank transfers. Conflict unless its setting allows them."""
+        with self.database.read() as session:
+            account = session.get(BillingAccount, scope.tenant_id)
+            if account is None or TRANSFER not in methods_of(account):
+                raise Conflict(
+                    "Bank transfers through the payment provider are not enabled for this account.",
+                    next_step="Ask the operator to add customer_balance to its payment methods.",
+                )
+            transfer = transfer_of(account)
+        return self._asked(
+            scope, lambda customer: self.payments.bank_instructions(customer, transfer)
+        )
+
+    def _asked(self, scope: TenantScope, call: Callable[[str], Answer]) -> Answer:
+        try:
+            customer = push.customer_of(self.database, self.clock, self.payments, scope.tenant_id)
+            return call(customer)
+        except Refused as error:
+            raise Conflict(str(error), next_step="Ask the operator how to pay.") from None
+        except TryLater as error:
+            raise Unavailable(f"The payment provider does not answer: {error}") from None
+
+    def _page(
+        self, scope: TenantScope, return_url: str, action: str, call: Callable[[str, str], str]
+    ) -> str:
+        settings = self.settings
         own_page = settings.public_url or f"http://{settings.host}:{settings.port}/dashboard"
         destination = return_url or own_page
         try:
@@ -78,21 +125,7 @@ class CardPages:
             raise BadRequest(
                 f"return_url is {destination[:80]!r}, which is not a valid URL.", param="return_url"
             ) from None
-        try:
-            customer = push.customer_of(self.database, self.clock, payments, scope.tenant_id)
-            link = payments.setup_link(customer, destination)
-        except Refused as error:
-            raise Conflict(str(error), next_step="Ask the operator how to pay.") from None
-        except TryLater as error:
-            raise Unavailable(f"The payment provider does not answer: {error}") from None
+        customer, link = self._asked(scope, lambda name: (name, call(name, destination)))
         with self.database.transaction() as session:
-            audit.record(
-                session,
-                scope,
-                self.clock,
-                "payment_method.setup",
-                customer,
-                before=None,
-                after=None,
-            )
+            audit.record(session, scope, self.clock, action, customer, before=None, after=None)
         return link

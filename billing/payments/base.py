@@ -80,6 +80,9 @@ class Bill:
     currency: str
     due_minor: int
     lines: tuple[BillLine, ...]
+    methods: tuple[str, ...] = ()  # of `payments.methods`; empty: as the provider chooses
+    transfer: "Transfer | None" = None  # if the customer may pay it by bank transfer
+    days_to_pay: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +94,23 @@ class Charge:
     currency: str
     amount_minor: int
     description: str
+    methods: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """A bank transfer to a virtual account of the customer; `country` is where it is opened."""
+
+    currency: str
+    country: str
+
+
+@dataclass(frozen=True, slots=True)
+class BankInstructions:
+    """What a customer needs to transfer money: rows such as ("IBAN", "DE…")."""
+
+    currency: str
+    rows: tuple[tuple[str, str], ...]
 
 
 class Status(StrEnum):
@@ -107,6 +127,7 @@ class PaymentState:
     currency: str
     failure: str = ""
     payment_id: str = ""  # our id, if we requested the charge
+    in_process: bool = False  # the bank answers in some days
     at: datetime | None = None
 
 
@@ -205,8 +226,18 @@ class PaymentProvider(Protocol):
         """Create the tenant's customer and return its id; idempotent."""
         ...
 
-    def setup_link(self, customer_id: str, return_url: str) -> str:
-        """URL of a page on which the customer saves a payment method."""
+    def setup_link(
+        self, customer_id: str, return_url: str, methods: tuple[str, ...] = ("card",)
+    ) -> str:
+        """URL of a page on which the customer saves one of these payment methods."""
+        ...
+
+    def portal_link(self, customer_id: str, return_url: str) -> str:
+        """URL of the provider's page for payment methods and past invoices."""
+        ...
+
+    def bank_instructions(self, customer_id: str, transfer: Transfer) -> BankInstructions:
+        """The customer's virtual account, opened at the first call."""
         ...
 
     def methods(self, customer_id: str, *, newest: bool = False) -> list[Method]:

@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from billing.payments.base import (
     Attempt,
+    BankInstructions,
     Bill,
     Charge,
     Customer,
@@ -20,6 +21,7 @@ from billing.payments.base import (
     RefundState,
     Refused,
     Status,
+    Transfer,
     UsageReport,
     Window,
 )
@@ -29,6 +31,7 @@ Found = TypeVar("Found")
 
 GOOD = "4242"
 REFUSED = ("0341", "9995", "0069")
+DEBIT = "3000"  # the account of a direct debit
 
 
 @dataclass
@@ -52,8 +55,41 @@ class FakePayments:
     def open_customer(self, customer: Customer, attempt: Attempt) -> str:
         return self._customers.setdefault(customer.tenant_id, f"customer-{customer.tenant_id}")
 
-    def setup_link(self, customer_id: str, return_url: str) -> str:
+    def setup_link(
+        self, customer_id: str, return_url: str, methods: tuple[str, ...] = ("card",)
+    ) -> str:
         return f"https://pay.invalid/{customer_id}?return={return_url}"
+
+    def portal_link(self, customer_id: str, return_url: str) -> str:
+        return f"https://pay.invalid/portal/{customer_id}?return={return_url}"
+
+    def bank_instructions(self, customer_id: str, transfer: Transfer) -> BankInstructions:
+        return BankInstructions(transfer.currency, (("Account", f"fake-{customer_id}"),))
+
+    def leave_debit(self, customer_id: str) -> None:
+        """A direct debit, whose payments stay pending until `settle_debit`."""
+        self.leave_card(customer_id, DEBIT)
+
+    def settle_debit(self, payment_external_id: str, failure: str = "") -> None:
+        """The bank answers: the debit succeeded, or failed with this reason."""
+        known = self.payment(payment_external_id)
+        status = Status.FAILED if failure else Status.SUCCEEDED
+        done = replace(known, status=status, failure=failure, in_process=False)
+        self._payments[payment_external_id] = done
+        for each in self._invoices.values():
+            if any(paid.external_id == payment_external_id for paid in each.payments):
+                left = each.remaining_minor if failure else 0
+                state = replace(
+                    each,
+                    payments=(done,),
+                    status="open" if failure else "paid",
+                    remaining_minor=left,
+                )
+                self._put(state, "invoice.payment_failed" if failure else "invoice.paid")
+                break
+        self._emit(
+            "payment.failed" if failure else "payment.succeeded", "payment", known.external_id
+        )
 
     def leave_card(self, customer_id: str, last4: str = GOOD) -> None:
         self._cards[customer_id] = last4
@@ -91,6 +127,8 @@ class FakePayments:
             return found
         name = f"pay-{external_id}"
         paid = self._take(name, last4, found.remaining_minor, found.currency)
+        if paid.status is Status.PENDING:
+            return self._put(replace(found, payments=(paid,)), "payment.processing")
         good = paid.status is Status.SUCCEEDED
         found = replace(
             found,
@@ -221,17 +259,21 @@ class FakePayments:
     def _take(
         self, name: str, last4: str, amount_minor: int, currency: str, payment_id: str = ""
     ) -> PaymentState:
-        refused = last4 in REFUSED
+        refused, waits = last4 in REFUSED, last4 == DEBIT
         made = PaymentState(
             name,
-            Status.FAILED if refused else Status.SUCCEEDED,
+            Status.PENDING if waits else Status.FAILED if refused else Status.SUCCEEDED,
             amount_minor,
             currency,
             "Your card was declined." if refused else "",
             payment_id,
+            waits,
             self.clock.now(),
         )
         self._payments[name] = made
+        if waits:
+            self._emit("payment.processing", "payment", name)
+            return made
         self._emit("payment.failed" if refused else "payment.succeeded", "payment", name)
         return made
 

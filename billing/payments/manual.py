@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from billing.payments.base import (
     Attempt,
+    BankInstructions,
     Bill,
     Charge,
     Customer,
@@ -18,6 +19,7 @@ from billing.payments.base import (
     RefundState,
     Refused,
     Status,
+    Transfer,
     UsageReport,
     Window,
 )
@@ -37,8 +39,16 @@ class ManualPayments:
     def open_customer(self, customer: Customer, attempt: Attempt) -> str:
         return customer.tenant_id
 
-    def setup_link(self, customer_id: str, return_url: str) -> str:
+    def setup_link(
+        self, customer_id: str, return_url: str, methods: tuple[str, ...] = ("card",)
+    ) -> str:
         raise Refused(BY_HAND)
+
+    def portal_link(self, customer_id: str, return_url: str) -> str:
+        raise Refused(BY_HAND)
+
+    def bank_instructions(self, customer_id: str, transfer: Transfer) -> BankInstructions:
+        raise Refused("There is no virtual account: the invoice states the bank details.")
 
     def methods(self, customer_id: str, *, newest: bool = False) -> list[Method]:
         return []

@@ -245,6 +245,12 @@ def _settle(session: Session, found: Payment, state: PaymentState, at: datetime)
         settlement.succeed(session, found, at)
     elif state.status is Status.FAILED:
         settlement.fail(session, found, state.failure or "no reason given", at)
+    elif state.in_process and found.status == settlement.FAILED:
+        found.status, found.failure, found.settled_at = (
+            settlement.PENDING,
+            None,
+            None,
+        )  # tried again
 
 
 def _payment(session: Session, name: str, external_id: str) -> Payment | None:

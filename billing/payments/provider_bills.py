@@ -6,8 +6,9 @@ from itertools import groupby
 from sqlalchemy.orm import Session
 
 from billing.invoices import lines_of
-from billing.models import Invoice, InvoiceLine
-from billing.payments.base import Bill, BillLine
+from billing.models import BillingAccount, Invoice, InvoiceLine
+from billing.payments.base import Bill, BillLine, Transfer
+from billing.payments.methods import TRANSFER, euro_country
 from billing.views import project_names
 
 MAX_LINES = 240  # Stripe accepts 250
@@ -17,6 +18,8 @@ def bill_of(session: Session, invoice: Invoice) -> Bill:
     lines = lines_of(session, invoice.id)
     shown = _each(session, lines) if len(lines) <= MAX_LINES - 2 else _summed(lines)
     start, end = invoice.period_start, invoice.period_end
+    account = session.get_one(BillingAccount, invoice.tenant_id)
+    chosen = methods_of(account)
     for description, minor in (
         ("Promotional credit", -invoice.promo_minor),
         ("Paid from the prepaid balance", -invoice.prepaid_minor),
@@ -30,7 +33,21 @@ def bill_of(session: Session, invoice: Invoice) -> Bill:
         invoice.currency,
         invoice.due_minor,
         tuple(BillLine(position, *each) for position, each in enumerate(shown, 1)),
+        chosen,
+        transfer_of(account) if TRANSFER in chosen else None,
+        max(1, (invoice.due_at - invoice.final_at).days)
+        if invoice.due_at and invoice.final_at
+        else 1,
     )
+
+
+def methods_of(account: BillingAccount | None) -> tuple[str, ...]:
+    """Of the tenant's setting; empty leaves the choice to the provider."""
+    return tuple(account.payment_methods or ()) if account is not None else ()
+
+
+def transfer_of(account: BillingAccount) -> Transfer:
+    return Transfer(account.currency, euro_country(account.tax_region))
 
 
 _Shown = tuple[str, int, datetime, datetime]

@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session
 from billing import settlement
 from billing.accounts import ensure_account
 from billing.invoices import FINAL
-from billing.models import Invoice, Payment, PaymentCommand, PaymentCustomer, Refund
+from billing.models import BillingAccount, Invoice, Payment, PaymentCommand, PaymentCustomer, Refund
 from billing.payments import commands, posting
 from billing.payments.base import (
     Attempt,
@@ -31,7 +31,7 @@ from billing.payments.base import (
     UsageReport,
 )
 from billing.payments.leases import MAX_UNANSWERED, NEXT_COMMAND, pause_s, take
-from billing.payments.provider_bills import bill_of
+from billing.payments.provider_bills import bill_of, methods_of
 from core.clock import Clock
 from core.database import Database, insert_new
 from core.errors import TollhouseError
@@ -239,6 +239,7 @@ def _charge(job: Job) -> Post:
             payment.currency,
             payment.amount_minor,
             "Top-up of the prepaid balance",
+            methods_of(session.get(BillingAccount, payment.tenant_id)),
         )
     state = job.provider.charge(_customer(job), wanted, job.attempt)
     return lambda session, at: posting.payment(session, job.provider.name, state, at)

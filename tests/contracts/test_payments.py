@@ -16,12 +16,13 @@ from billing.payments.base import (
     PaymentProvider,
     Refused,
     Status,
+    Transfer,
     UsageReport,
     Window,
 )
 from billing.payments.fake import FakePayments
-from billing.payments.fake_stripe import payments
-from billing.payments.fake_stripe.customers import leave_card
+from billing.payments.fake_stripe import debits, payments
+from billing.payments.fake_stripe.customers import leave_card, leave_debit
 from billing.payments.fake_stripe.server import FakeStripe
 from billing.payments.fake_stripe.webhooks import signed
 from billing.payments.manual import ManualPayments
@@ -37,6 +38,8 @@ class Bank:
 
     provider: PaymentProvider
     leave_card: Callable[[str, str], Any]
+    leave_debit: Callable[[str], Any]
+    answer_debit: Callable[[str, str], Any]  # payment, why it failed
     open_dispute: Callable[[str], str]
     close_dispute: Callable[[str, str], Any]
     last_event: Callable[[], tuple[bytes, str]]
@@ -52,6 +55,8 @@ def _fake() -> Bank:
     return Bank(
         fake,
         fake.leave_card,
+        fake.leave_debit,
+        fake.settle_debit,
         fake.open_dispute,
         fake.close_dispute,
         lambda: (b'{"id": "%s"}' % fake.events[-1].id.encode(), "fake"),
@@ -64,6 +69,8 @@ def _stripe(stripe: FakeStripe) -> Bank:
     return Bank(
         provider,
         lambda customer, last4: leave_card(books, customer, last4),
+        lambda customer: leave_debit(books, customer),
+        lambda payment, failure: debits.answer(books, payment, failure),
         lambda payment: str(payments.open_dispute(books, payment)["id"]),
         lambda dispute, status: payments.close_dispute(books, dispute, status),
         lambda: signed(books.events[-1], SECRET),
@@ -83,7 +90,7 @@ def bank(request: pytest.FixtureRequest) -> Iterator[Bank]:
         yield _fake()
     else:
         manual = ManualPayments()
-        yield Bank(manual, _nobody, _nobody, _nobody, lambda: (b"{}", ""))
+        yield Bank(manual, *[_nobody] * 5, lambda: (b"{}", ""))
 
 
 @pytest.fixture(params=["fake", "stripe"])
@@ -176,6 +183,10 @@ def test_by_hand_a_charge_waits_for_a_person() -> None:
     assert (made.status, made.payment_id) == (Status.PENDING, "pay_1")
     with pytest.raises(Refused, match="by hand"):
         manual.setup_link("acme", "https://acme.invalid")
+    with pytest.raises(Refused, match="by hand"):
+        manual.portal_link("acme", "https://acme.invalid")
+    with pytest.raises(Refused, match="no virtual account"):
+        manual.bank_instructions("acme", Transfer("EUR", "DE"))
 
 
 def test_a_left_card_is_the_default_and_is_named(collecting: Bank) -> None:
@@ -228,6 +239,31 @@ def test_a_charge_is_taken_once_or_says_why_not(collecting: Bank) -> None:
     again = provider.charge(customer, wanted, Attempt("charge:1", again=True))
     assert first.status is again.status is Status.SUCCEEDED
     assert first.external_id == again.external_id and again.payment_id == "pay_1"
+
+
+@pytest.mark.parametrize("failure", ["", "The account is closed."])
+def test_a_debit_is_pending_until_the_bank_answers(collecting: Bank, failure: str) -> None:
+    provider, customer = collecting.provider, collecting.customer()
+    collecting.leave_debit(customer)
+    provider.methods(customer)
+    sent = provider.send_invoice(customer, bill(), Attempt("invoice:1"))
+    for again in (False, True):
+        waits = provider.collect_invoice(sent.external_id, Attempt("collect:1", again))
+        assert (waits.status, waits.remaining_minor) == ("open", 1000)
+        (payment,) = waits.payments
+        assert payment.status is Status.PENDING and payment.in_process
+    collecting.answer_debit(payment.external_id, failure)
+    after = provider.invoice(sent.external_id)
+    assert after.status == ("open" if failure else "paid")
+    assert after.payments[0].status is (Status.FAILED if failure else Status.SUCCEEDED)
+    assert provider.payment(payment.external_id).failure == failure
+
+
+def test_the_provider_has_a_portal_and_virtual_accounts(collecting: Bank) -> None:
+    provider, customer = collecting.provider, collecting.customer()
+    assert provider.portal_link(customer, "https://acme.invalid/back").startswith("http")
+    first = provider.bank_instructions(customer, Transfer("EUR", "DE"))
+    assert first.rows and first == provider.bank_instructions(customer, Transfer("EUR", "DE"))
 
 
 def test_a_refused_charge_says_why(collecting: Bank) -> None:

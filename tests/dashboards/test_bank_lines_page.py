@@ -154,6 +154,39 @@ def test_terms_and_reference_of_a_customer(deployment: Deployment, operator: htt
     assert bad.status_code == 400 and "0 to 365" in bad.text
 
 
+def test_billing_details_by_command(
+    deployment: Deployment, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOLLHOUSE_DATABASE_URL", deployment.services.database.url)
+    monkeypatch.setenv("TOLLHOUSE_DATA_DIR", str(deployment.services.settings.data_dir))
+    words = ["tenant", "billing", "--tenant", deployment.tenant_id, "--json"]
+    more = ["--payment-terms", "60", "--payment-method", "card", "--legal-name", "Acme GmbH"]
+    assert main([*words, *more]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["payment_terms_days"], shown["payment_methods"]) == (60, ["card"])
+    assert shown["legal_name"] == "Acme GmbH"
+    assert main([*words, "--payment-terms", "default", "--payment-method", "default"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["payment_terms_days"], shown["payment_methods"]) == (None, None)
+    assert main([*words, "--payment-terms", "soon"]) == 2
+    assert main([*words, "--payment-method", "sepa_debit"]) == 2
+
+
+def test_payment_methods_by_api_and_page(deployment: Deployment, operator: httpx.Client) -> None:
+    path = f"/admin/v1/tenants/{deployment.tenant_id}/billing"
+    chosen = {"payment_methods": ["customer_balance", "card"]}
+    shown = operator.patch(path, json=chosen).json()
+    assert shown["payment_methods"] == ["card", "customer_balance"]
+    refused = operator.patch(path, json={"payment_methods": ["sepa_debit"]})
+    assert refused.status_code == 400 and "takes EUR" in refused.text
+    page = f"/dashboard/operator/tenants/{deployment.tenant_id}/billing"
+    fields = {"act": "details", "collection": "manual", "payment_methods": "us_bank_account"}
+    assert operator.post(page, data=fields).status_code == 200
+    bad = operator.post(page, data={**fields, "payment_methods": "cash"})
+    assert bad.status_code == 400 and "no payment method" in bad.text
+    assert operator.patch(path, json={"payment_methods": None}).json()["payment_methods"] is None
+
+
 def test_a_tenant_sees_how_to_pay_by_wire(deployment: Deployment) -> None:
     invoice = final(deployment)
     with closing(browser(deployment, deployment.key)) as owner:

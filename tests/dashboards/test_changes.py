@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save
 
+from billing.accounts import ensure_account
 from billing.payments import posting
 from billing.payments.fake import FakePayments
 from core.dead_letters import keeper
@@ -330,7 +331,7 @@ def test_an_export_is_scheduled_paused_and_deleted_by_name(
 
 def test_a_card_is_left_on_the_provider_s_page(owner: httpx.Client, deployment: Deployment) -> None:
     by_hand = owner.get("/dashboard/payment-methods").text
-    assert "recorded by the operator" in by_hand and "Add a card" not in by_hand
+    assert "recorded by the operator" in by_hand and "Add a card or account" not in by_hand
     refused = send(owner, "/payment-methods", act="add")
     assert refused.status_code == 409 and "by hand" in refused.text
     services, by_people = deployment.services, deployment.services.payments
@@ -340,7 +341,22 @@ def test_a_card_is_left_on_the_provider_s_page(owner: httpx.Client, deployment: 
         link = f'href="https://pay.invalid/customer-{deployment.tenant_id}?return='
         assert asked.request.method == "GET" and asked.history[0].status_code == 303
         assert asked.text.count("https://pay.invalid/") == 1 and link in asked.text
+        portal = send(owner, "/payment-methods", act="portal")
+        assert "https://pay.invalid/portal/" in portal.text
         customer = f"customer-{deployment.tenant_id}"
+        transfer = {"transfer": "show"}
+        off = owner.get("/dashboard/payment-methods", params=transfer)
+        assert off.status_code == 409 and "not enabled" in off.text
+        with services.database.transaction() as session:
+            account = ensure_account(session, deployment.tenant_id, services.clock.now())
+            account.payment_methods = ["customer_balance"]
+        shown = owner.get("/dashboard/payment-methods", params=transfer).text
+        assert "Account for bank transfers" in shown and f"fake-{customer}" in shown
+        api = {"headers": deployment.headers}
+        path = f"{deployment.url}/admin/v1/payment-methods"
+        assert httpx.post(f"{path}/portal", **api).json()["url"].startswith("https://pay.invalid/")
+        details = httpx.get(f"{path}/bank-transfer", **api).json()["details"]
+        assert details == [{"name": "Account", "value": f"fake-{customer}"}]
         assert "https://pay.invalid/" not in owner.get(str(asked.url)).text
         provider.leave_card(customer)
         with services.database.transaction() as session:

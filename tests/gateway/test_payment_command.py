@@ -51,6 +51,8 @@ def test_from_the_setup_link_to_a_refund(shop: Till, capsys: pytest.CaptureFixtu
     shop.deployment.clock.set(SystemClock().now())
     made = call(capsys, "payment", "setup", "--tenant", "acme", "--return-url", "https://a.invalid")
     assert httpx.post(made["url"], data={"card": "4242"}).status_code == 303
+    words = ("payment", "setup", "--tenant", "acme", "--portal")
+    assert "/portal/cus_" in call(capsys, *words)["url"]
     shop.bring()
     told = call(capsys, "payment", "sync")
     assert (told["events_applied"], told["refused"]) == (3, 0)

@@ -45,18 +45,41 @@ def methods_of(state: StripeState, name: str) -> Object:
     return listing(url, state.all("payment_method", customer=name))
 
 
+_SAVED = ("card", "sepa_debit", "us_bank_account")
+
+
+def open_portal(state: StripeState, form: dict[str, Any], address: str) -> Object:
+    customer = state.get("customer", form.get("customer", ""))
+    return {
+        "object": "billing_portal.session",
+        "id": f"bps_{customer['id']}",
+        "created": state.now,
+        "customer": customer["id"],
+        "livemode": False,
+        "return_url": form.get("return_url"),
+        "url": f"{address}/portal/{customer['id']}",
+    }
+
+
 def create_session(state: StripeState, form: dict[str, Any], address: str) -> Object:
     if form.get("mode") != "setup":
         raise ApiError(
             400, "The fake server supports Checkout sessions of mode `setup` only.", param="mode"
         )
     customer = state.get("customer", form.get("customer", ""))
+    kinds = form.get("payment_method_types") or ["card"]
+    if any(kind not in _SAVED for kind in kinds):
+        raise ApiError(
+            400,
+            f"The payment method types {kinds} cannot be saved in mode `setup`.",
+            param="payment_method_types",
+        )
     intent = state.make(
         "setup_intent",
         customer=customer["id"],
         status="requires_payment_method",
         usage="off_session",
-        payment_method_types=["card"],
+        payment_method_types=kinds,
         metadata=form.get("metadata", {}),
     )
     made = state.make(
@@ -70,7 +93,7 @@ def create_session(state: StripeState, form: dict[str, Any], address: str) -> Ob
         cancel_url=form.get("cancel_url"),
         currency=form.get("currency"),
         metadata=form.get("metadata", {}),
-        payment_method_types=["card"],
+        payment_method_types=kinds,
         expires_at=state.now + 86_400,
     )
     made["url"] = f"{address}/checkout/{made['id']}"
@@ -79,7 +102,21 @@ def create_session(state: StripeState, form: dict[str, Any], address: str) -> Ob
 
 def leave_card(state: StripeState, customer: str, last4: str = "4242") -> Object:
     """Complete the customer's open Checkout sessions with a card."""
-    method = attach_card(state, customer, last4)
+    return _complete(state, customer, attach_card(state, customer, last4))
+
+
+def leave_debit(state: StripeState, customer: str, last4: str = "3000") -> Object:
+    """The same with a SEPA direct debit."""
+    made = _attach(
+        state,
+        customer,
+        "sepa_debit",
+        {"bank_code": "37040044", "branch_code": "", "country": "DE", "last4": last4},
+    )
+    return _complete(state, customer, made)
+
+
+def _complete(state: StripeState, customer: str, method: Object) -> Object:
     for session in state.all("checkout.session", customer=customer, status="open"):
         intent = state.get("setup_intent", session["setup_intent"])
         intent |= {"status": "succeeded", "payment_method": method["id"]}
@@ -90,25 +127,30 @@ def leave_card(state: StripeState, customer: str, last4: str = "4242") -> Object
 
 
 def attach_card(state: StripeState, customer: str, last4: str) -> Object:
+    card = {
+        "brand": "visa",
+        "country": "US",
+        "display_brand": "visa",
+        "exp_month": 8,
+        "exp_year": 2030,
+        "fingerprint": f"fake{last4}",
+        "funding": "credit",
+        "last4": last4,
+        "networks": {"available": ["visa"], "preferred": None},
+        "wallet": None,
+    }
+    return _attach(state, customer, "card", card)
+
+
+def _attach(state: StripeState, customer: str, kind: str, details: Object) -> Object:
     owner = state.get("customer", customer)
     made = state.make(
         "payment_method",
         customer=owner["id"],
-        type="card",
+        type=kind,
         allow_redisplay="unspecified",
         billing_details={"address": dict(NO_ADDRESS), "email": None, "name": None, "phone": None},
-        card={
-            "brand": "visa",
-            "country": "US",
-            "display_brand": "visa",
-            "exp_month": 8,
-            "exp_year": 2030,
-            "fingerprint": f"fake{last4}",
-            "funding": "credit",
-            "last4": last4,
-            "networks": {"available": ["visa"], "preferred": None},
-            "wallet": None,
-        },
+        **{kind: details},
     )
     state.emit("payment_method.attached", made)
     return made

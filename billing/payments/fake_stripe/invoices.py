@@ -13,13 +13,24 @@ MOST_LINES = 250
 
 def create(state: StripeState, form: dict[str, Any]) -> Object:
     customer = state.get("customer", form.get("customer", ""))
+    way = form.get("collection_method", "charge_automatically")
+    settings: dict[str, Any] | None = None
+    if "payment_settings" in form:
+        settings = {"default_mandate": None, "payment_method_options": None}
+        settings |= form["payment_settings"]
+        kinds = settings.get("payment_method_types") or []
+        if "customer_balance" in kinds and way != "send_invoice":
+            raise ApiError(400, "customer_balance needs collection_method=send_invoice.")
+    if way == "send_invoice" and not integer(form, "days_until_due"):
+        raise ApiError(400, "send_invoice needs days_until_due.", param="days_until_due")
     made = state.make(
         "invoice",
         customer=customer["id"],
         customer_name=customer["name"],
         customer_email=customer["email"],
         currency=form.get("currency", "usd"),
-        collection_method=form.get("collection_method", "charge_automatically"),
+        collection_method=way,
+        payment_settings=settings,
         auto_advance=is_true(form, "auto_advance"),
         description=form.get("description"),
         number=form.get("number"),
@@ -115,6 +126,8 @@ def pay(state: StripeState, name: str, form: dict[str, Any]) -> Object:
         return invoice
     payment = state.all("invoice_payment", invoice=name, status="open")[0]
     intent = state.get("payment_intent", payment["payment"]["payment_intent"])
+    if intent["status"] == "processing":
+        raise ApiError(400, "The payment intent of the invoice is processing.")
     card = default_card(state, invoice["customer"])
     invoice["attempted"] = True
     invoice["attempt_count"] += 1
@@ -124,13 +137,20 @@ def pay(state: StripeState, name: str, form: dict[str, Any]) -> Object:
     if problem is not None:
         state.emit("invoice.payment_failed", invoice)
         raise ApiError(402, problem[1], code=problem[0], decline_code="generic_decline")
+    if intent["status"] == "processing":
+        return invoice
+    paid_by(state, invoice, payment, intent)
+    return invoice
+
+
+def paid_by(state: StripeState, invoice: Object, payment: Object, intent: Object) -> None:
+    """The intent has succeeded: the invoice is paid."""
     payment |= {"status": "paid", "amount_paid": intent["amount"]}
     payment["status_transitions"] = {"canceled_at": None, "paid_at": state.now}
     invoice["amount_paid"] += intent["amount"]
     invoice["amount_remaining"] = 0
     state.emit("invoice_payment.paid", payment)
     _settle(state, invoice)
-    return invoice
 
 
 def close(state: StripeState, name: str, status: str) -> Object:

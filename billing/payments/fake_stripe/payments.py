@@ -8,6 +8,7 @@ from billing.payments.fake_stripe.forms import integer, is_true
 from billing.payments.fake_stripe.objects import ApiError, Object
 from billing.payments.fake_stripe.state import StripeState
 
+DELAYED = ("sepa_debit", "us_bank_account")  # succeed or fail days later
 REMEMBERED = timedelta(hours=24)  # period in which a meter event's identifier must be unique
 
 
@@ -55,7 +56,7 @@ def create_intent(state: StripeState, form: dict[str, Any]) -> Object:
 
 def attempt(state: StripeState, intent: Object, card: Object | None) -> tuple[str, str] | None:
     """Charge the card; returns (code, message) if it is declined."""
-    problem = state.decline_of(card)
+    problem, waits = state.decline_of(card), card is not None and card["type"] in DELAYED
     charge = state.make(
         "charge",
         amount=intent["amount"],
@@ -63,10 +64,10 @@ def attempt(state: StripeState, intent: Object, card: Object | None) -> tuple[st
         customer=intent["customer"],
         payment_intent=intent["id"],
         payment_method=card["id"] if card else None,
-        paid=problem is None,
-        captured=problem is None,
-        amount_captured=0 if problem else intent["amount"],
-        status="failed" if problem else "succeeded",
+        paid=problem is None and not waits,
+        captured=problem is None and not waits,
+        amount_captured=0 if problem or waits else intent["amount"],
+        status="failed" if problem else "pending" if waits else "succeeded",
         failure_code=problem[0] if problem else None,
         failure_message=problem[1] if problem else None,
         billing_details={"address": dict(NO_ADDRESS), "email": None, "name": None, "phone": None},
@@ -79,6 +80,15 @@ def attempt(state: StripeState, intent: Object, card: Object | None) -> tuple[st
         state.emit("charge.failed", charge)
         state.emit("payment_intent.payment_failed", intent)
         return problem
+    if waits and card is not None:
+        intent |= {
+            "status": "processing",
+            "payment_method": card["id"],
+            "last_payment_error": None,
+        }
+        state.emit("charge.pending", charge)
+        state.emit("payment_intent.processing", intent)
+        return None
     intent |= {
         "status": "succeeded",
         "amount_received": intent["amount"],

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from billing.payments.fake_stripe import customers, invoices, payments, taxes
+from billing.payments.fake_stripe import customers, debits, invoices, payments, taxes
 from billing.payments.fake_stripe.objects import ApiError, Object, listing
 from billing.payments.fake_stripe.state import StripeState
 
@@ -49,6 +49,11 @@ _TABLE: list[tuple[str, Route]] = [
     (f"GET /v1/payment_methods/{_NAME}", _get("payment_method")),
     (f"GET /v1/setup_intents/{_NAME}", _get("setup_intent")),
     ("POST /v1/checkout/sessions", lambda b, n, f, a: customers.create_session(b, f, a)),
+    ("POST /v1/billing_portal/sessions", lambda b, n, f, a: customers.open_portal(b, f, a)),
+    (
+        f"POST /v1/customers/{_NAME}/funding_instructions",
+        lambda b, n, f, a: debits.instructions(b, n[0], f),
+    ),
     (f"GET /v1/checkout/sessions/{_NAME}", _get("checkout.session")),
     ("POST /v1/invoices", _shown(lambda b, n, f: invoices.create(b, f))),
     ("GET /v1/invoices", _invoices),

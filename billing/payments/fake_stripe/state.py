@@ -25,6 +25,7 @@ class StripeState:
         default_factory=dict
     )  # meter event identifier -> time received
     declines: dict[str, tuple[str, str]] = field(default_factory=lambda: dict(DECLINES))
+    cash: dict[str, int] = field(default_factory=dict)  # customer -> cash balance
     tax_rates: list[Any] = field(default_factory=list)  # taxes.Rate
     tax_origin: str = "DE"  # the seller's country
     maker: Maker = field(default_factory=Maker)
@@ -83,4 +84,4 @@ class StripeState:
         """(code, message) if charging the card fails, else None."""
         if method is None:
             return "missing", "There is no payment method to charge."
-        return self.declines.get(method["card"]["last4"])
+        return self.declines.get(method["card"]["last4"]) if method["type"] == "card" else None

@@ -18,16 +18,23 @@ def open_customer(client: stripe.StripeClient, customer: Customer, attempt: Atte
     return made.id
 
 
-def setup_link(client: stripe.StripeClient, customer_id: str, return_url: str) -> str:
+def setup_link(
+    client: stripe.StripeClient, customer_id: str, return_url: str, methods: tuple[str, ...]
+) -> str:
     params: Any = {
         "mode": "setup",
         "customer": customer_id,
         "success_url": return_url,
         "cancel_url": return_url,
-        "payment_method_types": ["card"],
+        "payment_method_types": list(methods),
     }
     made = ask(lambda: client.v1.checkout.sessions.create(params))
     return made.url or ""
+
+
+def portal_link(client: stripe.StripeClient, customer_id: str, return_url: str) -> str:
+    params: Any = {"customer": customer_id, "return_url": return_url}
+    return ask(lambda: client.v1.billing_portal.sessions.create(params)).url
 
 
 def methods(client: stripe.StripeClient, customer_id: str, newest: bool = False) -> list[Method]:
@@ -55,7 +62,14 @@ def default_method(client: stripe.StripeClient, customer_id: str) -> str | None:
 
 
 def _label(method: stripe.PaymentMethod) -> str:
-    card = method.card
+    # Stripe leaves out the details of other types.
+    card, debit, bank = (
+        getattr(method, name, None) for name in ("card", "sepa_debit", "us_bank_account")
+    )
+    if debit is not None:
+        return f"SEPA debit {debit.last4 or ''}".strip()
+    if bank is not None:
+        return f"{bank.bank_name or 'Bank account'} {bank.last4 or ''}".strip()
     if card is None:
         return method.type.replace("_", " ")
     return f"{(card.brand or 'card').title()} {card.last4}"

@@ -10,6 +10,7 @@ from typing import Any
 import stripe
 
 from billing.payments.base import Attempt, Bill, InvoiceState, PaymentState, Refused, Status
+from billing.payments.stripe import transfers
 from billing.payments.stripe.client import ask, change, list_all, metadata_value
 from billing.payments.stripe.customers import TENANT, methods
 from billing.payments.stripe.payments import payment_state
@@ -161,7 +162,7 @@ def _payment(
     if client is None or not invoice.attempt_count or each.status != "open":
         return None
     found = payment_state(ask(lambda: client.v1.payment_intents.retrieve(name)))
-    return found if found.failure else None
+    return found if found.failure or found.in_process else None
 
 
 def _create(
@@ -181,8 +182,21 @@ def _create(
         "number": bill.label,
         "metadata": {INVOICE: bill.invoice_id, TENANT: bill.tenant_id},
     }
+    if bill.methods:
+        params["payment_settings"] = _payment_settings(bill)
+    if bill.transfer is not None:
+        # Stripe takes transfers for invoices that the customer pays, and needs a due date ahead.
+        params |= {"collection_method": "send_invoice", "days_until_due": bill.days_to_pay}
     made = change(attempt, "invoice", lambda options: client.v1.invoices.create(params, options))  # type: ignore[arg-type]
     return made.id or ""
+
+
+def _payment_settings(bill: Bill) -> dict[str, Any]:
+    settings: dict[str, Any] = {"payment_method_types": list(bill.methods)}
+    if bill.transfer is not None:
+        funding = {"funding_type": "bank_transfer", "bank_transfer": transfers.terms(bill.transfer)}
+        settings["payment_method_options"] = {"customer_balance": funding}
+    return settings
 
 
 def _add_lines(client: stripe.StripeClient, external_id: str, bill: Bill, attempt: Attempt) -> None:

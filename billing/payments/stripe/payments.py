@@ -13,6 +13,7 @@ from billing.payments.base import (
     RefundState,
     Status,
 )
+from billing.payments.methods import saved
 from billing.payments.stripe.client import change, list_all, metadata_value
 from billing.payments.stripe.customers import TENANT, default_method
 
@@ -47,6 +48,8 @@ def charge(
         "description": wanted.description,
         "metadata": {PAYMENT: wanted.payment_id, TENANT: wanted.tenant_id},
     }
+    if wanted.methods:
+        params["payment_method_types"] = list(saved(wanted.methods))
     try:
         made = change(
             attempt,
@@ -76,6 +79,7 @@ def payment_state(found: stripe.PaymentIntent) -> PaymentState:
         found.currency.upper(),
         failure,
         metadata_value(found, PAYMENT),
+        found.status == "processing",
         datetime.fromtimestamp(found.created, UTC),
     )
 

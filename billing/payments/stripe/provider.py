@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from billing.payments.base import (
     Attempt,
+    BankInstructions,
     Bill,
     Charge,
     Customer,
@@ -14,10 +15,19 @@ from billing.payments.base import (
     ProviderEvent,
     Record,
     RefundState,
+    Transfer,
     UsageReport,
     Window,
 )
-from billing.payments.stripe import customers, invoices, meters, payments, records, webhooks
+from billing.payments.stripe import (
+    customers,
+    invoices,
+    meters,
+    payments,
+    records,
+    transfers,
+    webhooks,
+)
 from billing.payments.stripe.client import ask, make_client
 
 
@@ -41,8 +51,16 @@ class StripePayments:
     def open_customer(self, customer: Customer, attempt: Attempt) -> str:
         return customers.open_customer(self._client, customer, attempt)
 
-    def setup_link(self, customer_id: str, return_url: str) -> str:
-        return customers.setup_link(self._client, customer_id, return_url)
+    def setup_link(
+        self, customer_id: str, return_url: str, methods: tuple[str, ...] = ("card",)
+    ) -> str:
+        return customers.setup_link(self._client, customer_id, return_url, methods)
+
+    def portal_link(self, customer_id: str, return_url: str) -> str:
+        return customers.portal_link(self._client, customer_id, return_url)
+
+    def bank_instructions(self, customer_id: str, transfer: Transfer) -> BankInstructions:
+        return transfers.instructions(self._client, customer_id, transfer)
 
     def methods(self, customer_id: str, *, newest: bool = False) -> list[Method]:
         return customers.methods(self._client, customer_id, newest)

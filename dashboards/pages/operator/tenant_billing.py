@@ -15,6 +15,7 @@ from billing import organisations as parents
 from billing.bank.references import printed
 from billing.models import BillingAccount, CreditGrant, OrganisationLink
 from billing.money_act_kinds import Kind
+from billing.payments.methods import METHODS
 from core.errors import BadRequest
 from core.tenants import audit, organisations
 from core.tenants.models import Tenant
@@ -124,6 +125,13 @@ def _details(tenant: Tenant, account: BillingAccount) -> Form:
         _choice("tax_exempt", "Exempt from tax", account.tax_exempt, yes_no),
         _choice("prepaid_only", "Prepaid only", account.prepaid_only, yes_no),
         Input("collection", "Collected by", "select", account.collection, ways),
+        Input(
+            "payment_methods",
+            "Payment methods at Stripe",
+            value=", ".join(account.payment_methods or ()),
+            required=False,
+            hint=", ".join(METHODS) + "; empty: as Stripe chooses",
+        ),
         Input(
             "payment_terms_days",
             "Days to pay",
@@ -241,6 +249,8 @@ def _save(request: Request, form_fields: Fields) -> Response:
     if days and (not days.isdigit() or int(days) > 365):
         raise BadRequest("Days to pay are 0 to 365, or empty.", param="payment_terms_days")
     changes["payment_terms_days"] = int(days) if days else None
+    chosen = form_fields.get("payment_methods", "").replace(",", " ").split()
+    changes["payment_methods"] = chosen or None
     with deps.database.transaction() as session:
         tenant = organisations.tenant_named(session, request.path_params["tenant_id"])
         account = accounts.lock_account(session, tenant.id)

@@ -7,7 +7,7 @@ from fastapi.responses import HTMLResponse, Response
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from billing import budgets, credit_notes, invoices
+from billing import account_changes, budgets, credit_notes, invoices
 from billing.erasure import erase_end_user
 from billing.models import BillingAccount, Budget, CreditGrant, Invoice
 from billing.printing import as_pdf, credit_note_page, invoice_page
@@ -40,7 +40,7 @@ def get_account(ctx: InvoiceReadAccess) -> dict[str, Any]:
             .order_by(CreditGrant.granted_at.desc())
             .limit(200)
         )
-        return describe_account(account) | {"credit": [_grant(each) for each in grants]}
+        return account_changes.describe(account) | {"credit": [_grant(each) for each in grants]}
 
 
 @router.get("/invoices")
@@ -152,29 +152,6 @@ def erase(body: EndUserErasure, ctx: EraseAccess) -> dict[str, int]:
     """Erase an end user's name from the tenant's usage. Counts and amounts stay."""
     with ctx.database.transaction() as session:
         return erase_end_user(session, ctx.scope, ctx.clock, body.end_user).describe()
-
-
-def describe_account(account: BillingAccount) -> dict[str, Any]:
-    names = (
-        "tenant_id",
-        "currency",
-        "timezone",
-        "anchor_day",
-        "legal_name",
-        "address",
-        "email",
-        "tax_id",
-        "tax_region",
-        "postal_code",
-        "tax_exempt",
-        "collection",
-        "status",
-        "prepaid_only",
-        "payment_reference",
-        "payment_terms_days",
-        "payment_methods",
-    )
-    return {"opened": True} | {name: getattr(account, name) for name in names}
 
 
 def _tenant_invoice(session: Session, ctx: AdminContext, reference: str) -> Invoice:

@@ -12,7 +12,6 @@ from billing.views import price_json
 from core.money import units_of, units_of_minor
 from gateway.api.admin import billing_schemas as bodies
 from gateway.api.admin.access import OperatorContext, RequireOperator
-from gateway.api.admin.billing import describe_account
 from gateway.api.admin.billing_records import account_of, record, tenant_id_of
 from gateway.api.admin.money_acts import MoneyAccess, submitted
 from gateway.api.dependencies import SettingsDep
@@ -88,7 +87,7 @@ def change_account(tenant: str, body: bodies.AccountChange, ctx: WriteAccess) ->
     with ctx.database.transaction() as session:
         account = accounts.lock_account(session, account_of(session, ctx, tenant))
         account_changes.change(session, account, changes, now)
-        shown = describe_account(account)
+        shown = account_changes.describe(account)
         record(session, ctx, account.tenant_id, "billing.change", account.tenant_id, shown)
     return shown
 

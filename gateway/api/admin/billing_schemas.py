@@ -121,6 +121,13 @@ class AccountChange(Body):
     payment_terms_days: int | None = Field(
         None, ge=0, le=365, description="Days to pay in place of the plan's; null: the plan's."
     )
+    payment_methods: (
+        list[Literal["card", "sepa_debit", "us_bank_account", "customer_balance"]] | None
+    ) = Field(
+        None,
+        max_length=4,
+        description="At Stripe; customer_balance is a bank transfer. null: as Stripe chooses.",
+    )
     collection: Literal["manual", "stripe", "stripe_meters"] | None = None
 
 

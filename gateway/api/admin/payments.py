@@ -53,6 +53,22 @@ def setup_method(
     return {"url": card_pages.link(ctx.scope, (body.return_url if body else None) or "")}
 
 
+@router.post("/payment-methods/portal")
+def open_portal(
+    ctx: WriteAccess, card_pages: CardPagesDep, body: SetupLink | None = None
+) -> dict[str, str]:
+    """The URL of the provider's billing portal: payment methods and past invoices."""
+    return {"url": card_pages.portal(ctx.scope, (body.return_url if body else None) or "")}
+
+
+@router.get("/payment-methods/bank-transfer")
+def bank_transfer(ctx: ReadAccess, card_pages: CardPagesDep) -> dict[str, Any]:
+    """The account for bank transfers through the provider; 409 unless they are enabled."""
+    found = card_pages.bank_instructions(ctx.scope)
+    rows = [{"name": name, "value": value} for name, value in found.rows]
+    return {"currency": found.currency, "details": rows}
+
+
 @router.post("/payments/{payment_id}/refunds", status_code=201)
 def refund(
     payment_id: str,

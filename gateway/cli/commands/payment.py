@@ -6,10 +6,19 @@ from typing import Any
 from sqlalchemy import select
 
 from billing import dunning, money_acts
-from billing.models import DunningCase, Invoice, Payment, PaymentCommand, PaymentWebhook
+from billing.models import (
+    BillingAccount,
+    DunningCase,
+    Invoice,
+    Payment,
+    PaymentCommand,
+    PaymentWebhook,
+)
 from billing.money_act_kinds import ActRequest, Kind
 from billing.payments import compare, inbox, push, views
 from billing.payments.base import PaymentProvider, Refused, TryLater
+from billing.payments.methods import saved
+from billing.payments.provider_bills import methods_of
 from core.errors import Conflict, DependencyDown
 from gateway.cli.commands import _bank_lines
 from gateway.cli.commands import _provider_window as provider_window
@@ -28,9 +37,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     found = verbs.add_parser("list", help="list payments, newest first")
     found.add_argument("--tenant", help="name or id; default: all tenants")
     found.set_defaults(run=_list)
-    setup = verbs.add_parser("setup", help="create a link for a tenant to add a card")
+    setup = verbs.add_parser("setup", help="create a link for a tenant to add a payment method")
     setup.add_argument("--tenant", required=True)
     setup.add_argument("--return-url", help="where the page redirects afterwards")
+    setup.add_argument("--portal", action="store_true", help="the billing portal instead")
     setup.set_defaults(run=_setup)
     refund = verbs.add_parser("refund", help="refund a payment, in full or in part")
     refund.add_argument("payment", help="the payment's id")
@@ -83,10 +93,14 @@ def _setup(arguments: argparse.Namespace) -> int:
         provider = make_payments(tools.settings)
         with tools.database.read() as session:
             tenant_id = tenant_id_of(session, arguments.tenant)
+            chosen = methods_of(session.get(BillingAccount, tenant_id))
         back = arguments.return_url or tools.settings.public_url or "https://example.com"
         try:
             customer = push.customer_of(tools.database, tools.clock, provider, tenant_id)
-            link = provider.setup_link(customer, back)
+            if arguments.portal:
+                link = provider.portal_link(customer, back)
+            else:
+                link = provider.setup_link(customer, back, saved(chosen))
         except Refused as error:
             raise Conflict(str(error), next_step="Set TOLLHOUSE_STRIPE_API_KEY.") from None
         except TryLater as error:
