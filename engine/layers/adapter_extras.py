@@ -1,5 +1,6 @@
 """What adapters change beside the sums of low rank at the layers' sites: the lengths of rows of
-weights (DoRA, arXiv 2402.09353), the token table and the head. Computed for each adapter's rows."""
+weights (DoRA, arXiv 2402.09353), the token table, the head, experts, and latent attention. Computed for
+each adapter's rows."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -59,9 +60,11 @@ class HeadChange:
 
 @dataclass(frozen=True, slots=True)
 class AdapterExtras:
-    """One adapter's; `bytes` in host memory. Rescales are by (layer, part)."""
+    """One adapter's; `bytes` in host memory. Rescales are by (layer, part); pairs, A [rank, in] and
+    B [rank, out] with the scale in it, by (layer, name of a module inside the layer's operations)."""
 
     rescales: Mapping[tuple[int, str], Rescale] = field(default_factory=dict)
+    pairs: Mapping[tuple[int, str], Pair] = field(default_factory=dict)
     table: TableChange | None = None
     head: HeadChange | None = None
     bytes: int = 0
@@ -73,6 +76,39 @@ class ExtraRows:
 
     rows: slice
     extras: AdapterExtras
+
+
+@dataclass(frozen=True, slots=True)
+class InnerChanges:
+    """What the adapters of some rows change inside one layer's operations."""
+
+    layer: int
+    segments: list[ExtraRows]
+
+    def pairs(self, name: str) -> Iterator[tuple[slice, Pair]]:
+        for each in self.segments:
+            pair = each.extras.pairs.get((self.layer, name))
+            if pair is not None and each.rows.start < each.rows.stop:
+                yield each.rows, pair
+
+    def add_(self, name: str, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """y [rows, out], the base's products with x, become those of each row's adapter."""
+        for rows, (a, b) in self.pairs(name):
+            y[rows] += (x[rows] @ a.t()) @ b
+        return y
+
+    def among(self, chosen: torch.Tensor) -> "InnerChanges":
+        return InnerChanges(self.layer, among(self.segments, chosen))
+
+    def of(self, *names: str) -> bool:
+        """Whether any of these modules is changed for any row."""
+        return any(True for name in names for _ in self.pairs(name))
+
+
+def inner_changes(segments: list[ExtraRows], layer: int) -> InnerChanges | None:
+    """None if no row's adapter changes anything inside an operation."""
+    some = [each for each in segments if each.extras.pairs]
+    return InnerChanges(layer, some) if some else None
 
 
 def rescales(segments: list[ExtraRows], layer: int, part: str) -> Iterator[tuple[slice, Rescale]]:

@@ -2,11 +2,18 @@
 
 import torch
 
-from engine.layers.adapter_extras import among, change_table, head_of_rows
+from engine.layers.adapter_extras import (
+    InnerChanges,
+    among,
+    change_table,
+    head_of_rows,
+    inner_changes,
+)
 from engine.layers.attention import attend
 from engine.layers.embedding import Embedding
 from engine.layers.experts import Mixture
 from engine.layers.kv import KvPool
+from engine.layers.latent import LatentOutput, LatentQkv
 from engine.layers.linear import Linear, activate
 from engine.layers.norm import RmsNorm
 from engine.layers.operations import Attention, GatedSite, Site
@@ -37,6 +44,8 @@ class CpuOperations:
 
     def project(self, site: Site, x: torch.Tensor, norm: RmsNorm | None) -> torch.Tensor:
         spec, h = self._spec, x if norm is None else norm(x)
+        if isinstance(site.linear, LatentQkv):
+            return site.linear.changed(h, self._inside(site.layer))
         qkv = site.linear(h)
         if self._lora is not None:
             ends = (spec.q_width, spec.q_width + spec.kv_width)
@@ -101,6 +110,8 @@ class CpuOperations:
             if self._lora is not None:
                 self._lora.change_(site.layer, site.name, y, out)
             return x + norm(out)
+        if isinstance(site.linear, LatentOutput):
+            return site.linear.changed(y, x, self._inside(site.layer))
         out = site.linear.plus(y, x)
         if self._lora is not None:
             for rows, rescale in self._lora.rescales(site.layer, site.name):
@@ -111,7 +122,11 @@ class CpuOperations:
     def mix(self, mixture: Mixture, x: torch.Tensor, norm: RmsNorm | None) -> torch.Tensor:
         if not x.shape[0]:
             return x
-        return mixture(x if norm is None else norm(x), self._spec.activation).add_(x)
+        h, changes = x if norm is None else norm(x), self._inside(mixture.layer)
+        return mixture(h, self._spec.activation, changes).add_(x)
+
+    def _inside(self, layer: int) -> InnerChanges | None:
+        return None if self._lora is None else inner_changes(self._lora.extras, layer)
 
     def logits(self, head: Linear, x: torch.Tensor, norm: RmsNorm) -> torch.Tensor:
         extras = self._lora.extras if self._lora is not None else []

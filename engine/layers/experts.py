@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.layers.linear import GatedLinear, Linear
+from engine.layers.adapter_extras import InnerChanges
+from engine.layers.linear import GatedLinear, Linear, activate
 from engine.layers.routing import Router
 
 
@@ -18,6 +19,22 @@ class Mlp:
     def __call__(self, x: torch.Tensor, activation: str) -> torch.Tensor:
         return self.down(self.gate_up.gated(x, activation))
 
+    def changed(
+        self, x: torch.Tensor, activation: str, name: str, changes: InnerChanges | None
+    ) -> torch.Tensor:
+        """With adapters of its matrices, which are called `name`.gate, .up and .down."""
+        gate_name, up_name, down_name = (f"{name}.{part}" for part in ("gate", "up", "down"))
+        if changes is None or not changes.of(gate_name, up_name, down_name):
+            return self(x, activation)
+        gate, up = self.gate_up.halves(x)
+        changes.add_(gate_name, x, gate)
+        changes.add_(up_name, x, up)
+        inner = self.inner(gate, up, activation)
+        return changes.add_(down_name, inner, self.down(inner))
+
+    def inner(self, gate: torch.Tensor, up: torch.Tensor, activation: str) -> torch.Tensor:
+        return activate(gate, activation).mul_(up)
+
 
 @dataclass(frozen=True, slots=True)
 class ClampedMlp(Mlp):
@@ -28,9 +45,11 @@ class ClampedMlp(Mlp):
     limit: float
 
     def __call__(self, x: torch.Tensor, activation: str) -> torch.Tensor:
-        gate, up = self.gate_up.halves(x)
+        return self.down(self.inner(*self.gate_up.halves(x), activation))
+
+    def inner(self, gate: torch.Tensor, up: torch.Tensor, activation: str) -> torch.Tensor:
         gate, up = gate.clamp(max=self.limit), up.clamp(-self.limit, self.limit)
-        return self.down(gate.mul_(torch.sigmoid(gate * self.alpha)).mul_(up.add_(1)))
+        return gate.mul_(torch.sigmoid(gate * self.alpha)).mul_(up.add_(1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +59,11 @@ class SharedMlp:
     mlp: Mlp
     gate: torch.Tensor
 
-    def __call__(self, x: torch.Tensor, activation: str) -> torch.Tensor:
+    def changed(
+        self, x: torch.Tensor, activation: str, name: str, changes: InnerChanges | None
+    ) -> torch.Tensor:
         share = torch.sigmoid(x.double() @ self.gate.t())
-        return self.mlp(x, activation).mul_(share.to(x.dtype))
+        return self.mlp.changed(x, activation, name, changes).mul_(share.to(x.dtype))
 
 
 class Mixture:
@@ -53,25 +74,38 @@ class Mixture:
     """
 
     def __init__(
-        self, router: Router, experts: list[Mlp], shared: Mlp | SharedMlp | None, active: int
+        self,
+        router: Router,
+        experts: list[Mlp],
+        shared: Mlp | SharedMlp | None,
+        active: int,
+        layer: int = 0,
     ) -> None:
+        self.layer = layer
         self.rows = [0] * len(experts)  # that each expert has computed
         self._router = router
         self._experts = experts
         self._shared = shared
         self._active = active
 
-    def __call__(self, x: torch.Tensor, activation: str) -> torch.Tensor:
+    def __call__(
+        self, x: torch.Tensor, activation: str, changes: InnerChanges | None = None
+    ) -> torch.Tensor:
+        """`changes`: of the adapters of the rows of x."""
         shares, chosen = self._router(x)
         by_expert = chosen.flatten().argsort(stable=True)
         counts = torch.bincount(chosen.flatten(), minlength=len(self._experts)).tolist()
-        given = x.index_select(0, by_expert // self._active)
+        rows = by_expert // self._active
+        given = x.index_select(0, rows)
         out = torch.empty_like(given)
         first = 0
         for number, count in enumerate(counts):
             if count:
                 end = first + count
-                out[first:end] = self._experts[number](given[first:end], activation)
+                among = None if changes is None else changes.among(rows[first:end])
+                out[first:end] = self._experts[number].changed(
+                    given[first:end], activation, f"experts.{number}", among
+                )
                 self.rows[number] += count
                 first = end
         ranked = torch.empty_like(out).index_copy_(0, by_expert, out)
@@ -79,4 +113,6 @@ class Mixture:
         y = found[:, 0] * shares[:, :1]
         for rank in range(1, self._active):
             y.addcmul_(found[:, rank], shares[:, rank : rank + 1])
-        return y if self._shared is None else y.add_(self._shared(x, activation))
+        if self._shared is None:
+            return y
+        return y.add_(self._shared.changed(x, activation, "shared", changes))

@@ -8,6 +8,7 @@ the same values: the pool has keys and values of one shape.
 
 import torch
 
+from engine.layers.adapter_extras import InnerChanges
 from engine.layers.linear import Linear
 from engine.layers.norm import RmsNorm
 from engine.model_spec import LatentSpec
@@ -34,16 +35,28 @@ class LatentQkv:
         self._absorbed = absorbed
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self.changed(x, None)
+
+    def changed(self, x: torch.Tensor, changes: InnerChanges | None) -> torch.Tensor:
+        """With the adapters of each row."""
         spec, heads = self._spec, len(self._absorbed)
-        q = x
-        for each in self._queries:
-            q = each(q)
+        q, names = x, ("q_a", "", "q_b") if len(self._queries) > 1 else ("q",)
+        for name, each in zip(names, self._queries, strict=True):
+            y = each(q)
+            q = y if changes is None else changes.add_(name, q, y)
         plain, rotated = q.view(len(x), heads, -1).tensor_split((spec.plain,), -1)
         out = x.new_empty(len(x), heads + 2, spec.latent + spec.rotated)
         absorbed = torch.bmm(plain.transpose(0, 1), self._absorbed)
         out[:, :heads, : spec.latent] = absorbed.transpose(0, 1)
         out[:, :heads, spec.latent :] = rotated
-        latent, shared = self._keys(x).tensor_split((spec.latent,), -1)
+        keys = self._keys(x)
+        if changes is not None:
+            changes.add_("kv_a", x, keys)
+            for rows, (a, b) in changes.pairs("kv_b"):
+                of_keys = b.view(len(b), heads, -1)[:, :, : spec.plain]
+                inner = torch.einsum("nhp,rhp->nhr", plain[rows], of_keys)
+                out[rows, :heads, : spec.latent] += inner @ a
+        latent, shared = keys.tensor_split((spec.latent,), -1)
         out[:, heads:, : spec.latent] = self._norm(latent.contiguous())[:, None]
         out[:, heads:, spec.latent :] = shared[:, None]
         return out.flatten(1)
@@ -64,9 +77,26 @@ class LatentOutput:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return self._output(self._values(x))
 
+    def changed(
+        self, x: torch.Tensor, other: torch.Tensor, changes: InnerChanges | None
+    ) -> torch.Tensor:
+        """The product plus `other`, with the adapters of each row."""
+        values = self._values(x)
+        if changes is None:
+            return self._output.plus(values, other)
+        sums, heads = self._sums(x), len(self._absorbed)
+        by_head = values.view(len(x), heads, -1)
+        for rows, (a, b) in changes.pairs("kv_b"):
+            of_values = b.view(len(b), heads, -1)[:, :, self._spec.plain :]
+            by_head[rows] += torch.einsum("nhr,rhv->nhv", sums[rows] @ a.t(), of_values)
+        return changes.add_("o", values, self._output.plus(values, other))
+
     def plus(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
         return self._output.plus(self._values(x), other)
 
     def _values(self, x: torch.Tensor) -> torch.Tensor:
-        sums = x.view(len(x), len(self._absorbed), -1)[:, :, : self._spec.latent]
-        return torch.bmm(sums.transpose(0, 1), self._absorbed).transpose(0, 1).flatten(1)
+        return torch.bmm(self._sums(x).transpose(0, 1), self._absorbed).transpose(0, 1).flatten(1)
+
+    def _sums(self, x: torch.Tensor) -> torch.Tensor:
+        """[rows, heads, latent]"""
+        return x.view(len(x), len(self._absorbed), -1)[:, :, : self._spec.latent]

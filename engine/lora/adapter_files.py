@@ -12,6 +12,7 @@ from engine.layers.matrices import FUSED, MODULES, SITES, own_name
 from engine.lora.adapter_digest import CONFIG, WEIGHTS, digest_of, read_config
 from engine.lora.peft.config import check_config, check_modules, invalid
 from engine.lora.peft.keys import HEAD, TABLE, read_tensors
+from engine.lora.peft.modules import inner_modules
 from engine.lora.peft.reading import Reading
 from engine.model_spec import ModelSpec
 from engine.models.base_weights import BaseWeights
@@ -42,14 +43,16 @@ def read_adapter(
     """
     spec, config, path = base.spec, read_config(directory), directory / WEIGHTS
     check_config(directory / CONFIG, config, max_rank)
-    parts = _modules(spec)
+    parts, inner = _modules(spec), inner_modules(spec)
     ends = [own_name(spec, f"model.{TABLE}.").split(".")[-2], HEAD]
-    check_modules(directory / CONFIG, config, [*(own_name(spec, each) for each in parts), *ends])
+    check_modules(
+        directory / CONFIG, config, [*(own_name(spec, each) for each in (*parts, *inner)), *ends]
+    )
     try:
         file = path.read_bytes()
     except OSError as error:
         raise invalid(path, f"it cannot be read: {error}") from None
-    found = read_tensors(path, file, spec, parts)
+    found = read_tensors(path, file, spec, {*parts, *inner})
     for name, module in zip(ends, (TABLE, HEAD), strict=True):
         saved = "whole" in found.get((None, module), {})
         if name in (config.get("modules_to_save") or ()) and not saved:
@@ -59,7 +62,9 @@ def read_adapter(
     reading = Reading(directory, config, base, dtype, max_rank, known_digest is None)
     try:
         for (layer, module), each in found.items():
-            if layer is not None:
+            if layer is not None and module in inner:
+                reading.inner_module(layer, module, inner[module], each)
+            elif layer is not None:
                 reading.layer_module(layer, module, parts[module], each)
         table, head = reading.table(found.get((None, TABLE))), reading.head(found.get((None, HEAD)))
     except CheckpointError as error:

@@ -29,7 +29,7 @@ class Block:
             pair = latent_attention(spec, spec.latent, f"{prefix}.self_attn", weights)
             self.qkv, self.o = Site(layer, "qkv", pair[0]), Site(layer, "o", pair[1])
         experts = spec.experts_of(layer)
-        self.mixture = None if experts is None else mixture(spec, experts, prefix, weights)
+        self.mixture = None if experts is None else mixture(spec, experts, layer, weights)
         if experts is None:
             self.gate_up = _inner_site(spec, layer, weights) if spec.gated else site("gate_up")
             self.down = site("down")

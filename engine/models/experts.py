@@ -7,12 +7,12 @@ from engine.models.linears import Matrix, gated_linear, linear
 from engine.models.weights import Weights
 
 
-def mixture(spec: ModelSpec, experts: ExpertsSpec, layer: str, weights: Weights) -> Mixture:
-    """`layer`: the name of the decoder layer. Router and gate of the shared expert stay floats.
+def mixture(spec: ModelSpec, experts: ExpertsSpec, layer: int, weights: Weights) -> Mixture:
+    """`layer`: the number of the decoder layer. Router and gate of the shared expert stay floats.
 
     Raises CheckpointError naming the tensor that is missing or of another shape.
     """
-    hidden, root = spec.hidden, f"{layer}.{experts.module}"
+    hidden, root = spec.hidden, f"{spec.root}.layers.{layer}.{experts.module}"
     shared: Mlp | SharedMlp | None = None
     if experts.shared:
         name = f"{root}.{experts.shared_name}"
@@ -32,7 +32,7 @@ def mixture(spec: ModelSpec, experts: ExpertsSpec, layer: str, weights: Weights)
         correction = weights.take(f"{router}.e_score_correction_bias", count)
     weight = weights.take(f"{router}.weight", (experts.count, hidden))
     bias = weights.take_optional(f"{router}.bias", count)
-    return Mixture(Router(experts, weight, bias, correction), each, shared, experts.active)
+    return Mixture(Router(experts, weight, bias, correction), each, shared, experts.active, layer)
 
 
 _USUAL = "gate_proj", "up_proj", "down_proj"

@@ -24,8 +24,7 @@ _KINDS = {
     "lora_A": "A", "lora_B": "B", "lora_embedding_A": "A", "lora_embedding_B": "B",
     "lora_magnitude_vector": "magnitude", "base_layer": "base", None: "whole",
 }  # fmt: skip
-_EXPERT = re.compile(r"\.(experts|shared_expert)\.")
-_NO_EXPERTS = "has experts there, which adapters cannot change: train one for its attention"
+_EXPERT = re.compile(r"(^|\.)(experts|shared_experts?)\.")
 _MLP = {MODULES[part] for site in MLP_SITES for part in SITES[site]}
 
 Found = dict[str, torch.Tensor]  # by the values of _KINDS
@@ -43,14 +42,15 @@ def read_tensors(
     found: dict[tuple[int | None, str], Found] = {}
     for key, tensor in tensors.items():
         match = _KEY.fullmatch(_usual_key(spec, key))
-        if spec.experts is not None and _EXPERT.search(key):
-            raise invalid(path, f"tensor {key}: the base model {_NO_EXPERTS}")
         if match is None:
             raise invalid(path, f"tensor {key} matches no linear layer of the base model")
         module, kind = match["module"], _KINDS[match["kind"]]
         layer = None if match["layer"] is None else int(match["layer"])
         whole = layer is None and module in (TABLE, HEAD)
-        if not whole and (layer is None or module not in modules or kind in ("base", "whole")):
+        unknown = not whole and module not in modules
+        if unknown and spec.experts is not None and _EXPERT.search(module):
+            raise invalid(path, f"tensor {key}: {_unnamed(spec)}")
+        if unknown or (not whole and (layer is None or kind in ("base", "whole"))):
             raise invalid(path, f"tensor {key} matches no linear layer of the base model")
         if not tensor.is_floating_point():
             raise invalid(path, f"tensor {key} is {tensor.dtype}: only floats are supported")
@@ -63,8 +63,19 @@ def read_tensors(
 def _check_layer(path: Path, key: str, spec: ModelSpec, layer: int, module: str) -> None:
     if layer >= spec.layers:
         raise invalid(path, f"tensor {key}: the base model has only {spec.layers} layers")
-    if module in _MLP and spec.experts_of(layer) is not None:
-        raise invalid(path, f"tensor {key}: layer {layer} of the base model {_NO_EXPERTS}")
+    sparse = spec.experts_of(layer) is not None
+    if module in _MLP and sparse:
+        raise invalid(path, f"tensor {key}: layer {layer} of the base model has experts there")
+    if _EXPERT.search(module) and not sparse:
+        raise invalid(path, f"tensor {key}: layer {layer} of the base model has no experts")
+
+
+def _unnamed(spec: ModelSpec) -> str:
+    experts = spec.experts
+    if experts is None or experts.stacked:
+        return "the base model holds its experts as one tensor, which adapters cannot change"
+    each = f"{experts.module}.experts.0.{experts.names[0]}"
+    return f"the base model has {experts.count} experts, by names like {each}"
 
 
 def _usual_key(spec: ModelSpec, key: str) -> str:

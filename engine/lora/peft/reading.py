@@ -30,6 +30,7 @@ class Reading:
         unverified: bool,
     ) -> None:
         self.matrices: dict[tuple[int, str], Pair] = {}
+        self._inner: dict[tuple[int, str], Pair] = {}
         self._rescales: dict[tuple[int, str], Rescale] = {}
         self._bytes = 0  # of the extras
         self._path = directory / WEIGHTS
@@ -64,6 +65,20 @@ class Reading:
             for half, tensor in zip("AB", pair, strict=True):
                 self._check_finite(f"{name} lora_{half}", tensor)
             self.matrices[layer, part] = pair
+
+    def inner_module(
+        self, layer: int, module: str, target: tuple[str, int, int], found: Found
+    ) -> None:
+        """target: of `modules.inner_modules`."""
+        name, (own, width, out) = f"layer {layer} {module}", target
+        if "magnitude" in found:
+            raise invalid(
+                self._path,
+                f"{name} has a lora_magnitude_vector: DoRA is not served there, train without use_dora",
+            )
+        a, b, scale = self._pair(name, f"model.layers.{layer}.{module}", found, (width, out))
+        b = _transposed(b, scale, self._dtype)
+        self._inner[layer, own] = self._kept(f"{name} lora_A", a), self._kept(f"{name} lora_B", b)
 
     def table(self, found: Found | None) -> TableChange | None:
         """A module whose input is one token, of which the product is its column of A."""
@@ -110,12 +125,11 @@ class Reading:
         return pair, self._cast(rescale)
 
     def extras(self, table: TableChange | None, head: HeadChange | None) -> AdapterExtras | None:
-        if not (self._rescales or table or head):
+        if not (self._rescales or self._inner or table or head):
             return None
         cast = {key: self._cast(each) for key, each in self._rescales.items()}
-        return AdapterExtras(
-            {k: each for k, each in cast.items() if each}, table, head, self._bytes
-        )
+        kept = {k: each for k, each in cast.items() if each}
+        return AdapterExtras(kept, self._inner, table, head, self._bytes)
 
     def _pair(
         self, name: str, module: str, found: Found, shape: tuple[int, int]

@@ -1,0 +1,45 @@
+"""The modules of latent attention and of experts that adapters may change."""
+
+from engine.model_spec import ModelSpec
+
+
+def inner_modules(spec: ModelSpec) -> dict[str, tuple[str, int, int]]:
+    """The modules inside a layer's operations that adapters may change, by their names in the layer:
+    the operation's name for them, and (in, out)."""
+    return _latent_modules(spec) | _expert_modules(spec)
+
+
+def _latent_modules(spec: ModelSpec) -> dict[str, tuple[str, int, int]]:
+    latent, hidden = spec.latent, spec.hidden
+    if latent is None:
+        return {}
+    queries = spec.heads * (latent.plain + latent.rotated)
+    named = {
+        "kv_a_proj_with_mqa": ("kv_a", hidden, latent.latent + latent.rotated),
+        "kv_b_proj": ("kv_b", latent.latent, spec.heads * (latent.plain + latent.value)),
+        "o_proj": ("o", spec.heads * latent.value, hidden),
+    }
+    if latent.query:
+        named["q_a_proj"] = "q_a", hidden, latent.query
+        named["q_b_proj"] = "q_b", latent.query, queries
+    else:
+        named["q_proj"] = "q", hidden, queries
+    return {f"self_attn.{name}": each for name, each in named.items()}
+
+
+def _expert_modules(spec: ModelSpec) -> dict[str, tuple[str, int, int]]:
+    """None where the checkpoint has all experts of a layer as one tensor: PEFT has no names for them."""
+    experts, hidden = spec.experts, spec.hidden
+    if experts is None or experts.stacked:
+        return {}
+    found = {}
+    groups = [(f"experts.{n}", experts.names, experts.intermediate) for n in range(experts.count)]
+    if experts.shared:
+        usual = "gate_proj", "up_proj", "down_proj"
+        groups.append((experts.shared_name, usual, experts.shared))
+    for name, parts, size in groups:
+        own = "shared" if name == experts.shared_name else name
+        shapes = ((hidden, size), (hidden, size), (size, hidden))
+        for part, stored, shape in zip(("gate", "up", "down"), parts, shapes, strict=True):
+            found[f"{experts.module}.{name}.{stored}"] = f"{own}.{part}", *shape
+    return found
