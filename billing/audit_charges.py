@@ -37,6 +37,9 @@ _COUNTS: dict[Component, Any] = {
     Component.ADAPTER: lambda table: table.adapter_requests,
     Component.GPU_SECOND: lambda table: table.gpu_seconds,
     Component.MODERATION: lambda table: table.moderation_calls,
+    Component.AUDIO_SECOND: lambda table: table.audio_seconds,
+    Component.IMAGE: lambda table: table.images,
+    Component.CHARACTER: lambda table: table.characters,
 }
 _AMOUNT = dict(zip(Component, AMOUNT_COLUMNS, strict=False))
 

@@ -30,6 +30,13 @@ _AT_ONCE = 5_000  # values in one IN list, rows in one insert
 _COMMITTED = timedelta(hours=1)  # no transaction runs longer
 _SUMS = (*QUANTITY_COLUMNS, *AMOUNT_COLUMNS)
 _KEY = ("tenant_id", "usage_period_id", "bill_period_id", "price_version", "tokens")
+_LATER = frozenset(
+    len(_KEY) + _SUMS.index(name)
+    for name in (
+        *("audio_seconds", "images", "characters"),
+        *("audio_amount", "image_amount", "character_amount"),
+    )
+)
 E, C, F = UsageEventRow, Charge, ClosedCharges
 # Name, kind of unit, table and column of the key.
 _TABLES: tuple[tuple[str, str, Any, Any], ...] = (
@@ -48,7 +55,8 @@ class Groups:
     def digest(self) -> str:
         """Digest of the rows in the order of their keys."""
         digest = hashlib.sha256()
-        for row in sorted((*self.charges, *self.units), key=lambda row: [str(v) for v in row]):
+        charges = [_digested(row) for row in self.charges]
+        for row in sorted((*charges, *self.units), key=lambda row: [str(v) for v in row]):
             digest.update(repr([str(value) for value in row]).encode())
         return digest.hexdigest()
 
@@ -116,6 +124,13 @@ def stored_groups(session: Session, day: datetime) -> Groups:
 def _charge_row(row: Any) -> tuple[Any, ...]:
     key, sums = row[: len(_KEY)], row[len(_KEY) :]
     return (*key[:-1], bool(key[-1]), *map(int, sums))
+
+
+def _digested(row: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Without the columns that days closed by older versions lack, where they are zero."""
+    if any(row[place] for place in _LATER):
+        return row
+    return tuple(value for place, value in enumerate(row) if place not in _LATER)
 
 
 def generated(table: Any) -> ColumnElement[bool]:

@@ -36,6 +36,9 @@ SUMS = (
     (Component.ADAPTER, _D.adapter_requests, _D.adapter_amount),
     (Component.GPU_SECOND, _D.gpu_seconds, _D.gpu_amount),
     (Component.MODERATION, _D.moderation_calls, _D.moderation_amount),
+    (Component.AUDIO_SECOND, _D.audio_seconds, _D.audio_amount),
+    (Component.IMAGE, _D.images, _D.image_amount),
+    (Component.CHARACTER, _D.characters, _D.character_amount),
 )
 _FEES = ("base_fee", "seats")
 _NET_USAGE = ("usage", "late_usage", "adjustment", "included")

@@ -6,7 +6,7 @@ from typing import Any
 
 from billing.invoice_inputs import SUMS, InvoiceInputs
 from billing.models import BillingPeriod
-from billing.pricing import TOKENS, Component
+from billing.pricing import TOKENS, UNIT_OF, Component
 from core.events import UsageKind
 from core.money import round_to_minor
 
@@ -15,6 +15,9 @@ _UNITS = {
     Component.ADAPTER: "requests",
     Component.GPU_SECOND: "seconds",
     Component.MODERATION: "calls",
+    Component.AUDIO_SECOND: "seconds",
+    Component.IMAGE: "images",
+    Component.CHARACTER: "characters",
 }
 _NAMES = {
     Component.INPUT: "input tokens",
@@ -25,6 +28,9 @@ _NAMES = {
     Component.ADAPTER: "requests with an adapter",
     Component.GPU_SECOND: "dedicated GPU seconds",
     Component.MODERATION: "moderation calls",
+    Component.AUDIO_SECOND: "seconds of audio",
+    Component.IMAGE: "images",
+    Component.CHARACTER: "spoken characters",
 }
 
 
@@ -110,6 +116,8 @@ def adjustment_lines(inputs: InvoiceInputs, period: BillingPeriod, currency: str
 def _shown(component: Component, kind: str, quantity: int, exact: int) -> bool:
     if exact:
         return True
+    if kind in UNIT_OF:
+        return quantity > 0 and component is UNIT_OF[kind]
     if kind not in (UsageKind.GENERATION, UsageKind.EMBEDDING):
         return quantity > 0 and component not in TOKENS
     return quantity > 0 and component in TOKENS

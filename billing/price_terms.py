@@ -1,6 +1,7 @@
 """The written form of a price: parsing, and validation on sample quantities.
 
-Prices are decimals of the major unit, per million tokens or per single unit of other components:
+Prices are decimals of the major unit, per million tokens or characters or per single unit of other
+components:
     {"input": "0.15", "output": {"scheme": "graduated", "free": 1000,
      "tiers": [{"up_to": 1000000, "price": "0.60"}, {"up_to": null, "price": "0.40"}]}}
 Rates are stored in whole picounits per unit.
@@ -9,7 +10,7 @@ Rates are stored in whole picounits per unit.
 from types import MappingProxyType
 from typing import Any
 
-from billing.pricing import PPM, TOKENS, Component, PriceVersion, Rate, Scheme, Tier
+from billing.pricing import PER_MILLION, PPM, Component, PriceVersion, Rate, Scheme, Tier
 from core.errors import BadRequest
 from core.money import MINOR_DIGITS, PICO, units_of
 
@@ -121,7 +122,7 @@ def _unit(component: Component, price: Any) -> int:
     if isinstance(price, float):
         raise TypeError("write the price as a string; money is never a float")
     units = units_of(str(price))
-    if component not in TOKENS:
+    if component not in PER_MILLION:
         return units
     if units % _MILLION:
         raise ValueError(f"{price} per million tokens has more than six decimals")
@@ -136,7 +137,7 @@ def _whole(value: Any, name: str) -> int:
 
 def _problem(component: Component, rate: Rate) -> str | None:
     """What is wrong with a rate; None if nothing is."""
-    highest = MAX_PRICE_PER_MILLION // _MILLION if component in TOKENS else MAX_PRICE_PER_UNIT
+    highest = MAX_PRICE_PER_MILLION // _MILLION if component in PER_MILLION else MAX_PRICE_PER_UNIT
     if any(tier.unit < 0 or tier.flat < 0 for tier in rate.tiers):
         return "it is negative; use a discount or credit instead"
     if rate.scheme is Scheme.PACKAGE:

@@ -5,6 +5,7 @@ causes: total(before + quantity) - total(before). The charges of a period theref
 of its total quantity, in any order of events.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -28,9 +29,19 @@ class Component(StrEnum):
     ADAPTER = "adapter"  # requests that used an adapter
     GPU_SECOND = "gpu_second"
     MODERATION = "moderation"  # calls of the moderation endpoint
+    AUDIO_SECOND = "audio_second"  # of transcribed or translated audio
+    IMAGE = "image"
+    CHARACTER = "character"  # of text that was spoken
 
 
 TOKENS = (Component.INPUT, Component.CACHED_INPUT, Component.OUTPUT, Component.WAIVED)
+PER_MILLION = (*TOKENS, Component.CHARACTER)  # the components whose written price is per million
+# The component that `UsageEvent.units` counts.
+UNIT_OF: Mapping[str, Component] = {
+    UsageKind.AUDIO: Component.AUDIO_SECOND,
+    UsageKind.SPEECH: Component.CHARACTER,
+    UsageKind.IMAGE: Component.IMAGE,
+}
 
 
 class Scheme(StrEnum):
@@ -120,6 +131,7 @@ class Counts:
                 answered=0 if event.status >= 500 else event.quantity,
                 adapter=bool(event.adapter),
                 quantity=event.quantity,
+                units=event.units,
             )
         )
 
@@ -150,16 +162,18 @@ def counted(
     answered: int,
     adapter: bool,
     quantity: int = 1,
+    units: int = 0,
 ) -> tuple[tuple[Component, int], ...]:
     """Quantities by component. `tokens` are input with cached, cached, output and waived tokens;
-    `answered` requests pay a fee, those with a 5xx status do not. Delivered tokens count always.
+    `answered` requests pay a fee, those with a 5xx status do not. Delivered tokens count always, and
+    so do the `units` of audio, speech and images.
     """
     if kind == UsageKind.GPU_SECONDS:
         return ((Component.GPU_SECOND, quantity),)
     if kind == UsageKind.MODERATION:
         return ((Component.MODERATION, answered),)
     input_tokens, cached_tokens, output_tokens, waived_tokens = tokens
-    return (
+    found = (
         (Component.INPUT, input_tokens - cached_tokens),
         (Component.CACHED_INPUT, cached_tokens),
         (Component.OUTPUT, output_tokens),
@@ -167,6 +181,7 @@ def counted(
         (Component.REQUEST, answered),
         (Component.ADAPTER, answered if adapter else 0),
     )
+    return (*found, (UNIT_OF[kind], units)) if units and kind in UNIT_OF else found
 
 
 @dataclass(frozen=True)
@@ -222,6 +237,13 @@ class PriceVersion:
                 unit = linear.get(component)
                 total += self.total(component, quantity) if unit is None else quantity * unit
         return total
+
+    def most_for(self, counts: Counts) -> int:
+        """The most picounits that these quantities can cost, at any position on the tiers."""
+        return sum(
+            _max_cost(quantity, self.rates.get(component), None)
+            for component, quantity in counts.by_component
+        )
 
     def upper_bound(
         self, prompt_tokens: int, max_output_tokens: int, *, adapter: bool = True

@@ -25,7 +25,7 @@ from billing.models import (
     UsageBatch,
     UsageEventRow,
 )
-from billing.pricing import Component, counted
+from billing.pricing import UNIT_OF, Component, counted
 from billing.tables.columns import AMOUNT_COLUMNS, QUANTITY_COLUMNS
 from billing.tiers import Positions, Versions, load_versions
 from core import bulk_insert
@@ -58,6 +58,7 @@ class Event(NamedTuple):
     waived_tokens: int
     quantity: int
     status: int
+    units: int
 
 
 class ChargeHead(NamedTuple):
@@ -230,17 +231,18 @@ def _charge(context: _RatingContext, event: Event) -> tuple[Any, ...]:
     adapter, answered = bool(event.adapter), 0 if event.status >= 500 else quantity
     amounts = [0] * (_TOTAL + 1)
     linear = context.versions.linear(tenant_id, version)
-    used = counted(kind, tokens, answered=answered, adapter=adapter, quantity=quantity)
+    units = event.units
+    used = counted(kind, tokens, answered=answered, adapter=adapter, quantity=quantity, units=units)
     for component, count in used:
         if count == 0:
             continue
         unit = linear.get(component)
         if unit is None:
-            units = context.positions.charge(tenant_id, usage.id, version, component, count)
+            cost = context.positions.charge(tenant_id, usage.id, version, component, count)
         else:
-            units = unit * count
-        amounts[_SLOT[component]] = units
-        amounts[_TOTAL] += units
+            cost = unit * count
+        amounts[_SLOT[component]] = cost
+        amounts[_TOTAL] += cost
     bill.amount += amounts[_TOTAL]
     return (
         event.request_id,
@@ -251,6 +253,7 @@ def _charge(context: _RatingContext, event: Event) -> tuple[Any, ...]:
         billed.id,
         bill.transaction_id,
         *_quantities(kind, tokens, answered, adapter=adapter, quantity=quantity),
+        *(_units(kind, units) if units else _NO_UNITS),
         *amounts,
     )
 
@@ -258,12 +261,22 @@ def _charge(context: _RatingContext, event: Event) -> tuple[Any, ...]:
 def _quantities(
     kind: str, tokens: tuple[int, ...], answered: int, *, adapter: bool, quantity: int
 ) -> tuple[int, ...]:
-    """In the order of QUANTITY_COLUMNS. A 5xx request does not count as a billable request."""
+    """In the order of QUANTITY_COLUMNS, up to the units. A 5xx request does not count as a billable
+    request."""
     if kind == UsageKind.GPU_SECONDS:
         return (0, *tokens, 0, quantity, 0)
     if kind == UsageKind.MODERATION:
         return (0, *tokens, 0, 0, answered)
     return (answered, *tokens, answered if adapter else 0, 0, 0)
+
+
+_UNITS = (Component.AUDIO_SECOND, Component.IMAGE, Component.CHARACTER)  # as QUANTITY_COLUMNS end
+_NO_UNITS = (0, 0, 0)
+
+
+def _units(kind: str, units: int) -> tuple[int, ...]:
+    counted_by = UNIT_OF.get(kind)
+    return tuple(units if component is counted_by else 0 for component in _UNITS)
 
 
 _Timed = dict[tuple[str, str], list[tuple[datetime, int]]]

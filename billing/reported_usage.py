@@ -19,7 +19,7 @@ from billing import usage
 from billing.accounts import ensure_accounts
 from billing.models import BillingAccount, ReportedEvent
 from billing.prices import load_price_book
-from billing.pricing import ANY, Component, PriceBook, PriceVersion
+from billing.pricing import ANY, UNIT_OF, Component, PriceBook, PriceVersion
 from core.clock import Clock
 from core.database import insert_new
 from core.errors import BadRequest, Conflict, NotFound
@@ -37,13 +37,18 @@ _MEASURES = {
     UsageKind.MODERATION: ("requests",),
     UsageKind.CACHE_HIT: ("requests",),
     UsageKind.GPU_SECONDS: ("seconds",),
+    UsageKind.AUDIO: (*_TOKENS, "requests", "seconds"),
+    UsageKind.SPEECH: (*_TOKENS, "requests", "characters"),
+    UsageKind.IMAGE: (*_TOKENS, "requests", "images"),
 }
+_UNITS = ("seconds", "characters", "images")
+_LATER = ("characters", "images")  # events of older versions have a digest without them
 _Key = tuple[str, str]  # source, id
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A CloudEvent with its measures. `requests` and `seconds` are None if it does not state them."""
+    """A CloudEvent with its measures. `requests` and the units are None if it does not state them."""
 
     source: str
     id: str
@@ -58,6 +63,8 @@ class Report:
     output_tokens: int = 0
     requests: int | None = None
     seconds: int | None = None
+    characters: int | None = None
+    images: int | None = None
 
     @property
     def key(self) -> _Key:
@@ -65,7 +72,8 @@ class Report:
 
     @property
     def digest(self) -> str:
-        parts = [getattr(self, name) for name in self.__dataclass_fields__ if name != "at"]
+        left_out = {"at", *(name for name in _LATER if getattr(self, name) is None)}
+        parts = [getattr(self, name) for name in self.__dataclass_fields__ if name not in left_out]
         moment = self.at.timestamp() if self.at else None
         return hashlib.sha256(json.dumps([*parts, moment]).encode()).hexdigest()
 
@@ -81,11 +89,13 @@ class Report:
             Component.OUTPUT: self.output_tokens,
             Component.REQUEST: self.requests or 0,
         }
+        if self.kind in UNIT_OF:
+            found[UNIT_OF[self.kind]] = self.units
         return {component: count for component, count in found.items() if count}
 
     def problem(self) -> str | None:
         """What is wrong with the measures; None if nothing is."""
-        for name in (*_TOKENS, "requests", "seconds"):
+        for name in (*_TOKENS, "requests", *_UNITS):
             if getattr(self, name) and name not in _MEASURES[self.kind]:
                 return f"{self.kind.value} has no {name}"
         if self.cached_tokens > self.input_tokens:
@@ -93,6 +103,11 @@ class Report:
         if not any(self.measures().values()):
             return "it states no quantity"
         return None
+
+    @property
+    def units(self) -> int:
+        """Seconds, characters or images, of the kinds that are counted so."""
+        return (self.seconds or self.characters or self.images or 0) if self.kind in UNIT_OF else 0
 
     @property
     def quantity(self) -> int:
@@ -272,6 +287,7 @@ def _usage_event(each: Report, owner: _Owner, version: PriceVersion, at: datetim
         status=200,
         settled_by=SettledBy.REPORTED,
         quantity=each.quantity,
+        units=each.units,
         client_request_id=each.id,
     )
 

@@ -30,6 +30,9 @@ COUNTS = {
     Component.ADAPTER: _C.adapter_requests,
     Component.GPU_SECOND: _C.gpu_seconds,
     Component.MODERATION: _C.moderation_calls,
+    Component.AUDIO_SECOND: _C.audio_seconds,
+    Component.IMAGE: _C.images,
+    Component.CHARACTER: _C.characters,
 }
 Place = tuple[str, str, Component]  # tenant, usage period
 _Used = dict[tuple[str, str, Component, str], list[int]]  # and version: quantity and picounits

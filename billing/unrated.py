@@ -74,8 +74,9 @@ class UnratedUsage:
             hour,
         )
         counts = (_E.input_tokens, _E.cached_tokens, _E.output_tokens, _E.waived_tokens)
+        measured = (*counts, answered, _E.quantity, _E.units)
         rows = session.execute(
-            select(*by, *(func.sum(each) for each in (*counts, answered, _E.quantity)))
+            select(*by, *(func.sum(each) for each in measured))
             .where(_E.batch_id.in_(batches), _E.tenant_id.in_(self._tenants))
             .group_by(*by)
         )
@@ -83,9 +84,15 @@ class UnratedUsage:
             version = book.by_id.get(version_id)
             if version is None:
                 continue  # it will be parked
-            given, cached, delivered, waived, answers, quantity = (int(each) for each in sums)
-            tokens = (given, cached, delivered, waived)
-            used = counted(kind, tokens, answered=answers, adapter=bool(adapter), quantity=quantity)
-            units = version.cost(Counts(used))
+            given, cached, delivered, waived, answers, quantity, units = map(int, sums)
+            used = counted(
+                kind,
+                (given, cached, delivered, waived),
+                answered=answers,
+                adapter=bool(adapter),
+                quantity=quantity,
+                units=units,
+            )
+            cost = version.cost(Counts(used))
             begins = datetime.fromtimestamp(int(at), UTC)
-            self._batches[batch].append(Sum(tenant, project, key, version.currency, begins, units))
+            self._batches[batch].append(Sum(tenant, project, key, version.currency, begins, cost))

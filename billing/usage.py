@@ -28,7 +28,7 @@ from billing.models import (
     UsageEventRow,
 )
 from billing.prices import load_price_book
-from billing.pricing import PriceBook
+from billing.pricing import UNIT_OF, PriceBook
 from billing.shards import shard_of
 from core import bulk_insert, lengths
 from core.clock import Clock, SystemClock
@@ -246,6 +246,10 @@ class _Validator:
             return ParkReason("invalid", too_long)
         if event.quantity < 0:
             return ParkReason("invalid", f"quantity is {event.quantity}")
+        if event.units and event.kind not in UNIT_OF:
+            return ParkReason(
+                "invalid", f"{event.kind.value} has no units, but {event.units} are given"
+            )
         if event.request_id < self.dropped_below and event.request_id.startswith(REQUEST):
             return ParkReason(
                 "too_old", "events of its month were dropped, so it may be a duplicate"

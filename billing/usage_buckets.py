@@ -198,7 +198,10 @@ def _billable_requests() -> ColumnElement[int]:
 
 
 _COUNTED = ("input_tokens", "cached_tokens", "output_tokens", "waived_tokens")
-_CHARGED = ("adapter_requests", "gpu_seconds", "moderation_calls")
+_CHARGED = (
+    *("adapter_requests", "gpu_seconds", "moderation_calls"),
+    *("audio_seconds", "images", "characters"),
+)
 
 
 def _grouped(

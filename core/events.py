@@ -14,6 +14,9 @@ class UsageKind(StrEnum):
     MODERATION = "moderation"  # a call of /v1/moderations
     EMBEDDING = "embedding"
     CACHE_HIT = "cache_hit"  # answered from the tenant's response cache, without an engine
+    AUDIO = "audio"  # transcribed or translated; `units` counts seconds
+    SPEECH = "speech"  # `units` counts characters that were spoken
+    IMAGE = "image"  # `units` counts images that were made
     GPU_SECONDS = "gpu_seconds"  # dedicated capacity; `quantity` counts seconds
 
 
@@ -112,15 +115,17 @@ class UsageEvent(Struct, frozen=True):
     paid_by: str | None = None  # tenant or operator: who pays for what the policy blocked or cut
     counted_by: CountedBy | None = None  # what counted the tokens; None: no engine ran
     busy_us: int = 0  # microseconds of the engine's steps; 0: it did not measure them
+    units: int = 0  # seconds, characters or images, by kind
 
     def __post_init__(self) -> None:
         if self.paid_by == OLD_OPERATOR:  # from a spool that an older version wrote
             force_setattr(self, "paid_by", "operator")
         counts = (self.input_tokens, self.cached_tokens, self.output_tokens, self.waived_tokens)
-        for count in (*counts, self.busy_us):
+        for count in (*counts, self.busy_us, self.units):
             if type(count) is not int or count < 0:
                 raise ValueError(
-                    f"{self.request_id}: token counts and busy_us must be non-negative integers: {count}"
+                    f"{self.request_id}: token counts, busy_us and units must be non-negative integers:"
+                    f" {count}"
                 )
         if self.cached_tokens > self.input_tokens:
             raise ValueError(

@@ -183,6 +183,9 @@ class Settings(BaseSettings):
     max_file_mb: int = Field(
         200, ge=1, le=4096, description="Largest file accepted by /v1/files, MiB."
     )
+    max_media_mb: int = Field(
+        32, ge=1, le=512, description="Largest upload of audio or images to an upstream, MiB."
+    )
     batch_concurrency: int = Field(
         8,
         ge=0,

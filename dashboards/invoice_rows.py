@@ -53,6 +53,9 @@ COMPONENTS: dict[str, tuple[Any, Any]] = {
     "adapter": (DailyUsage.adapter_requests, DailyUsage.adapter_amount),
     "gpu_second": (DailyUsage.gpu_seconds, DailyUsage.gpu_amount),
     "moderation": (DailyUsage.moderation_calls, DailyUsage.moderation_amount),
+    "audio_second": (DailyUsage.audio_seconds, DailyUsage.audio_amount),
+    "image": (DailyUsage.images, DailyUsage.image_amount),
+    "character": (DailyUsage.characters, DailyUsage.character_amount),
 }
 
 

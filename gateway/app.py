@@ -39,6 +39,9 @@ from gateway.inference.registry import inference_surfaces
 from gateway.inference.responses.request import ROUTE as RESPONSES
 from gateway.inference.responses.response import ResponsesSurface
 from gateway.inference.surface import Surface
+from gateway.media.endpoint import MediaEndpoint
+from gateway.media.endpoints import ENDPOINTS
+from gateway.media.service import MediaService
 from gateway.services import Services
 from gateway.stored_responses.server import Server
 from gateway.stored_responses.storing import StoringPipeline
@@ -109,12 +112,17 @@ def create_app(services: Services) -> TollhouseApp:
     for route, handler in direct_routes.items():
         app.router.routes.append(Route(route, handler, methods=["POST"]))
     app.direct_routes = {route.encode(): handler.serve for route, handler in direct_routes.items()}
+    media = MediaService(services.pipeline, services.clock, services.settings.max_media_mb << 20)
+    for endpoint in ENDPOINTS:
+        served = MediaEndpoint(endpoint, media)
+        app.router.routes.append(Route(endpoint.route, served, methods=["POST"]))
     app.trusted_proxies = TrustedProxies(services.settings.trusted_proxies)
     app.body_limits = BodyLimits(
         services.pipeline.limits.max_body,
         {
             b"/v1/files": (services.settings.max_file_mb << 20) + FORM_OVERHEAD,
             b"/admin/v1/adapters": MAX_UPLOAD_BYTES,
+            **{each.route.encode(): media.max_bytes for each in ENDPOINTS if each.form},
         },
         frozenset(app.direct_routes),
     )

@@ -24,6 +24,9 @@ class Quantities:
     adapter_requests: Mapped[int] = mapped_column(BigInteger, default=0)
     gpu_seconds: Mapped[int] = mapped_column(BigInteger, default=0)
     moderation_calls: Mapped[int] = mapped_column(BigInteger, default=0)
+    audio_seconds: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
+    images: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
+    characters: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
 
 
 class Amounts:
@@ -37,6 +40,9 @@ class Amounts:
     adapter_amount: Mapped[int] = mapped_column(Units, default=0)
     gpu_amount: Mapped[int] = mapped_column(Units, default=0)
     moderation_amount: Mapped[int] = mapped_column(Units, default=0)
+    audio_amount: Mapped[int] = mapped_column(Units, default=0, server_default="0")
+    image_amount: Mapped[int] = mapped_column(Units, default=0, server_default="0")
+    character_amount: Mapped[int] = mapped_column(Units, default=0, server_default="0")
     amount: Mapped[int] = mapped_column(Units, default=0)
 
 
@@ -49,6 +55,9 @@ QUANTITY_COLUMNS = (
     "adapter_requests",
     "gpu_seconds",
     "moderation_calls",
+    "audio_seconds",
+    "images",
+    "characters",
 )
 AMOUNT_COLUMNS = (
     "input_amount",
@@ -59,5 +68,8 @@ AMOUNT_COLUMNS = (
     "adapter_amount",
     "gpu_amount",
     "moderation_amount",
+    "audio_amount",
+    "image_amount",
+    "character_amount",
     "amount",
 )

@@ -115,6 +115,7 @@ class UsageEventRow(Base):
     paid_by: Mapped[str | None] = mapped_column(PaidBy)
     counted_by: Mapped[str | None] = mapped_column(String(lengths.COUNTED_BY))
     busy_us: Mapped[int] = mapped_column(BigInteger, server_default="0")
+    units: Mapped[int] = mapped_column(BigInteger, server_default="0")
 
 
 class ParkedEvent(Base):

@@ -27,6 +27,9 @@ COMPONENTS = {
     "request_amount": "Requests",
     "adapter_amount": "Adapters",
     "moderation_amount": "Moderation",
+    "audio_amount": "Audio seconds",
+    "image_amount": "Images",
+    "character_amount": "Spoken characters",
     "gpu_amount": "GPU seconds",
     "waived_amount": "Waived",
 }

@@ -238,6 +238,8 @@ class Admission:
         quote = await self._prices.quote(request, self._clock.now())
         if quote.money:
             base, per_output_token = self._bounds.of(quote.price, request)
+            if request.bound is not None:
+                base += quote.price.most_for(request.bound)
             request = replace(
                 request,
                 money=quote.money,

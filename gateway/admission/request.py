@@ -46,6 +46,8 @@ class AdmissionRequest(Struct, frozen=True):
     deadline_s: float | None = None  # seconds left, which bound the wait in a queue
     adapter: str | None = None
     on_disconnect: DisconnectWatch | None = None  # ends the wait in a queue
+    # The most that it may cost beside prompt and output tokens, by component.
+    bound: Counts | None = None
 
     @classmethod
     def from_context(cls, ctx: "RequestContext") -> "AdmissionRequest":

@@ -34,6 +34,9 @@ _LINE_ITEMS = (  # name, amount, quantity, unit
     ("adapter requests", "adapter_amount", "adapter_requests", None),
     ("GPU seconds", "gpu_amount", "gpu_seconds", "duration_seconds"),
     ("moderation calls", "moderation_amount", "moderation_calls", None),
+    ("audio seconds", "audio_amount", "audio_seconds", "duration_seconds"),
+    ("images", "image_amount", "images", "images"),
+    ("spoken characters", "character_amount", "characters", "characters"),
 )
 
 

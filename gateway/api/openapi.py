@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 from fastapi import FastAPI
 
+from core.events import UsageKind
 from gateway.api.batches import BatchBody
 from gateway.api.mcp import McpMessage
 from gateway.api.message_batches import MessageBatchBody
@@ -17,6 +18,7 @@ from gateway.inference.embeddings.request import EmbeddingsBody
 from gateway.inference.messages.request import CountBody, MessagesBody
 from gateway.inference.responses.request import ItemsBody, ResponsesBody
 from gateway.inference.scores.request import RerankBody, ScoreBody
+from gateway.media.endpoints import ENDPOINTS, FILES, Endpoint
 
 _BODIES: dict[str, tuple[type, str]] = {
     "/v1/chat/completions": (ChatBody, "Create a chat completion."),
@@ -46,6 +48,14 @@ _BODIES: dict[str, tuple[type, str]] = {
     "/mcp": (McpMessage, "Send one JSON-RPC message of the Model Context Protocol."),
     "/tokenize": (TokenizeBody, "Convert a text or a chat to token ids."),
     "/detokenize": (DetokenizeBody, "Convert token ids to text."),
+}
+_MEDIA = {
+    "audio/transcriptions": "Transcribe an audio file.",
+    "audio/translations": "Translate an audio file to English.",
+    "audio/speech": "Speak a text.",
+    "images/generations": "Make images from a prompt.",
+    "images/edits": "Change images as a prompt says.",
+    "images/variations": "Make variations of an image.",
 }
 _ERROR = {
     "type": "object",
@@ -101,6 +111,8 @@ def _build_document(document: dict[str, Any]) -> dict[str, Any]:
     for (path, (_, summary)), ref in zip(_BODIES.items(), refs, strict=True):
         methods = document["paths"].setdefault(path, {})
         methods["post"] = methods.get("post", {}) | _operation(path, summary, ref)
+    for endpoint in ENDPOINTS:
+        document["paths"][endpoint.route] = {"post": _media_operation(endpoint)}
     for path, methods in document["paths"].items():
         for operation in methods.values():
             if path.startswith(("/v1/", "/admin/", "/tokenize", "/detokenize", "/mcp")):
@@ -121,6 +133,25 @@ def _operation(path: str, summary: str, ref: dict[str, Any]) -> dict[str, Any]:
         "requestBody": {"required": True, "content": {"application/json": {"schema": ref}}},
         "responses": {"200": {"description": "Success.", "content": content}},
     }
+
+
+def _media_operation(endpoint: Endpoint) -> dict[str, Any]:
+    text = {"type": "string", "minLength": 1}
+    names = ("model", *endpoint.required)
+    schema = {
+        "type": "object",
+        "required": list(names),
+        "properties": {
+            name: {**text, "format": "binary"} if name in FILES else text for name in names
+        },
+        "additionalProperties": True,
+    }
+    kind = "multipart/form-data" if endpoint.form else "application/json"
+    described = _operation(endpoint.route, _MEDIA[endpoint.name], {})
+    described["requestBody"]["content"] = {kind: {"schema": schema}}
+    answer = "application/octet-stream" if endpoint.kind is UsageKind.SPEECH else "application/json"
+    described["responses"]["200"]["content"] = {answer: {"schema": {}}}
+    return described
 
 
 def _add_error_responses(operation: dict[str, Any]) -> None:

@@ -29,6 +29,7 @@ class ServedModel:
     defaults: Mapping[str, float] = field(default_factory=dict)
     # Besides text: tools (forced tool choice), json, grammar, embeddings, images, audio.
     capabilities: frozenset[str] = frozenset()
+    endpoints: frozenset[str] = frozenset()  # of audio and images, such as audio/speech
     # Fields of the body that its upstreams take and the gateway does not know.
     extra_fields: frozenset[str] = frozenset()
 

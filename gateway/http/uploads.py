@@ -12,7 +12,9 @@ from core.errors import BadRequest, PayloadTooLarge
 
 
 @asynccontextmanager
-async def bounded_form(request: Request, max_bytes: int) -> AsyncIterator[FormData]:
+async def bounded_form(
+    request: Request, max_bytes: int, max_files: int = 4, max_fields: int = 8
+) -> AsyncIterator[FormData]:
     """Spools files above 1 MB to disk. Raises PayloadTooLarge above `max_bytes` bytes in total."""
     received = 0
 
@@ -33,7 +35,7 @@ async def bounded_form(request: Request, max_bytes: int) -> AsyncIterator[FormDa
         )
     bounded = Request(request.scope, _receive)
     try:
-        async with bounded.form(max_files=4, max_fields=8) as form:
+        async with bounded.form(max_files=max_files, max_fields=max_fields) as form:
             yield form
     except ClientDisconnect:
         raise BadRequest("The client disconnected during the upload.", param="file") from None

@@ -54,6 +54,7 @@ class Ending(Struct, frozen=True):
     prompt_done: bool  # a token arrived, so the whole prompt was processed
     paid_by: str | None = None  # set if the policy blocked the prompt or stopped the answer
     quantity: int = 1  # requests to charge the fee for; 0: no fee
+    units: int = 0  # seconds, characters or images to bill
     counted_by: CountedBy | None = None
 
 
@@ -242,6 +243,7 @@ class Meter:
             routed=self._route_note(),
             paid_by=ending.paid_by,
             quantity=ending.quantity,
+            units=ending.units,
             counted_by=counted_by(ending, receipt),
             busy_us=receipt.busy_us if receipt else 0,
         )
@@ -309,6 +311,7 @@ def usage_event(
     paid_by: str | None = None,
     counted_by: CountedBy | None = None,
     busy_us: int = 0,
+    units: int = 0,
 ) -> UsageEvent:
     return UsageEvent(
         request_id=opened.request_id,
@@ -348,6 +351,7 @@ def usage_event(
         paid_by=paid_by,
         counted_by=counted_by,
         busy_us=busy_us,
+        units=units,
     )
 
 

@@ -52,6 +52,7 @@ def make_engines(
     capabilities_of: dict[str, frozenset[str]] = {}
     parameters: dict[str, frozenset[str] | None] = {}
     fields: dict[str, frozenset[str]] = {}
+    endpoints: dict[str, frozenset[str]] = {}
     for upstream in upstreams:
         name = upstream.model or model_name(settings)
         if name not in models:
@@ -81,6 +82,8 @@ def make_engines(
         capabilities_of[name] = capabilities_of.get(name, shared) & shared
         named = frozenset(upstream.extra_fields)
         fields[name] = fields.get(name, named) & named
+        declared = frozenset(upstream.endpoints)
+        endpoints[name] = endpoints.get(name, declared) & declared
         supported = _parameters(upstream)
         common = parameters.setdefault(name, supported)
         if supported is not None:
@@ -91,6 +94,7 @@ def make_engines(
             capabilities=shared,
             parameters=parameters[name],
             extra_fields=fields[name],
+            endpoints=endpoints[name],
         )
     return Engines(clients, list(models.values()))
 

@@ -13,6 +13,10 @@ from core.errors import SettingError
 
 WIRE = ("tcp://", "ipc://")
 HTTP = ("http://", "https://")
+ENDPOINTS = (
+    *("audio/transcriptions", "audio/translations", "audio/speech"),
+    *("images/generations", "images/edits", "images/variations"),
+)
 # Kinds of servers whose prefix cache can be kept apart by tenant: by a `cache_salt`, or (llama.cpp)
 # by not reusing it.
 SALTED_ENGINES = frozenset(("vllm", "sglang"))
@@ -45,6 +49,8 @@ class Upstream:
     capabilities: tuple[
         str, ...
     ] = ()  # besides text: tools, json, grammar, embeddings, images, audio, adapters
+    # What it serves besides text: see ENDPOINTS.
+    endpoints: tuple[str, ...] = ()
     # Whether tenants may share its prefix cache, whose timing tells whether a prompt was seen before.
     # None: they are kept apart where its `engine` can do that.
     shared_cache: bool | None = None
@@ -100,7 +106,7 @@ def _parse_entry(given: Any, index: int) -> Upstream:
         raise _invalid(f"entry {index} has no url")
     listed = {
         name: _names(name, given[name])
-        for name in ("capabilities", "parameters", "extra_fields")
+        for name in ("capabilities", "parameters", "extra_fields", "endpoints")
         if name in given
     }
     upstream = Upstream(**{**given, **listed})
@@ -111,6 +117,7 @@ def _parse_entry(given: Any, index: int) -> Upstream:
             f'the price of {upstream.url} is not like {{"input": "0.10", "output": "0.40"}}'
         )
     _check_shared_cache(upstream)
+    _check_endpoints(upstream)
     for name in ("max_in_flight", "requests_per_minute", "context_length"):
         value = getattr(upstream, name)
         if type(value) is not int or value < 0:
@@ -130,6 +137,16 @@ def _check_shared_cache(upstream: Upstream) -> None:
             f"shared_cache of {upstream.url} is false, but a prefix cache is kept apart by tenant "
             f"only with the engines {', '.join(sorted(ISOLATING_ENGINES))}"
         )
+
+
+def _check_endpoints(upstream: Upstream) -> None:
+    for name in upstream.endpoints:
+        if name not in ENDPOINTS:
+            raise _invalid(
+                f"endpoints of {upstream.url} has {name!r}; known: {', '.join(ENDPOINTS)}"
+            )
+    if upstream.endpoints and not upstream.is_http:
+        raise _invalid(f"{upstream.url} is not an HTTP server, so it cannot have endpoints")
 
 
 def _names(field_name: str, value: Any) -> tuple[str, ...]:

@@ -3,8 +3,10 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from functools import partial
+from typing import Any
 
 import aiohttp
 import orjson
@@ -49,7 +51,7 @@ class OpenAIEngine:
         self.on_context: Callable[[int], None] | None = None
         self._context = upstream.context_length  # tokens; 0: not known yet
         self._upstream = upstream
-        self._model = model
+        self.upstream_model = model
         self._count_tokens = count_tokens
         self._base = upstream.url.rstrip("/").removesuffix("/v1")
         self._session: aiohttp.ClientSession | None = None
@@ -118,7 +120,7 @@ class OpenAIEngine:
         body = orjson.dumps(
             upstream_body(
                 job,
-                self._model,
+                self.upstream_model,
                 upstream.engine,
                 shared_cache=bool(upstream.shared_cache),
                 open_context=not self._context,
@@ -137,6 +139,24 @@ class OpenAIEngine:
             answer.abort()
             raise
         return mailbox
+
+    @asynccontextmanager
+    async def forward(
+        self, path: str, body: Any, content_type: str
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Post a body as it is. Raises aiohttp.ClientError or OSError, also while the answer is read,
+        and RateLimited at the entry's limits."""
+        assert self._session is not None
+        permit = await self._limits.acquire() if self._limits else None
+        headers = {"content-type": content_type, "accept-encoding": "identity"}
+        try:
+            async with self._session.post(
+                self._base + path, data=body, headers=headers, allow_redirects=False
+            ) as answer:
+                yield answer
+        finally:
+            if permit is not None:
+                permit.release()
 
     def startup_progress(self) -> StartupProgress | None:
         return None
@@ -218,7 +238,7 @@ class OpenAIEngine:
             del self._adapters[digest]
 
     def _learn_context(self, models: bytes, props: bytes) -> None:
-        self._context = context_of(models, props, self._model)
+        self._context = context_of(models, props, self.upstream_model)
         if self._context and self.on_context is not None:
             self.on_context(self._context)
 

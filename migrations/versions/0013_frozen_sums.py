@@ -4,7 +4,6 @@ import sqlalchemy as sa
 from alembic import op
 
 from billing import guards
-from billing.tables.columns import AMOUNT_COLUMNS, QUANTITY_COLUMNS
 from core.database import Json, Units, UtcDateTime
 
 revision = "0013_frozen_sums"
@@ -12,6 +11,15 @@ down_revision = "0012_standard_table_names"
 branch_labels = None
 depends_on = None
 _NEW = ("closed_charges", "closed_units")
+# As of this revision.
+_QUANTITIES = (
+    *("requests", "input_tokens", "cached_tokens", "output_tokens", "waived_tokens"),
+    *("adapter_requests", "gpu_seconds", "moderation_calls"),
+)
+_AMOUNTS = (
+    *("input_amount", "cached_amount", "output_amount", "waived_amount", "request_amount"),
+    *("adapter_amount", "gpu_amount", "moderation_amount", "amount"),
+)
 
 
 def upgrade() -> None:
@@ -33,8 +41,8 @@ def upgrade() -> None:
         sa.Column("day", UtcDateTime, nullable=False),
         *(sa.Column(name, sa.String(length=40), nullable=False) for name in key[1:5]),
         sa.Column("tokens", sa.Boolean(), nullable=False),
-        *(sa.Column(name, sa.BigInteger(), nullable=False) for name in QUANTITY_COLUMNS),
-        *(sa.Column(name, Units, nullable=False) for name in AMOUNT_COLUMNS),
+        *(sa.Column(name, sa.BigInteger(), nullable=False) for name in _QUANTITIES),
+        *(sa.Column(name, Units, nullable=False) for name in _AMOUNTS),
         sa.PrimaryKeyConstraint(*key, name=op.f("pk_closed_charges")),
     )
     op.create_index("ix_closed_charges_usage_period", "closed_charges", ["usage_period_id"])

@@ -12,10 +12,15 @@ from starlette.routing import Mount, Route
 
 from gateway.app import InferenceEndpoint
 from gateway.inference.registry import inference_surfaces
+from gateway.media.endpoints import ENDPOINTS
 from tests.gateway.deployment import MODEL, Deployment
 
 # What answers POST under /v1 without generating: each for a reason.
 WITHOUT_GENERATION = {
+    **{
+        endpoint.route: "passed to an upstream; tests/gateway/media follows every step"
+        for endpoint in ENDPOINTS
+    },
     "/v1/messages/count_tokens": "counts tokens",
     "/v1/responses/input_tokens": "counts tokens",
     "/v1/responses/{response_id}/cancel": "ends a background response",

@@ -10,7 +10,7 @@ from starlette.routing import Route
 
 from billing import price_changes, price_terms, prices
 from billing.models import PriceVersionRow
-from billing.pricing import TOKENS, Component, Rate, Scheme
+from billing.pricing import PER_MILLION, Component, Rate, Scheme
 from core.money import decimal_of
 from core.tenants import audit
 from core.tenants.models import Tenant
@@ -48,7 +48,10 @@ COLUMNS = [
     Column("by", "Saved by"),
     Column("version", "Version", "code", "Pinned on each request at admission."),
 ]
-_FIELDS = ("input", "cached_input", "output", "request", "adapter", "gpu_second", "moderation")
+_FIELDS = (
+    *("input", "cached_input", "output", "request", "adapter", "gpu_second", "moderation"),
+    *("audio_second", "image", "character"),
+)
 
 
 def page_of(request: Request) -> Response:
@@ -117,7 +120,7 @@ def _rate_text(component: Component, rates: Any) -> str | None:
     rate: Rate | None = rates.get(component)
     if rate is None:
         return None
-    per = 10**6 if component in TOKENS else 1
+    per = 10**6 if component in PER_MILLION else 1
     first = decimal_of(rate.tiers[0].unit * per)
     if rate.scheme is Scheme.FLAT:
         return first

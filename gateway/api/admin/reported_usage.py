@@ -27,7 +27,7 @@ Units = Annotated[int, Field(strict=True, ge=0, le=10**9)]
 
 
 class Measures(Body):
-    """`data` of an event. Other units than tokens and seconds are counted by `requests`."""
+    """`data` of an event. Units that it does not name are counted by `requests`."""
 
     model: str = Field(
         min_length=1, max_length=lengths.NAME, description="Model name, as in its price."
@@ -39,6 +39,8 @@ class Measures(Body):
     output_tokens: Tokens = 0
     requests: Units | None = None
     seconds: Units | None = None
+    characters: Units | None = None
+    images: Units | None = None
 
 
 class OwnCloudEvent(BaseModel):

@@ -8,7 +8,7 @@ from sqlalchemy import select
 
 from billing import price_changes, prices, rerating
 from billing.models import PriceVersionRow
-from billing.pricing import TOKENS, Component, Counts
+from billing.pricing import PER_MILLION, TOKENS, Component, Counts
 from billing.views import money, price_json
 from core.errors import BadRequest
 from core.money import decimal_of
@@ -67,6 +67,7 @@ def _draft_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--note", default="")
     for component in Component:
         unit = "per million tokens" if component in TOKENS else "each"
+        unit = "per million characters" if component is Component.CHARACTER else unit
         name = component.value.replace("_", "-")
         parser.add_argument(
             "--adapter-request" if component is Component.ADAPTER else f"--{name}",
@@ -161,7 +162,7 @@ def _list(arguments: argparse.Namespace) -> int:
 def _short(row: PriceVersionRow) -> dict[str, Any]:
     rates = row.terms["rates"]
     shown = {
-        name: decimal_of(rate["tiers"][0][1] * (1_000_000 if name in TOKENS else 1))
+        name: decimal_of(rate["tiers"][0][1] * (1_000_000 if name in PER_MILLION else 1))
         for name, rate in rates.items()
     }
     return {
