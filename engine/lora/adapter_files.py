@@ -8,13 +8,12 @@ import torch
 
 from engine.errors import CheckpointError
 from engine.layers.adapter_extras import AdapterExtras, Pair
-from engine.layers.matrices import FUSED, MODULES, SITES, own_name
+from engine.layers.matrices import own_name
 from engine.lora.adapter_digest import CONFIG, WEIGHTS, digest_of, read_config
 from engine.lora.peft.config import check_config, check_modules, invalid
 from engine.lora.peft.keys import HEAD, TABLE, read_tensors
-from engine.lora.peft.modules import inner_modules
+from engine.lora.peft.modules import all_modules, inner_modules, layer_modules
 from engine.lora.peft.reading import Reading
-from engine.model_spec import ModelSpec
 from engine.models.base_weights import BaseWeights
 
 
@@ -43,7 +42,7 @@ def read_adapter(
     """
     spec, config, path = base.spec, read_config(directory), directory / WEIGHTS
     check_config(directory / CONFIG, config, max_rank)
-    parts, inner = _modules(spec), inner_modules(spec)
+    parts, inner = layer_modules(spec), inner_modules(spec)
     ends = [own_name(spec, f"model.{TABLE}.").split(".")[-2], HEAD]
     check_modules(
         directory / CONFIG, config, [*(own_name(spec, each) for each in (*parts, *inner)), *ends]
@@ -52,7 +51,7 @@ def read_adapter(
         file = path.read_bytes()
     except OSError as error:
         raise invalid(path, f"it cannot be read: {error}") from None
-    found = read_tensors(path, file, spec, {*parts, *inner})
+    found = read_tensors(path, file, spec, all_modules(spec))
     for name, module in zip(ends, (TABLE, HEAD), strict=True):
         saved = "whole" in found.get((None, module), {})
         if name in (config.get("modules_to_save") or ()) and not saved:
@@ -75,12 +74,3 @@ def read_adapter(
     rank = max((a.shape[0] for a, _ in matrices.values()), default=1)
     digest = known_digest or digest_of(config, hashlib.sha256(file).digest())
     return AdapterWeights(digest, rank, matrices, extras)
-
-
-def _modules(spec: ModelSpec) -> dict[str, tuple[str, ...]]:
-    """The parts of each module that an adapter may target, by Llama's names."""
-    left_out = set() if spec.gated else {"gate"}
-    if spec.latent is not None:
-        left_out |= {*SITES["qkv"], *SITES["o"]}
-    single = {module: (part,) for part, module in MODULES.items() if part not in left_out}
-    return single | {whole: FUSED[whole] for whole in spec.fused}

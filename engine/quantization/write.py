@@ -1,25 +1,22 @@
 """Writes a checkpoint with its layers' matrices quantised, in compressed-tensors' `pack-quantized`."""
 
-import json
 import re
-import shutil
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 
 from engine.errors import CheckpointError, ConfigError
 from engine.layers.matrices import FUSED, MODULES
 from engine.models.compressed_tensors import PACKED, SCALE, SHAPE, ZERO, packed
 from engine.models.registry import model_spec, read_config
 from engine.models.safetensors_source import SafetensorsSource
+from engine.models.write_checkpoint import check_paths, write_beside, write_tensors
 from engine.quantization.packed import GROUP
 from engine.quantization.quantize import quantize
 
 FORMATS = {"int8": 8, "int4": 4}
-_SHARD_BYTES = 4 << 30
 _ENDINGS = tuple(f"{module}.weight" for module in (*MODULES.values(), *FUSED))
 _UNREAD = ("vision_tower.", "multi_modal_projector.")  # by this engine: left as they are
 _EXPERT = re.compile(r"\.(experts\.\d+|shared_expert)\.\w+\.weight$")
@@ -30,12 +27,7 @@ def write_quantized(source: Path, target: Path, to: str) -> int:
     they are. Raises CheckpointError or ConfigError."""
     if to not in FORMATS:
         raise ConfigError(f"{to!r} is not a known format: use one of {', '.join(FORMATS)}")
-    if not source.is_dir():
-        raise CheckpointError(
-            f"{source} is not a directory in Hugging Face layout: give such a directory"
-        )
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise ConfigError(f"{target} exists and is not empty: name another directory")
+    check_paths(source, target)
     config = read_config(source)
     spec = model_spec(config)
     if spec.renamed or (spec.experts is not None and spec.experts.stacked):
@@ -45,15 +37,11 @@ def write_quantized(source: Path, target: Path, to: str) -> int:
         )
     if config.get("quantization_config"):
         raise CheckpointError(f"{source} is quantised already: give the checkpoint in floats")
-    target.mkdir(parents=True, exist_ok=True)
     with closing(SafetensorsSource(source)) as tensors:
-        written = _write_tensors(tensors, target, to)
-    for path in sorted(source.iterdir()):
-        beside = path.is_file() and path.suffix in (".json", ".jinja", ".txt", ".model")
-        if beside and path.name not in ("config.json", "model.safetensors.index.json"):
-            shutil.copy2(path, target / path.name)
+        stored = (_stored(tensors, name, to).items() for name in tensors.names())
+        written = write_tensors((each for items in stored for each in items), target)
     config["quantization_config"] = declared(to)
-    (target / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    write_beside(source, target, config)
     return written
 
 
@@ -75,31 +63,6 @@ def declared(to: str) -> dict[str, Any]:
         "config_groups": {"group_0": group},
         "ignore": ["lm_head", r"re:.*\.gate$", r"re:.*\.shared_expert_gate$", "re:vision_tower.*"],
     }
-
-
-def _write_tensors(tensors: SafetensorsSource, target: Path, to: str) -> int:
-    shards: list[dict[str, torch.Tensor]] = [{}]
-    sizes = [0]
-    names: dict[str, int] = {}
-    for name in tensors.names():
-        for key, tensor in _stored(tensors, name, to).items():
-            if sizes[-1] + tensor.nbytes > _SHARD_BYTES and shards[-1]:
-                _save(shards[-1], target, len(shards))
-                shards.append({})
-                sizes.append(0)
-            shards[-1][key] = tensor
-            names[key] = len(shards)
-            sizes[-1] += tensor.nbytes
-    _save(shards[-1], target, len(shards))
-    if len(shards) == 1:
-        (target / _shard(1)).rename(target / "model.safetensors")
-    else:
-        index = {
-            "metadata": {"total_size": sum(sizes)},
-            "weight_map": {key: _shard(number) for key, number in names.items()},
-        }
-        (target / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
-    return sum(sizes)
 
 
 def _stored(tensors: SafetensorsSource, name: str, to: str) -> dict[str, torch.Tensor]:
@@ -125,12 +88,3 @@ def _stored(tensors: SafetensorsSource, name: str, to: str) -> dict[str, torch.T
         zeros = (-found.minima / scales).round().short() - middle
         parts[name + ZERO] = packed(zeros.t(), bits).t().contiguous()
     return parts
-
-
-def _save(shard: dict[str, torch.Tensor], target: Path, number: int) -> None:
-    save_file(shard, target / _shard(number), metadata={"format": "pt"})
-    shard.clear()
-
-
-def _shard(number: int) -> str:
-    return f"model-{number:05d}.safetensors"

@@ -1,6 +1,20 @@
-"""The modules of latent attention and of experts that adapters may change."""
+"""The modules of a decoder layer that adapters may change."""
 
+from engine.layers.matrices import FUSED, MODULES, SITES
 from engine.model_spec import ModelSpec
+
+
+def all_modules(spec: ModelSpec) -> set[str]:
+    return {*layer_modules(spec), *inner_modules(spec)}
+
+
+def layer_modules(spec: ModelSpec) -> dict[str, tuple[str, ...]]:
+    """The parts of each module whose products are summed at the layer's sites, by Llama's names."""
+    left_out = set() if spec.gated else {"gate"}
+    if spec.latent is not None:
+        left_out |= {*SITES["qkv"], *SITES["o"]}
+    single = {module: (part,) for part, module in MODULES.items() if part not in left_out}
+    return single | {whole: FUSED[whole] for whole in spec.fused}
 
 
 def inner_modules(spec: ModelSpec) -> dict[str, tuple[str, int, int]]:

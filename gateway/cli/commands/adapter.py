@@ -3,16 +3,20 @@
 import argparse
 from pathlib import Path
 
-from core.errors import BadRequest
+from core.errors import BadRequest, SettingError
+from core.extras import imports_of
+from core.settings import load_settings
 from core.tenants import adapters
+from engine.errors import EngineError
 from gateway.catalog.adapter_files import AdapterFiles
 from gateway.catalog.adapter_store import AdapterStore
+from gateway.catalog.model_source import locate, short_name
 from gateway.cli.commands._tenant_options import add_tenant, scope_named
 from gateway.cli.context import CommandContext, command_context
 from gateway.cli.output import add_json, show
 from gateway.http.serving_record import names_here
 
-HELP = "add, list and remove a tenant's LoRA adapters"
+HELP = "add, list, remove and merge LoRA adapters"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -27,6 +31,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
     remove = verbs.add_parser("remove", help="remove an adapter")
     remove.add_argument("name")
     remove.set_defaults(run=_remove)
+    merge = verbs.add_parser(
+        "merge", help="write a model with an adapter in its weights (Hugging Face layout)"
+    )
+    merge.add_argument("model", help="a directory in Hugging Face layout, or a hub id")
+    merge.add_argument("adapter", type=Path, help="a PEFT directory")
+    merge.add_argument("--output", type=Path, help="default: the names of model and adapter")
+    add_json(merge)
+    merge.set_defaults(run=_merge)
     for each in (listed, add, remove):
         add_tenant(each)
         add_json(each)
@@ -84,6 +96,23 @@ def _remove(arguments: argparse.Namespace) -> int:
         scope = scope_named(session, arguments.tenant)
         shown = adapters.describe(adapters.remove(session, scope, tools.clock, arguments.name))
     show(shown, as_json=arguments.json, title="adapter")
+    return 0
+
+
+def _merge(arguments: argparse.Namespace) -> int:
+    source = locate(arguments.model, load_settings().data_dir)
+    name = f"{short_name(str(source))}-{arguments.adapter.resolve().name}"
+    target = arguments.output or Path(name)
+    with imports_of("engine", "tollhouse adapter merge"):
+        from engine.lora.peft.merge import write_merged
+    try:
+        written = write_merged(source, arguments.adapter, target)
+    except EngineError as error:
+        raise SettingError(
+            error.message, next_step="Correct the option or the file that the message names."
+        ) from None
+    shown = {"adapter": str(arguments.adapter), "path": str(target), "bytes": written}
+    show(shown, as_json=arguments.json, title="model")
     return 0
 
 
