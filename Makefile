@@ -7,9 +7,10 @@ BIN := $(VENV)/bin
 EXTRAS ?= engine,pdf,stripe
 # --no-compile: Python compiles the few modules that are imported, not the thousands that are installed.
 INSTALL := $(BIN)/pip install --no-compile -c constraints.txt
+PYTEST := $(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: serve test check docs screenshots bench second-engine bare images lock lock-check upgrade clean
+.PHONY: serve test proofs check docs screenshots bench second-engine bare images lock lock-check upgrade clean
 
 # make serve MODEL=… serves that model; a MODEL of the environment is somebody else's.
 serve: $(VENV)/.installed
@@ -17,7 +18,11 @@ serve: $(VENV)/.installed
 
 test: $(VENV)/.installed-dev check
 	@$(BIN)/python -m tests.deploy.tools || echo "without Helm: the tests of the chart will be skipped"
-	$(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder
+	$(PYTEST) -m "not proof"
+
+# Killed processes, drawn faults, compiled kernels: what takes minutes. CI runs them after the tests.
+proofs: $(VENV)/.installed-dev
+	$(PYTEST) -m proof
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check -q .
@@ -59,7 +64,7 @@ lock-check:
 # Newest versions that fit together, the suite on them, and what changed. KEEP=torch leaves that pin, and with it Triton's.
 upgrade:
 	$(PYTHON) .ci/lock.py --upgrade $(addprefix --keep ,$(KEEP))
-	$(MAKE) test
+	$(MAKE) test proofs
 	git --no-pager diff --stat -p constraints.txt
 
 clean:

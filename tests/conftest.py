@@ -40,7 +40,7 @@ hypothesis.settings.load_profile("tollhouse")
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files with slow tests go first: begun last, one would keep one worker while the others idle."""
-    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    slow = {i.path for i in items if i.get_closest_marker("slow") or i.get_closest_marker("proof")}
     items.sort(key=lambda item: item.path not in slow)
 
 

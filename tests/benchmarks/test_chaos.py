@@ -115,7 +115,7 @@ def test_what_a_killed_postgresql_has_committed_is_there_when_it_comes_back() ->
             server.stop()
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 @pytest.mark.timeout(240)
 def test_a_fire_in_all_parts_at_once_loses_and_doubles_nothing(tmp_path: Path) -> None:
     need_postgres()

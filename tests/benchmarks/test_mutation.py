@@ -119,6 +119,7 @@ def _plant(tree: Path) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="mutants are judged in forks: needs os.fork")
+@pytest.mark.proof
 def test_planted_mutants_are_killed_survive_and_time_out(tmp_path: Path) -> None:
     _plant(tmp_path)
     survivors = tmp_path / "survivors.jsonl"

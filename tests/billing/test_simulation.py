@@ -32,7 +32,7 @@ from gateway.metering import meter, recovery
 from tests.conftest import POSTGRES
 
 STEPS = 24
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.proof
 
 
 @pytest.mark.parametrize("first", range(0, 40, 20))

@@ -39,6 +39,7 @@ from tests.journeys.deployments import (
     sweep,
 )
 
+pytestmark = pytest.mark.proof
 RULES = ROOT / "dashboards/grafana/alerts.yaml"
 SCRAPES = ROOT / "deploy/prometheus.yaml"
 _SAMPLE = re.compile(r"^(\w+)(?:\{[^}]*\})? (\S+)", re.MULTILINE)
@@ -163,7 +164,6 @@ def _answers(url: str) -> bool:
         return False
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_every_billing_alert_is_raised_by_its_fault(site: Site) -> None:
     ages = {"RatingLate", "AuditLate"}

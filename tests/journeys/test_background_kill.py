@@ -28,7 +28,7 @@ def until(gateway: RunningGateway, response_id: str, *states: str) -> Any:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_a_response_of_a_killed_gateway_fails_with_its_charge(tmp_path: Path) -> None:
     command = Command(tmp_path)
     gateway = serve(command)

@@ -70,7 +70,7 @@ def check(seen: list[StreamResult], events: dict[str, dict[str, Any]]) -> None:
             assert each.usage["prompt_tokens"] == event["input_tokens"]
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_killing_the_gateway_and_the_engine_loses_and_doubles_nothing(tmp_path: Path) -> None:
     command = Command(tmp_path)
     deployment = serve(command)

@@ -28,7 +28,7 @@ from tests.journeys.deployments import (
 from tests.journeys.test_kill import check, events_of, in_the_middle
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_a_killed_worker_on_postgresql_loses_and_doubles_nothing(
     tmp_path: Path, postgres_url: str
 ) -> None:
@@ -79,7 +79,7 @@ def test_a_killed_worker_on_postgresql_loses_and_doubles_nothing(
         engine.stdout.close()
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 @pytest.mark.timeout(500)
 def test_the_deployment_survives_the_death_of_an_engine_a_gateway_and_a_worker(
     tmp_path: Path, postgres_url: str

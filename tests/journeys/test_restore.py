@@ -26,7 +26,7 @@ def ask(deployment: RunningGateway, count: int, prompt: object = "Tell me of the
         assert answer.status_code == 200, answer.text
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_usage_that_a_restored_database_lacks_comes_from_receipts(tmp_path: Path) -> None:
     command, path = Command(tmp_path), tmp_path / "tollhouse.db"
     url = f"sqlite:///{path}"

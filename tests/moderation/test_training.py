@@ -4,6 +4,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 _TRAIN = """
 import hashlib, random
 from moderation.classifiers import train_convolution as convolution
@@ -40,5 +42,6 @@ def _trained(hash_seed: str) -> str:
     return ran.stdout.split()[-1]
 
 
+@pytest.mark.proof
 def test_training_gives_the_same_weights_whatever_the_hash_seed() -> None:
     assert _trained("1") == _trained("2")

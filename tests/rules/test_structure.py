@@ -4,7 +4,7 @@ import ast
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -78,10 +78,23 @@ def test_importing_it_loads_no_torch(module: str) -> None:
     assert result.returncode == 0, result.stderr.decode()
 
 
-def _calls(path: Path) -> Iterator[tuple[str, int]]:
+@cache
+def _calls(path: Path) -> list[tuple[str, int]]:
+    """Functions that are called by a name, with their lines."""
+    found = []
     for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Call):
-            yield ast.unparse(node.func), node.lineno
+        if isinstance(node, ast.Call) and (name := _dotted(node.func)):
+            found.append((name, node.lineno))
+    return found
+
+
+def _dotted(node: ast.expr) -> str:
+    parts = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    parts.append(node.id if isinstance(node, ast.Name) else "()")
+    return ".".join(reversed(parts))
 
 
 def _positional(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:

@@ -16,7 +16,7 @@ MATRIX_KERNELS = {
 OTHERS = {"combine_kernel", "rms_norm_kernel", "rotary_kernel", "gated_kernel"}
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_every_kernel_compiles_for_hopper(tmp_path: Path) -> None:
     environment = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
     root = Path(__file__).parents[3]

@@ -16,7 +16,7 @@ import pytest
 from tests.gateway.catalog.stub_hub import REPOSITORY, StubHub, stub_hub
 
 ROOT = Path(__file__).parents[3]
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.proof
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",

@@ -73,7 +73,7 @@ def test_a_system_without_cores_to_choose_says_so_and_serves(
     assert "TOLLHOUSE_PIN_WORKERS" in caplog.text
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_every_thread_of_a_worker_keeps_to_its_place_also_of_one_that_was_started_again(
     tmp_path: Path,
 ) -> None:
@@ -104,7 +104,7 @@ def test_every_thread_of_a_worker_keeps_to_its_place_also_of_one_that_was_starte
         deployment.stop()
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_one_process_keeps_to_the_last_core_and_its_engine_has_all(tmp_path: Path) -> None:
     deployment = serve(Command(tmp_path, PIN))
     try:

@@ -56,6 +56,7 @@ def served(folder: Path, **settings: str) -> tuple[str, dict[str, Any]]:
     return answer.json()["choices"][0]["message"]["content"], mine[0]
 
 
+@pytest.mark.proof
 def test_an_answer_with_a_draft_model_is_the_same_and_costs_no_more_tokens(
     draft: Path, tmp_path: Path
 ) -> None:
