@@ -116,12 +116,13 @@ def audit(
     pending_before: datetime | None = None,
     open_only: bool = False,
     closed_days: Check | None = closing.closed_days_are_unchanged,
+    in_transit: int = 0,
 ) -> AuditReport:
     """Compare every step; the session should be a snapshot. `more` adds checks, such as the payment
     provider's, and `steps` adds their counts. Usage that was recorded since `pending_before` does not
     count as pending, and a receipt that came since may still lack its event. `open_only` reads only
     the rows of days that are not closed, and the frozen sums of the others; `closed_days` compares
-    those with their rows.
+    those with their rows. `in_transit` is usage that should have reached the database, and is pending.
     """
     since = closing.open_usage(session) if open_only else EVERYTHING
     received_before = pending_before - _ENDS_WITHIN if pending_before is not None else None
@@ -147,7 +148,7 @@ def audit(
     return AuditReport(
         _steps(session, since) | (steps or {}),
         tuple(differences),
-        int(pending or 0),
+        int(pending or 0) + in_transit,
         int(waiting or 0),
         tuple(audit_receipts.billed_without_receipt(session, since)),
     )

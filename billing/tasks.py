@@ -26,6 +26,7 @@ from billing import (
 )
 from billing.exports import schedules
 from billing.exports.stores import Store, open_store
+from billing.in_transit import UsageInTransit
 from billing.payments import compare
 from billing.payments.base import TryLater
 from billing.payments.provider_snapshot import ProviderSnapshot, fetch
@@ -159,6 +160,7 @@ def audit(context: TaskContext, whole: bool = False) -> bool:
     """Hourly: the days that are not closed. `whole`: the signatures of all closed days too, and the
     rows of the last week and of a thirtieth of the earlier ones, so that the time is bounded."""
     snapshot = _snapshot(context)
+    transit = cast(UsageInTransit | None, context.services.get(UsageInTransit))
     more = (partial(compare.differences, snapshot=snapshot),) if snapshot else ()
     report = reconcile.audit_and_store(
         context.database,
@@ -166,6 +168,7 @@ def audit(context: TaskContext, whole: bool = False) -> bool:
         more=more,
         steps=snapshot.steps() if snapshot else None,
         pending_before=context.clock.now() - _RATED_WITHIN,
+        in_transit=transit.late(_RATED_WITHIN) if transit is not None else 0,
         open_only=True,
         closed_days=_closed_days(context) if whole else None,
     )

@@ -127,6 +127,12 @@ def record_raw(session: Session, payloads: Iterable[Any], clock: Clock | None = 
     )
 
 
+def park_payload(session: Session, payload: dict[str, Any], reason: str, clock: Clock) -> int:
+    """Park something that is no usage event as it is; returns 1 if it is new."""
+    row = (*_ids_of(payload), "invalid", reason.replace("\0", ""), payload, clock.now())
+    return _insert_parked(session, [row])
+
+
 def _ids_of(payload: Any) -> tuple[str, str]:
     """Request and tenant id of a payload; a missing request id is derived from its digest."""
     given = payload if isinstance(payload, dict) else {}

@@ -36,6 +36,7 @@ from sqlalchemy.types import TypeDecorator, TypeEngine
 
 from core.errors import BadRequest, DependencyDown, SettingError, TollhouseError
 from core.money import decimal_of
+from core.replica import Replica
 
 # Constraints have names, so that a later migration can drop them on both databases.
 _NAMING = {
@@ -120,7 +121,10 @@ Json = JSON().with_variant(postgresql.JSONB(), "postgresql")
 
 
 class Database:
-    def __init__(self, url: str, *, pool_size: int = 8, connect_timeout_s: int = 5) -> None:
+    def __init__(
+        self, url: str, *, read_url: str = "", pool_size: int = 8, connect_timeout_s: int = 5
+    ) -> None:
+        """`read_url` is a read replica's, for `report`."""
         self.url = url
         self.dialect = _dialect_of(url)
         self.db_engine = _make_engine(url, self.dialect, pool_size, connect_timeout_s)
@@ -128,6 +132,7 @@ class Database:
         # A write transaction takes SQLite's lock at once; upgrading a read lock later can deadlock.
         writer = self.db_engine.execution_options(tollhouse_write=True)
         self._writers = sessionmaker(writer, expire_on_commit=False)
+        self._replica = _replica(url, read_url, pool_size) if read_url else None
 
     @contextmanager
     def read(self) -> Iterator[Session]:
@@ -135,6 +140,23 @@ class Database:
             yield session
             if session.new or session.dirty or session.deleted:
                 raise RuntimeError("a read-only session was modified; use transaction()")
+
+    @contextmanager
+    def report(self, *, fresh: bool = False) -> Iterator[Session]:
+        """A session that must not write, for pages and exports: on the read replica, which may be late,
+        where there is one and it answers. `fresh`: with all that is committed by now."""
+        if self._replica is None:
+            with self.read() as session:
+                yield session
+            return
+        with self.read() as primary:
+            replica = self._replica.session(primary if fresh else None)
+            if replica is None:
+                yield primary
+                return
+            primary.rollback()  # its connection need not wait for the report
+            with replica:
+                yield replica
 
     @contextmanager
     def snapshot(self) -> Iterator[Session]:
@@ -163,6 +185,8 @@ class Database:
 
     def close(self) -> None:
         self.db_engine.dispose()
+        if self._replica is not None:
+            self._replica.close()
 
     def explained(self, error: DBAPIError) -> TollhouseError | None:
         """What an operator can do about an error of the database; None if the code is at fault."""
@@ -202,16 +226,31 @@ def epoch_bucket(column: Any, dialect: str, seconds: int) -> ColumnElement[int]:
 
 
 def _dialect_of(url: str) -> str:
-    try:
-        name = make_url(url).get_backend_name()
-    except SQLAlchemyError:
-        name = ""
+    name = _backend(url)
     if name not in ("sqlite", "postgresql"):
         raise SettingError(
             f"TOLLHOUSE_DATABASE_URL is not a SQLite or PostgreSQL address: {_redacted(url)!r}.",
             next_step="Write sqlite:///path or postgresql+psycopg://user:password@host/name.",
         )
     return name
+
+
+def _backend(url: str) -> str:
+    try:
+        return make_url(url).get_backend_name()
+    except SQLAlchemyError:
+        return ""
+
+
+def _replica(url: str, read_url: str, pool_size: int) -> Replica:
+    for each in (url, read_url):
+        if _backend(each) != "postgresql":
+            raise SettingError(
+                f"TOLLHOUSE_READ_DATABASE_URL names a replica of PostgreSQL, but {_redacted(each)!r} is "
+                "none.",
+                next_step="Unset it, or give both addresses as postgresql+psycopg://….",
+            )
+    return Replica(_make_postgres_engine(read_url, pool_size, connect_timeout_s=2))
 
 
 def _make_engine(url: str, dialect: str, pool_size: int, connect_timeout_s: int) -> Engine:

@@ -159,6 +159,16 @@ spool_age_seconds = Gauge(
     "How long shipping to the database has been failing; 0 if it succeeds.",
     multiprocess_mode="livemax",
 )
+stream_messages = Gauge(
+    "tollhouse_stream_messages",
+    "Messages of usage in the stream that are not in the database yet.",
+    multiprocess_mode="mostrecent",
+)
+stream_age_seconds = Gauge(
+    "tollhouse_stream_age_seconds",
+    "Age of the oldest message in the stream that is not in the database yet; 0 if there is none.",
+    multiprocess_mode="mostrecent",
+)
 breaker_open = Gauge(
     "tollhouse_breaker_open",
     "1 if the replica's circuit breaker is open after failures.",

@@ -42,11 +42,23 @@ class Settings(BaseSettings):
         description="SQLAlchemy database URL; empty: a SQLite file in the data directory. Behind "
         "PgBouncer in transaction mode it ends with ?pooler=transaction.",
     )
+    read_database_url: str = Field(
+        "",
+        description="URL of a read replica of PostgreSQL for the finance API, exports and the pages of "
+        "usage, costs and requests; empty: the database itself.",
+    )
     redis_url: str = Field(
         "", description="Redis URL (redis:// or redis+cluster://) for counters; empty: in memory."
     )
     broker_url: str = Field(
         "", description="Celery broker URL (amqp:// or redis://); empty: tasks run in-process."
+    )
+    stream_url: str = Field(
+        "",
+        description="Durable stream between the gateways and the database: "
+        "nats://host:4222[,host:4222]?stream=tollhouse_usage&replicas=1&credentials=FILE (JetStream; "
+        "the `nats` extra) or kafka://host:9092?topic=tollhouse.usage, where further parameters are "
+        "settings of librdkafka (the `kafka` extra); empty: gateways write to the database.",
     )
     model: str = Field(
         "",

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
+from billing.in_transit import UsageInTransit
 from billing.models import BillingAccount
 from billing.payments import push
 from billing.payments.base import BankInstructions, PaymentProvider, Refused, TryLater
@@ -19,6 +20,7 @@ from core.outbound import check_address
 from core.settings import Settings
 from core.tenants import audit
 from core.tenants.scope import TenantScope
+from gateway.metering.streams.watch import StreamTransit
 
 Answer = TypeVar("Answer")
 
@@ -59,6 +61,8 @@ def task_services(
 ) -> dict[type, object]:
     """The ports that billing tasks take from their context."""
     services: dict[type, object] = {PaymentProvider: payments}
+    if settings.stream_url:
+        services[UsageInTransit] = StreamTransit(settings, clock)
     taxes = make_taxes(settings, clock)
     return services | ({TaxService: taxes} if taxes else {})
 

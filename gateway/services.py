@@ -28,6 +28,7 @@ from gateway.catalog.catalog import Catalog
 from gateway.metering.recovery import Recovery
 from gateway.metering.shipper import Shipper
 from gateway.metering.spool import Spool
+from gateway.metering.streams.base import UsageStream
 from gateway.payments import CardPages
 from gateway.pipeline import Pipeline
 from gateway.refresh import refresh_on_change
@@ -65,6 +66,7 @@ class Services:
     engines: EngineView
     preloader: AdapterPreloader
     spool: Spool
+    stream: UsageStream | None
     shipper: Shipper
     recovery: Recovery
     pipeline: Pipeline
@@ -132,6 +134,8 @@ class Services:
         self.pipeline.moderator.close()
         self.spool.flush()
         await asyncio.to_thread(self.shipper.stop)
+        if self.stream is not None:
+            await asyncio.to_thread(self.stream.close)
         await asyncio.to_thread(self.tasks.stop)
         self.spool.flush()
         self.recovery.close()

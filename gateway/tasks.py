@@ -11,6 +11,7 @@ import billing.tasks  # noqa: F401  registers billing's tasks
 import core.heartbeats  # noqa: F401  registers a heartbeat of each queue
 import moderation.tasks  # noqa: F401  registers moderation's tasks
 from core.queue import DeadLetterHandler, InProcessQueue, TaskContext
+from gateway.metering.streams.consumer import StreamConsumer
 
 log = logging.getLogger("tollhouse.tasks")
 _RETRY_S = 2.0
@@ -62,9 +63,12 @@ class LeaderRunner:
                 if self._stopping.wait(_RETRY_S):
                     return
             queue = InProcessQueue(self._context, on_dead_letter=self._on_dead)
+            consumer = StreamConsumer(self._context.settings)
+            consumer.start()
             queue.start()
             self._stopping.wait()
             queue.stop()
+            consumer.stop()
         finally:
             os.close(descriptor)
 

@@ -3,8 +3,10 @@
 No other module distinguishes embedded from production deployments.
 """
 
+import asyncio
 import os
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,6 +20,7 @@ from core.counters_memory import MemoryCounters
 from core.database import Database
 from core.dead_letters import keeper
 from core.errors import SettingError
+from core.events import EngineCount
 from core.queue import TaskContext
 from core.sealing import Sealer
 from core.settings import Settings
@@ -44,7 +47,9 @@ from gateway.metering.receipt_log import ReceiptLog
 from gateway.metering.recovery import Recovery
 from gateway.metering.shipper import Shipper
 from gateway.metering.spool import Spool, SpoolFile
-from gateway.metering.usage_sink import SqlUsageSink, stored_counts
+from gateway.metering.streams.base import UsageStream, wait_until_stored
+from gateway.metering.streams.opening import make_sink, open_stream
+from gateway.metering.usage_sink import stored_counts
 from gateway.payments import CardPages, make_payments, task_services
 from gateway.pipeline import Pipeline
 from gateway.prompts.stored_prompts import StoredPrompts
@@ -74,6 +79,8 @@ from moderation.screener import Screener
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
+
+_STORED_S = 25.0  # how long to wait for a stream to be stored
 
 
 @dataclass(frozen=True)
@@ -122,7 +129,7 @@ def _build_base(
     settings: Settings, clock: Clock, engines: Engines | None, tracer: "Tracer | None"
 ) -> _Base:
     token = operator_token(settings)
-    database = Database(settings.effective_database_url)
+    database = Database(settings.effective_database_url, read_url=settings.read_database_url)
     counters = make_counters(settings, clock)
     spool = Spool(SpoolFile(_spool_path(settings)))
     router = Router(clock, cold_start_s=settings.cold_start_s)
@@ -212,7 +219,8 @@ def _build_request_path(base: _Base, moderator: Moderator | None) -> _RequestPat
 
 def _build_services(base: _Base, path: _RequestPath) -> Services:
     settings, clock, database, spool = base.settings, base.clock, base.database, base.spool
-    usage_sink, payments = SqlUsageSink(database, clock), make_payments(settings)
+    stream = open_stream(settings.stream_url) if settings.stream_url else None
+    usage_sink, payments = make_sink(database, clock, stream), make_payments(settings)
     pipeline, roles = path.pipeline, Roles(database)
     shipper = (
         Shipper(spool, base.tracer.usage_sink(usage_sink))
@@ -229,12 +237,14 @@ def _build_services(base: _Base, path: _RequestPath) -> Services:
         on_settled=lambda event: path.limiter.settle_lost(
             event.tenant_id, event.request_id, path.prices.cost_of_event(event)
         ),
-        stored_counts=partial(stored_counts, base.database),
+        stored_counts=partial(_stored_counts, base.database, stream),
     )
 
     async def _stored() -> None:
         await recovery.first_round_done.wait()
         await shipper.catch_up()
+        if stream is not None:
+            await asyncio.to_thread(wait_until_stored, stream, _STORED_S)
 
     path.limiter.seeding = Seeding(
         base.counters,
@@ -267,6 +277,7 @@ def _build_services(base: _Base, path: _RequestPath) -> Services:
         engines=EngineView(database, base.router),
         preloader=AdapterPreloader(base.router, base.catalog, database, clock),
         spool=spool,
+        stream=stream,
         shipper=shipper,
         recovery=recovery,
         pipeline=pipeline,
@@ -288,6 +299,15 @@ def _build_services(base: _Base, path: _RequestPath) -> Services:
         ),
         opinions=path.opinions,
     )
+
+
+def _stored_counts(
+    database: Database, stream: UsageStream | None, names: Sequence[str], engine_id: str
+) -> list[EngineCount]:
+    """Counts that a dead process has published may still lie in the stream."""
+    if stream is not None:
+        wait_until_stored(stream, _STORED_S)
+    return stored_counts(database, names, engine_id)
 
 
 def _single_sign_on(settings: Settings, clock: Clock, token: str) -> SingleSignOn | None:
@@ -339,7 +359,9 @@ def _make_helper(settings: Settings, spool: Spool, clock: Clock) -> ProcessShipp
     if not isinstance(clock, SystemClock):
         return None
     url = settings.effective_database_url
-    return ProcessShipper(spool.file.path, url, settings.log_level, settings.log_format)
+    level, log_format = settings.log_level, settings.log_format
+    stream_url = settings.stream_url
+    return ProcessShipper(spool.file.path, url, level, log_format, stream_url=stream_url)
 
 
 def _spool_path(settings: Settings) -> Path:

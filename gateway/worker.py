@@ -29,7 +29,7 @@ def make_worker(settings: Settings, prefix: str = "tollhouse") -> Celery:
 
 def _services(settings: Settings) -> celery_queue.WorkerServices:
     clock = SystemClock()
-    database = Database(settings.effective_database_url)
+    database = Database(settings.effective_database_url, read_url=settings.read_database_url)
     services = task_services(settings, clock, make_payments(settings))
     context = TaskContext(settings, database, clock, services)
     return celery_queue.WorkerServices(context, keeper(database, clock))

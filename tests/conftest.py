@@ -47,6 +47,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 POSTGRES = os.environ.get("TOLLHOUSE_TEST_POSTGRES", "postgresql://root@127.0.0.1:5432/postgres")
 REDIS = os.environ.get("TOLLHOUSE_TEST_REDIS", "redis://127.0.0.1:6379/0")
 RABBITMQ = os.environ.get("TOLLHOUSE_TEST_RABBITMQ", "amqp://guest:guest@127.0.0.1:5672")
+NATS = os.environ.get("TOLLHOUSE_TEST_NATS", "nats://127.0.0.1:4222")
 SPECS = Path(os.environ.get("TOLLHOUSE_SPECS_DIR", "../shared/specs"))
 
 
@@ -76,6 +77,14 @@ def need_redis() -> None:
 def need_rabbitmq() -> None:
     if not _answers("127.0.0.1", 5672):
         pytest.skip("RabbitMQ does not answer on 127.0.0.1:5672; start one to run this test")
+
+
+def need_nats() -> None:
+    pytest.importorskip("nats")
+    if not _answers("127.0.0.1", 4222):
+        pytest.skip(
+            "NATS does not answer on 127.0.0.1:4222; start nats-server -js to run this test"
+        )
 
 
 @pytest.fixture

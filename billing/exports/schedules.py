@@ -294,7 +294,7 @@ def _write(database: Database, job: ExportJob, store_of: StoreOf, scope_of: Scop
 
     with tempfile.TemporaryDirectory(prefix="tollhouse-export-") as folder:
         path = Path(folder) / "export"
-        with database.read() as session, path.open("wb") as file:
+        with database.report(fresh=True) as session, path.open("wb") as file:
             source = rows_of(session, job.what, scope, Period(job.starts_at, job.ends_at))
             for chunk in encode(_counted(source), columns_of(job.what), form):
                 digest.update(chunk)

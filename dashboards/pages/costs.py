@@ -67,7 +67,7 @@ def costs(request: Request) -> Response:
     span = date_range(request, now, now.day)
     group_by = choice(request, "by", tuple(usage_totals.GROUPS), "model")
     month = Range(now.date().replace(day=1), now.date())
-    with deps.database.read() as session:
+    with deps.database.report() as session:
         found = usage_totals.read(session, viewer.scope, span, now, group_by)
         this_month = found
         if (span.first, span.last) != (month.first, month.last):

@@ -126,7 +126,7 @@ def file(request: Request) -> Response:
 def _rows(
     deps: DashboardDeps, scope: TenantScope, what: str, form: Format, period: Period
 ) -> Iterator[bytes]:
-    with deps.database.read() as session:
+    with deps.database.report(fresh=True) as session:
         yield from chunks_of(session, what, form, scope, period)
 
 

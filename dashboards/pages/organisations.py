@@ -37,7 +37,7 @@ def page_of(request: Request) -> Response:
     now = deps.clock.now()
     span = date_range(request, now, now.day)
     by = choice(request, "by", tuple(_GROUPS), "organisation")
-    with deps.database.read() as session:
+    with deps.database.report() as session:
         found = organisation_usage.read(
             session, viewer.scope, span.start, span.end, by_model=by == "model"
         )

@@ -23,7 +23,7 @@ def overview(request: Request) -> Response:
     now, root = deps.clock.now(), root_of(request)
     span = Range(now.date().replace(day=1), now.date())
     hour = now.replace(minute=0, second=0, microsecond=0)
-    with deps.database.read() as session:
+    with deps.database.report() as session:
         models = usage_totals.read(session, viewer.scope, span, now, "model")
         keys = usage_totals.read(session, viewer.scope, span, now, "key_id")
         corrected = usage_totals.corrections(session, viewer.scope, span)

@@ -61,7 +61,7 @@ def _requests(request: Request) -> Response:
     span = explored.span
     columns = COLUMNS if sees_costs else COLUMNS[:-1]
     cursor = request_log.cursor_of(request.query_params)
-    with deps.database.read() as session:
+    with deps.database.report() as session:
         filters = filters_of(session, viewer.scope, explored.query)
         log_query = request_log.LogQuery(viewer.scope, span, filters.events)
         if wants_csv(request):

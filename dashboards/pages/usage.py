@@ -79,7 +79,7 @@ def _usage(request: Request) -> Response:
     explored = explorer.read_query(request, now.date(), 30, deps.auth.may(viewer, "costs", "read"))
     group_by = choice(request, "by", tuple(usage_totals.ALL_GROUPS), "model")
     span, compared = explored.span, request.query_params.get("compare") == "1"
-    with deps.database.read() as session:
+    with deps.database.report() as session:
         filters = filters_of(session, viewer.scope, explored.query)
         wanted = _rolled_up(filters, group_by, span)
         found = usage_totals.read(session, viewer.scope, span, now, group_by, **wanted)

@@ -95,14 +95,14 @@ def costs_of(ctx: AdminContext, parameters: dict[str, list[str]]) -> dict[str, A
 
 
 def _rows(ctx: AdminContext, what: str, form: Format, period: Period) -> Iterator[bytes]:
-    with ctx.database.read() as session:
+    with ctx.database.report(fresh=True) as session:
         yield from chunks_of(session, what, form, ctx.scope, period)
 
 
 def _buckets(ctx: AdminContext, query: BucketQuery, kinds: tuple[str, ...]) -> Any:
     from dataclasses import replace
 
-    with ctx.database.read() as session:
+    with ctx.database.report() as session:
         return usage_buckets(session, ctx.scope, replace(query, kinds=kinds))
 
 

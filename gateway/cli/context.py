@@ -22,7 +22,7 @@ class CommandContext:
 def command_context() -> Iterator[CommandContext]:
     """Raises DependencyDown when the database does not answer, SettingError when it has no schema."""
     settings = load_settings()
-    database = Database(settings.effective_database_url)
+    database = Database(settings.effective_database_url, read_url=settings.read_database_url)
     try:
         database.ping()
         yield CommandContext(settings, SystemClock(), database)

@@ -118,9 +118,18 @@ class ProcessShipperFailed(Exception):
 class ProcessShipper:
     """Ships in a child process, which starts at the first call and ends when its stdin closes."""
 
-    def __init__(self, spool: Path, database_url: str, log_level: str, log_format: str) -> None:
+    def __init__(
+        self,
+        spool: Path,
+        database_url: str,
+        log_level: str,
+        log_format: str,
+        *,
+        stream_url: str = "",
+    ) -> None:
         config = {"spool": str(spool), "database": database_url, "level": log_level}
-        self._config = json.dumps({**config, "format": log_format}).encode() + b"\n"
+        config |= {"format": log_format, "stream": stream_url}
+        self._config = json.dumps(config).encode() + b"\n"
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -191,14 +200,15 @@ def serve(
 
 
 def main() -> None:
-    from gateway.metering.usage_sink import SqlUsageSink
+    from gateway.metering.streams.opening import make_sink, open_stream
 
     # Signals go to the whole process group, but this process must outlive its gateway's last batch.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     config = json.loads(sys.stdin.buffer.readline())
     logs.configure(config["level"], config["format"])
-    sink = SqlUsageSink(Database(config["database"]), SystemClock())
+    stream = open_stream(config["stream"]) if config.get("stream") else None
+    sink = make_sink(Database(config["database"]), SystemClock(), stream)
 
     def _write(line: bytes) -> None:
         sys.stdout.buffer.write(line)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from core.settings import Settings
 from gateway.metering.spool import OPENED, request_id_of
+from gateway.metering.streams.watch import wait_for_stream
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +38,12 @@ def spool_counts(settings: Settings) -> SpoolCounts:
 
 
 def wait_until_shipped(settings: Settings, timeout_s: float = 5.0) -> SpoolCounts:
-    """Wait briefly for the shippers, so that a command sees requests that have just ended."""
+    """Wait briefly for the shippers and the stream, so that a command sees requests that just ended."""
     deadline = time.monotonic() + timeout_s
-    while True:
-        counts = spool_counts(settings)
-        if counts.unshipped == 0 or time.monotonic() > deadline:
-            return counts
+    while (counts := spool_counts(settings)).unshipped and time.monotonic() < deadline:
         time.sleep(0.05)
+    wait_for_stream(settings, max(0.0, deadline - time.monotonic()))
+    return counts
 
 
 def requests_in_spools(settings: Settings) -> frozenset[str]:

@@ -20,6 +20,7 @@ from engine.errors import ConfigError
 from engine.worker.server import make_runner
 from gateway.cli.doctor.packages import EXTRAS, extras
 from gateway.cli.main import main
+from gateway.metering.streams.opening import open_stream
 from gateway.payments import make_payments, make_taxes
 from gateway.tracing import make_tracer
 
@@ -43,6 +44,8 @@ def taxed() -> None:
 @pytest.mark.parametrize(
     ("extra", "module", "call", "kind"),
     [
+        ("nats", "nats", lambda: open_stream("nats://127.0.0.1"), SettingError),
+        ("kafka", "confluent_kafka", lambda: open_stream("kafka://127.0.0.1"), SettingError),
         ("pdf", "weasyprint", lambda: as_pdf(""), MissingExtra),
         ("parquet", "pyarrow", parquet, MissingExtra),
         ("parquet", "pyarrow", lambda: format_of("parquet"), MissingExtra),
@@ -59,7 +62,8 @@ def test_a_missing_extra_is_named(
     call: Callable[[], object],
     kind: type[TollhouseError],
 ) -> None:
-    for name in [name for name in sys.modules if name.startswith("billing.payments.stripe.")]:
+    ours = ("billing.payments.stripe.", "gateway.metering.streams.")
+    for name in [name for name in sys.modules if name.startswith(ours)]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(kind) as caught:

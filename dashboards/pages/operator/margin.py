@@ -85,7 +85,7 @@ def page_of(request: Request) -> Response:
     currency = request.query_params.get("currency", "USD")[:3].upper()
     by = choice(request, "by", tuple(GROUPS), "model")
     reporting = request.query_params.get("reporting", "").strip()
-    with deps.database.read() as session:
+    with deps.database.report() as session:
         converter = None
         if reporting:
             converter = Converter.load(session, reporting, span.first, span.last)

@@ -52,7 +52,7 @@ def page_of(request: Request) -> Response:
     now = deps.clock.now()
     span = date_range(request, now, now.day)
     reporting = request.query_params.get("reporting", "").strip()
-    with deps.database.read() as session:
+    with deps.database.report() as session:
         found = revenue.read(session, span)
         converter = None
         if reporting:

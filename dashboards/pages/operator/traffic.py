@@ -53,7 +53,7 @@ def page_of(request: Request) -> Response:
     label, length = PERIODS[choice(request, "period", tuple(PERIODS), "1h")]
     objective = _objective(request)
     now = deps.clock.now()
-    with deps.database.read() as session:
+    with deps.database.report() as session:
         rows = traffic.read(session, now - length, now)
     seconds = length.total_seconds()
     models = _table("Models", traffic.grouped_by(rows, lambda row: row.model), seconds)

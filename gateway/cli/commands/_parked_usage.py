@@ -14,6 +14,7 @@ from core.settings import Settings
 from gateway.cli.context import command_context
 from gateway.cli.output import add_json, show
 from gateway.metering import parked_records
+from gateway.metering.streams.storing import release_parked
 from gateway.metering.usage_sink import SqlUsageSink
 
 log = logging.getLogger("tollhouse.usage")
@@ -69,6 +70,7 @@ def release(arguments: argparse.Namespace) -> int:
         released = parked_records.release(_spool(tools.settings), sink)
         with tools.database.transaction() as session:
             released += usage.release(session, tools.clock)
+        released += release_parked(tools.database, sink, tools.clock)
         left = len(parked_records.parked_records(_spool(tools.settings)))
         with tools.database.read() as session:
             left += len(usage.parked(session))

@@ -3,6 +3,7 @@ that limits hold; exits 1 on a difference."""
 
 import argparse
 import asyncio
+from dataclasses import asdict
 from datetime import timedelta
 from functools import partial
 
@@ -22,6 +23,7 @@ from gateway.cli.context import CommandContext, command_context
 from gateway.cli.output import add_json, say, show
 from gateway.metering.receipt_files import files_and_events, receipt_files
 from gateway.metering.spool_watch import wait_until_shipped
+from gateway.metering.streams.watch import stream_state
 from gateway.payments import make_payments
 
 _COUNTERS_S = 10.0  # a tenant with many running requests takes longer than a request may wait
@@ -56,16 +58,20 @@ def _run(arguments: argparse.Namespace) -> int:
             rate_all(tools.database, tools.clock)
         snapshot = None if arguments.no_provider else _provider_snapshot(tools, arguments)
         files = receipt_files(tools.settings, arguments.receipts)
-        more: tuple[Check, ...] = (
-            partial(files_and_events, settings=tools.settings, clock=tools.clock, files=files),
-        )
+        stream = stream_state(tools.settings, tools.clock)
+        late = stream.messages if stream.age_s > _RUNNING_WITHIN.total_seconds() else 0
+        more: tuple[Check, ...] = ()
+        if not late and not stream.problem:  # else the events may lie in the stream
+            more += (
+                partial(files_and_events, settings=tools.settings, clock=tools.clock, files=files),
+            )
         if snapshot is not None:
             more += (partial(compare.differences, snapshot=snapshot),)
         if tools.settings.redis_url:  # counters in memory are those of the server's process alone
             more += (partial(_held_money, tools),)
         steps = snapshot.steps() if snapshot else None
         # A receipt comes before its event, so requests that run have one without an event.
-        busy = spool.running or spool.unshipped
+        busy = spool.running or spool.unshipped or stream.messages
         before = tools.clock.now() - _RUNNING_WITHIN if busy else None
         report = reconcile.audit_and_store(
             tools.database,
@@ -74,18 +80,20 @@ def _run(arguments: argparse.Namespace) -> int:
             steps=steps,
             pending_before=before,
             open_only=arguments.open,
+            in_transit=late,
             closed_days=None
             if arguments.open
             else partial(closing.signed_days_are_unchanged, keys=tools.settings.closing_keys),
         )
     shown = report.as_json()
-    clean = report.clean and not spool.parked
+    clean = report.clean and not spool.parked and not stream.problem
     shown["clean"] = clean
     shown["spool"] = {
         "running": spool.running,
         "unshipped": spool.unshipped,
         "parked": spool.parked,
     }
+    shown["stream"] = asdict(stream)
     if arguments.json:
         show(shown, as_json=True)
         return 0 if clean else 1
@@ -101,6 +109,8 @@ def _run(arguments: argparse.Namespace) -> int:
         f"{shown['ledger_error']}; waiting {report.pending}, parked {report.parked}, "
         f"parked in spools {spool.parked}"
     )
+    if stream.messages or stream.problem:
+        say(f"in the stream {stream.messages} messages. {stream.problem}".strip())
     return 0 if clean else 1
 
 

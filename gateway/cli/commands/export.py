@@ -59,7 +59,7 @@ def _run(arguments: argparse.Namespace) -> int:
         wait_until_shipped(tools.settings)
         rate_all(tools.database, tools.clock)
         period = _period(tools.clock.now(), arguments.start, arguments.end)
-        with tools.database.read() as session:
+        with tools.database.report(fresh=True) as session:
             chunks = _chunks(session, arguments, period)
             if arguments.output in (None, "-"):
                 for chunk in chunks:

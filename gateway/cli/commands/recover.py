@@ -2,10 +2,11 @@
 
 import argparse
 
-from core.errors import BadRequest
+from core.errors import BadRequest, Conflict
 from gateway.cli.context import command_context
 from gateway.cli.output import add_json, say, show
 from gateway.metering.receipt_files import MIN_AGE_S, receipt_files, recover
+from gateway.metering.streams.watch import stream_state
 
 HELP = "store usage that a restored database lacks, from the engines' receipt files"
 _SHOWN = 20
@@ -37,6 +38,12 @@ def _run(arguments: argparse.Namespace) -> int:
             "There is nothing to recover from.", next_step="Run tollhouse recover --from-receipts"
         )
     with command_context() as tools:
+        stream = stream_state(tools.settings, tools.clock)
+        if stream.messages or stream.problem:
+            raise Conflict(
+                f"{stream.messages} messages of usage lie in the stream. {stream.problem}".strip(),
+                next_step="Wait until a worker has stored them: what they hold is not lost.",
+            )
         files = receipt_files(tools.settings, arguments.from_receipts)
         found = recover(
             tools.database,

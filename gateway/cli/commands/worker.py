@@ -55,17 +55,23 @@ def _work(settings: Settings, arguments: argparse.Namespace) -> None:
     # After `serve_metrics`: these import prometheus_client.
     from core.celery_queue import worker_arguments
     from core.queue import QUEUES
+    from gateway.metering.streams.consumer import StreamConsumer
     from gateway.worker import make_worker
 
     app = make_worker(settings, arguments.prefix)
     settings.data_dir.mkdir(parents=True, exist_ok=True)
     beat = "" if arguments.no_beat else str(Path(settings.data_dir) / "beat-schedule")
     queues = [name for name in arguments.queues.split(",") if name] or list(QUEUES)
-    app.worker_main(
-        worker_arguments(
-            arguments.prefix, queues, concurrency=arguments.concurrency, beat_file=beat
+    consumer = StreamConsumer(settings)
+    consumer.start()
+    try:
+        app.worker_main(
+            worker_arguments(
+                arguments.prefix, queues, concurrency=arguments.concurrency, beat_file=beat
+            )
         )
-    )
+    finally:
+        consumer.stop()
 
 
 def _dead(arguments: argparse.Namespace) -> int:

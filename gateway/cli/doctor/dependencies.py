@@ -13,9 +13,11 @@ from core.extras import imports_of
 from core.redis_client import is_cluster, node_url
 from core.settings import Settings
 from gateway.cli.doctor.check import Finding, bad, good, unused, warn
+from gateway.metering.streams.watch import stream_state
 from gateway.upstreams.config import ISOLATING_ENGINES, read_upstreams
 
 TIMEOUT_S = 2.0
+MOST_STREAM_AGE_S = 300.0
 
 
 def counters(settings: Settings, _clock: Clock) -> Finding:
@@ -57,6 +59,20 @@ def broker(settings: Settings, _clock: Clock) -> Finding:
     except Exception as error:
         return bad(f"the broker does not answer: {error}", "Check TOLLHOUSE_BROKER_URL.")
     return good(f"{kind} answers; tasks need `tollhouse worker`")
+
+
+def stream(settings: Settings, clock: Clock) -> Finding:
+    if not settings.stream_url:
+        return unused("gateways write usage to the database")
+    state = stream_state(settings, clock)
+    if state.problem:
+        return bad(state.problem, "Usage stays in the gateways' spools until the stream answers.")
+    summary = f"{state.messages} messages to store"
+    if state.age_s > MOST_STREAM_AGE_S:
+        start = "Start `tollhouse worker`" if settings.broker_url else "Start a gateway"
+        summary += f", the oldest {state.age_s:.0f} s old"
+        return bad(summary, f"{start}; its log says why usage is not stored.")
+    return good(summary)
 
 
 def model(settings: Settings, _clock: Clock) -> Finding:

@@ -11,6 +11,8 @@ from moderation.classifiers.compiled import is_compiled
 EXTRAS = {
     "engine": "torch",
     "gpu": "triton",
+    "kafka": "confluent_kafka",
+    "nats": "nats",
     "pdf": "weasyprint",
     "parquet": "pyarrow",
     "s3": "boto3",

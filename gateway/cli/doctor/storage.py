@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 
-from sqlalchemy import func, select
+from sqlalchemy import func, select, text
 
 from billing.exports.schedules import PARKED
 from billing.models import ExportJob, ExportSchedule, ParkedEvent, UsageBatch
@@ -13,6 +13,7 @@ from core import heartbeats
 from core.clock import Clock
 from core.database import Database
 from core.dead_letter_models import DeadLetter
+from core.errors import DependencyDown
 from core.settings import Settings
 from gateway.cli.doctor.check import Finding, bad, good, unused, warn
 from gateway.metering.spool_watch import spool_counts
@@ -22,6 +23,11 @@ LEAST_FREE = 2**30
 MOST_SKEW_S = 5
 MOST_SPOOL_AGE_S = 300
 MOST_UNRATED_S = 300.0
+MOST_LATE_S = 60.0
+_REPLICATION = text(
+    "select pg_is_in_recovery(), case when pg_last_wal_receive_lsn() = pg_last_wal_replay_lsn()"
+    " then 0 else extract(epoch from now() - pg_last_xact_replay_timestamp()) end"
+)
 
 
 def data_directory(settings: Settings, _clock: Clock) -> Finding:
@@ -59,6 +65,34 @@ def database(settings: Settings, _clock: Clock) -> Finding:
             f"{db.dialect} has schema {at}, the code needs {expected}", "Run `tollhouse migrate`."
         )
     return good(f"{db.dialect}, schema {at}")
+
+
+def replica(settings: Settings, _clock: Clock) -> Finding:
+    """Report a read replica that does not answer, is late, or is no standby."""
+    if not settings.read_database_url:
+        return unused("pages and exports read the database itself")
+    copy = Database(settings.read_database_url, pool_size=1, connect_timeout_s=2)
+    try:
+        copy.ping()
+        at, expected = current(copy), head()
+        with copy.read() as session:
+            is_standby, late = session.execute(_REPLICATION).one()
+    except DependencyDown as error:
+        step = "Check TOLLHOUSE_READ_DATABASE_URL; meanwhile the database itself is read."
+        return bad(f"the read replica: {error.message}", step)
+    finally:
+        copy.close()
+    if at != expected:
+        return bad(f"the replica has schema {at}, the code needs {expected}", "Check replication.")
+    if not is_standby:
+        return warn(
+            "TOLLHOUSE_READ_DATABASE_URL is not a standby, so its lag is unknown",
+            "Name a streaming replica, or monitor the replication separately.",
+        )
+    summary = f"a standby, {float(late or 0):.0f} s behind"
+    if float(late or 0) > MOST_LATE_S:
+        return warn(summary, "Check the replication; exports read the database meanwhile.")
+    return good(summary)
 
 
 def clock_skew(settings: Settings, clock: Clock) -> Finding:

@@ -1,0 +1,1 @@
+"""A durable stream between gateways and the database: NATS JetStream or Kafka."""
