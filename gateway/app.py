@@ -9,6 +9,7 @@ from starlette.routing import Route
 
 from gateway.api import (
     batches,
+    completions,
     conversations,
     files,
     finance,
@@ -136,6 +137,7 @@ def create_app(services: Services) -> TollhouseApp:
     app.include_router(tokenize.router)
     app.include_router(responses.router)
     app.include_router(conversations.router)
+    app.include_router(completions.router)
     app.include_router(moderations.router)
     app.include_router(files.router)
     app.include_router(batches.router)

@@ -24,6 +24,7 @@ from gateway.response_cache.rules import HEADER as CACHE_HEADER
 from gateway.routing.fallbacks import CANARY_HEADER
 from gateway.routing.fallbacks import HEADER as FALLBACK_HEADER
 from gateway.screening.moderator import Moderator
+from gateway.stored_responses.completions import StoredCompletions
 from gateway.streaming.deadlines import Deadlines
 from gateway.streaming.delivery import Delivery
 
@@ -43,11 +44,14 @@ class Responses:
     rejections: RejectionCounter
     clock: Clock
     request_log: RequestLog
+    completions: StoredCompletions
     deadlines: Deadlines = field(default_factory=Deadlines)
 
     def delivery(self, ctx: RequestContext, meter: Meter, keep_alive_s: float) -> Delivery:
         assert ctx.reservation is not None
         request, extra = ctx.prompt.request, self._extra_headers(ctx)
+        if "store" in request.extra:
+            self.completions.watch(ctx)
         kind = Delivery if ctx.lookup is None else delivery_of(ctx, ctx.lookup)
         delivery = kind(
             ctx.surface,

@@ -68,6 +68,7 @@ from gateway.screening.tenant_moderator import TenantModerator
 from gateway.services import Services
 from gateway.spans import NO_TRACER
 from gateway.stored_responses.background import BackgroundResponses
+from gateway.stored_responses.completions import StoredCompletions
 from gateway.stored_responses.expansion import ResponseStore
 from gateway.tasks import LeaderRunner, NoRunner, Runner
 from gateway.tracing import RequestTracer, make_tracer
@@ -206,6 +207,9 @@ def _build_request_path(base: _Base, moderator: Moderator | None) -> _RequestPat
             rejections=rejections,
             clock=clock,
             request_log=RequestLog(SinkView(database), clock, settings.webhook_networks),
+            completions=StoredCompletions(
+                ResponseStore(database=database, clock=clock, sealer=Sealer(base.token))
+            ),
         ),
         clock=clock,
         limits=RequestLimits(settings.max_body_mb * 2**20, settings.request_timeout_s),

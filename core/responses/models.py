@@ -55,6 +55,23 @@ class ResponseItemRecord(Base):
     item_id: Mapped[str] = mapped_column(ID, primary_key=True, index=True)
 
 
+class CompletionRecord(Base):
+    __tablename__ = "stored_completions"
+    __table_args__ = (
+        Index("ix_stored_completions_tenant_created", "tenant_id", "created_at", "id"),
+        Index("ix_stored_completions_expires_at", "expires_at"),
+    )
+
+    id: Mapped[str] = mapped_column(ID, primary_key=True)
+    tenant_id: Mapped[str] = mapped_column(String(40))
+    project_id: Mapped[str] = mapped_column(String(40))
+    key_id: Mapped[str] = mapped_column(String(40))
+    model: Mapped[str] = mapped_column(String(300))  # as the client named it
+    created_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    expires_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    sealed: Mapped[bytes] = mapped_column(LargeBinary)
+
+
 class ConversationRecord(Base):
     __tablename__ = "conversations"
     __table_args__ = (

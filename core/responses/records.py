@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session
 
 from core.errors import BadRequest, NotFound
 from core.responses.models import (
+    CompletionRecord,
     ConversationRecord,
     ResponseEventRecord,
     ResponseItemRecord,
@@ -32,7 +33,9 @@ class Exchanged:
     input: list[dict[str, Any]]
 
 
-def is_visible(row: ResponseRecord | ConversationRecord, scope: TenantScope, now: datetime) -> bool:
+def is_visible(
+    row: ResponseRecord | ConversationRecord | CompletionRecord, scope: TenantScope, now: datetime
+) -> bool:
     same_project = scope.project_id is None or row.project_id == scope.project_id
     return row.tenant_id == scope.tenant_id and same_project and row.expires_at > now
 

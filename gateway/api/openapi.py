@@ -8,6 +8,7 @@ from fastapi import FastAPI
 
 from core.events import UsageKind
 from gateway.api.batches import BatchBody
+from gateway.api.completions import MetadataBody
 from gateway.api.mcp import McpMessage
 from gateway.api.message_batches import MessageBatchBody
 from gateway.api.moderations import ModerationBody
@@ -36,6 +37,10 @@ _BODIES: dict[str, tuple[type, str]] = {
     "/v1/conversations": (ItemsBody, "Create a conversation, whose items responses build on."),
     "/v1/conversations/{conversation_id}": (ItemsBody, "Change a conversation's metadata."),
     "/v1/conversations/{conversation_id}/items": (ItemsBody, "Append items to a conversation."),
+    "/v1/chat/completions/{completion_id}": (
+        MetadataBody,
+        "Replace the metadata of a stored completion.",
+    ),
     "/v1/embeddings": (EmbeddingsBody, "Create embeddings of texts."),
     "/v1/rerank": (RerankBody, "Order documents by their similarity to a query."),
     "/v1/score": (ScoreBody, "Score the similarity of texts."),

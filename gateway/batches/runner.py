@@ -23,7 +23,7 @@ from core.clock import Clock
 from core.database import Database
 from core.errors import TollhouseError
 from core.ids import new_id
-from core.responses import conversations, records
+from core.responses import completions, conversations, records
 from core.tenants import keys
 from core.tenants.keys import Principal
 from gateway.batches import input_file as batch_input
@@ -270,6 +270,7 @@ class BatchRunner:
             idempotency.drop_expired(session, now)
             records.drop_expired(session, now)
             conversations.drop_expired(session, now)
+            completions.drop_expired(session, now)
 
 
 def _no_file() -> dict[str, object]:

@@ -24,6 +24,7 @@ from gateway.prompts.rendering import RenderedPrompt, render_prompt
 from gateway.prompts.tokenizing import TextCodec
 from gateway.prompts.truncation import counted_texts, estimate, most_tokens, texts_of, truncate
 from gateway.prompts.volatile import volatile_rule
+from gateway.stored_responses.expansion import check_may_store
 from gateway.upstreams.grammars import grammar_of
 
 ORDER_HEADER = "x-tollhouse-prompt-order"
@@ -65,6 +66,8 @@ class Prompt(Struct, frozen=True):
 async def prepare_for(request: InferenceRequest, target: Target, principal: Principal) -> Prompt:
     """Prepare the prompt of a request that the target's model can serve; raises otherwise."""
     check_sampling_parameters(request, target.model)
+    if "store" in request.extra:
+        check_may_store(principal)
     notes: list[str] = [*request.extra.get("notes", ())]
     if request.engine_parameters:
         notes += check_capabilities(request, target.model)

@@ -41,6 +41,16 @@ def may_store(principal: Principal) -> bool:
     return principal.settings.get(SETTING, True) is not False
 
 
+def check_may_store(principal: Principal) -> None:
+    if not may_store(principal):
+        raise BadRequest(
+            "The organisation's settings do not allow storing completions.",
+            next_step="Set store to false.",
+            param="store",
+            code="store_not_allowed",
+        )
+
+
 async def expand(store: ResponseStore, principal: Principal, body: dict[str, Any]) -> Expanded:
     """Takes what the pipeline does not know out of the body."""
     given = {name: body.pop(name, None) for name in _TYPES}

@@ -8,7 +8,13 @@ from msgspec import Meta
 
 from core.errors import BadRequest, UnsupportedParameter
 from gateway.inference.chat import legacy, media_parts
-from gateway.inference.decoding import Request, check_label, decode_open, refuse_unsupported
+from gateway.inference.decoding import (
+    Metadata,
+    Request,
+    check_label,
+    decode_open,
+    refuse_unsupported,
+)
 from gateway.inference.prompt_references import reference_of
 from gateway.inference.request import InferenceRequest
 from gateway.inference.sampling import (
@@ -97,7 +103,7 @@ class ChatBody(SamplingBody, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    metadata: dict[str, str] | None = None
+    metadata: Metadata | None = None
     store: bool | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
@@ -117,7 +123,6 @@ class ChatBody(SamplingBody, kw_only=True):
 
 # Unsupported parameters, with the values that have no effect and are accepted.
 _IGNORED_VALUES: dict[str, tuple[Any, ...]] = {
-    "store": (False,),
     "modalities": (["text"],),
     "verbosity": ("medium",),
     "audio": (),
@@ -135,8 +140,8 @@ def parse_chat(raw: bytes) -> InferenceRequest:
     refuse_unsupported(body, _IGNORED_VALUES)
     if body.metadata and not body.store:
         raise UnsupportedParameter(
-            "metadata belongs to a stored completion, and completions are not stored here.",
-            next_step="Remove metadata; x-request-id, and user, identify a request.",
+            "metadata belongs to a stored completion, and this one is not to be stored.",
+            next_step="Send store: true, or remove metadata; x-request-id, and user, identify a request.",
             param="metadata",
         )
     check_stream_options(body)
@@ -149,6 +154,9 @@ def parse_chat(raw: bytes) -> InferenceRequest:
     media: dict[str, str] = {}  # kind -> where the first part of it is
     given = messages_of(body)
     messages = [parse_message(index, each, media) for index, each in enumerate(given)]
+    extra: dict[str, Any] = {"legacy_functions": bool(body.functions), "named": media}
+    if body.store:
+        extra["store"] = body.metadata or {}
     return InferenceRequest(
         route=ROUTE,
         model=body.model,
@@ -167,7 +175,7 @@ def parse_chat(raw: bytes) -> InferenceRequest:
         service_tier=None if body.service_tier in ("auto", "default") else body.service_tier,
         prompt=reference_of(body.prompt) if body.prompt is not None else None,
         extra_fields=extra_fields,
-        extra={"legacy_functions": bool(body.functions), "named": media},
+        extra=extra,
         chat_template_kwargs=checked(body.chat_template_kwargs),
         continue_final_message=_continues(body),
         **sampling_of(body),
