@@ -3,6 +3,7 @@
 In memory, refreshed when a tenant changes. A record never waits for a database or a receiver.
 """
 
+import zlib
 from datetime import datetime
 
 from msgspec import Struct
@@ -13,10 +14,21 @@ from billing import webhooks
 from billing.models import WebhookEndpoint
 from core.clock import Clock
 from core.database import Database
+from core.errors import BadRequest
 from core.tenants.scope import TenantScope
 
 # Events of an endpoint that gets records: without or with the texts of prompt and answer.
 COMPLETED, CONTENT = "request.completed", "request.content"
+
+
+RECORDS, OTLP = "records", "otlp"
+
+
+class SinkOptions(Struct, frozen=True):
+    content: bool = False
+    format: str = RECORDS
+    sample_percent: int = 100
+    authorization: str | None = None
 
 
 class Sink(Struct, frozen=True):
@@ -25,6 +37,15 @@ class Sink(Struct, frozen=True):
     secret: str
     content: bool  # with texts, as moderation left them
     since: datetime
+    format: str = RECORDS
+    sample_percent: int = 100  # share of the requests that is recorded
+    authorization: str | None = None  # header that the receiver asks for
+
+    def takes(self, request_id: str) -> bool:
+        """Whether the request is in the sample: the same answer whenever it is asked."""
+        if self.sample_percent >= 100:
+            return True
+        return zlib.crc32(request_id.encode()) % 100 < self.sample_percent
 
 
 class SinkView:
@@ -54,12 +75,32 @@ def sink_of(session: Session, scope: TenantScope) -> Sink | None:
 
 
 def set_sink(
-    session: Session, scope: TenantScope, clock: Clock, url: str, *, content: bool
+    session: Session, scope: TenantScope, clock: Clock, url: str, options: SinkOptions
 ) -> Sink:
-    """Replaces the tenant's sink. Its secret is new: show it once."""
+    """Replaces the tenant's sink. Its secret is new: show it once. BadRequest for options that are
+    not possible."""
+    _check(options)
     remove_sink(session, scope, clock)
-    kind = CONTENT if content else COMPLETED
-    return _sink(webhooks.add(session, scope, clock, url, [kind], known=(COMPLETED, CONTENT)))
+    kind = CONTENT if options.content else COMPLETED
+    row = webhooks.add(session, scope, clock, url, [kind], known=(COMPLETED, CONTENT))
+    row.format, row.sample_percent = options.format, options.sample_percent
+    row.authorization = options.authorization or None
+    session.flush()
+    return _sink(row)
+
+
+def _check(options: SinkOptions) -> None:
+    key = options.authorization or ""
+    if options.format not in (RECORDS, OTLP):
+        raise _wrong("format", f"it is {options.format[:40]!r}; it must be {RECORDS} or {OTLP}")
+    if not 1 <= options.sample_percent <= 100:
+        raise _wrong("sample_percent", f"it is {options.sample_percent}; it must be 1 to 100")
+    if len(key) > 400 or not key.isascii() or not key.isprintable():
+        raise _wrong("authorization", "it must be at most 400 printable ASCII characters")
+
+
+def _wrong(param: str, problem: str) -> BadRequest:
+    return BadRequest(f"{param} is wrong: {problem}.", next_step=f"Correct {param}.", param=param)
 
 
 def remove_sink(session: Session, scope: TenantScope, clock: Clock) -> None:
@@ -74,4 +115,13 @@ def _is_sink(row: WebhookEndpoint) -> bool:
 
 
 def _sink(row: WebhookEndpoint) -> Sink:
-    return Sink(row.id, row.url, row.secret, CONTENT in row.events, row.created_at)
+    return Sink(
+        row.id,
+        row.url,
+        row.secret,
+        CONTENT in row.events,
+        row.created_at,
+        row.format or RECORDS,
+        row.sample_percent or 100,
+        row.authorization,
+    )

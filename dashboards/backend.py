@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import IO, Protocol
 
 from billing.exports.stores import Store
+from core.settings_in_force import SettingInForce
 from core.tenants.plans import LimitRule
 from core.tenants.scope import TenantScope
 
@@ -66,6 +67,10 @@ class DashboardBackend(Protocol):
         """Adapter digest -> state -> number of engines."""
         ...
 
+    def configuration(self) -> Sequence[SettingInForce]:
+        """Every setting of this process, without secrets."""
+        ...
+
     def parts(self) -> Sequence[ComponentStatus]: ...
 
     def used(self, scope: TenantScope, rules: Sequence[LimitRule]) -> Sequence[LimitUsage]:
@@ -98,7 +103,7 @@ class DashboardBackend(Protocol):
         ...
 
     def changed(self) -> None:
-        """Reload policies and adapters in this process after a change."""
+        """Reload policies, adapters and drained engines in this process after a change."""
         ...
 
     def audit(self) -> bool:

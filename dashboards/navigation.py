@@ -35,6 +35,7 @@ SECTIONS = (
     Section("Health", "/operator/health", "operations", "Operations", operator=True),
     Section("Traffic", "/operator/traffic", "operations", "Operations", operator=True),
     Section("Engines", "/operator/engines", "operations", "Operations", operator=True),
+    Section("Configuration", "/operator/configuration", "operations", "Operations", operator=True),
     Section("Dead letters", "/operator/dead-letters", "operations", "Operations", operator=True),
     Section("Safety queue", "/operator/safety", "moderation", "Operations", operator=True),
     Section("Tenants", "/operator/tenants", "tenants", "All tenants", operator=True),

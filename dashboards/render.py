@@ -77,6 +77,8 @@ NOTICES = {
     "released": "What could be rated was released. The rest is below with its reason.",
     "dropped": "The event was closed without billing it.",
     "seller-saved": "The profile is saved. Invoices that become final from now on state it.",
+    "engine-drained": "The engine gets no new requests. Those that run finish.",
+    "engine-resumed": "The engine gets requests again.",
     "engine-price-saved": "The price of engines is saved. Margins use it from its first day on.",
     "rates-saved": "The exchange rates are saved. Reports of their days use them.",
     "parent-changed": "The parent organisation is changed, for invoices that become final from now on.",

@@ -18,6 +18,7 @@ def make_backend(services: Services) -> DashboardBackend:
         card_pages=services.card_pages,
         spool_state=services.spool_state,
         is_draining=lambda: services.pipeline.draining,
+        refresh_engines=services.engines.refresh,
     )
 
 

@@ -14,6 +14,7 @@ from core.database import Database
 from core.errors import BadRequest, TollhouseError
 from core.ids import new_id
 from core.settings import Settings
+from core.settings_in_force import SettingInForce, settings_in_force
 from core.tenants import adapters
 from core.tenants.plans import LimitRule, Scope, Unit
 from core.tenants.scope import TenantScope
@@ -45,6 +46,7 @@ class DashboardBackend:
     card_pages: CardPages
     spool_state: Callable[[], tuple[int, int]]  # records waiting, records parked
     is_draining: Callable[[], bool]
+    refresh_engines: Callable[[], None]  # which are drained
 
     def engines(self) -> Sequence[EngineView]:
         return [_engine_view(each) for each in self.router.replicas()]
@@ -125,7 +127,11 @@ class DashboardBackend:
     def export_store(self, destination: str) -> Store:
         return open_store(destination, self.settings)
 
+    def configuration(self) -> Sequence[SettingInForce]:
+        return settings_in_force(self.settings)
+
     def changed(self) -> None:
+        self.refresh_engines()
         self.policies.refresh()
         self.adapters.refresh()
 

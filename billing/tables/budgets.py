@@ -71,5 +71,9 @@ class WebhookEndpoint(Base):
     url: Mapped[str] = mapped_column(String(1024))
     secret: Mapped[str] = mapped_column(String(80))
     events: Mapped[list[str]] = mapped_column(Json, default=list)  # empty: all events
+    # Of a receiver of request records: records or otlp, and a key of its own for the header.
+    format: Mapped[str] = mapped_column(String(20), server_default="records")
+    sample_percent: Mapped[int] = mapped_column(server_default="100")
+    authorization: Mapped[str | None] = mapped_column(String(400))
     created_at: Mapped[datetime] = mapped_column(UtcDateTime)
     ended_at: Mapped[datetime | None] = mapped_column(UtcDateTime)

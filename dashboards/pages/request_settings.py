@@ -129,7 +129,8 @@ def _log(request: Request, form_fields: Fields) -> Response:
     url, content = form_fields.get("url", ""), form_fields.get("content") == "yes"
     deps.alert_targets.check([url])
     with deps.database.transaction() as session:
-        sink = request_sinks.set_sink(session, viewer.scope, deps.clock, url, content=content)
+        options = request_sinks.SinkOptions(content)
+        sink = request_sinks.set_sink(session, viewer.scope, deps.clock, url, options)
     return redirect_with_secret(request, PATH, "log-set", sink.secret)
 
 

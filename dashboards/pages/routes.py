@@ -27,6 +27,7 @@ from dashboards.pages import (
 )
 from dashboards.pages.operator import (
     bank_lines,
+    configuration,
     dead_letters,
     engines,
     exchange_rates,
@@ -86,6 +87,7 @@ ROUTES: list[BaseRoute] = [
     *prices.ROUTES,
     *seller.ROUTES,
     *traffic.ROUTES,
+    *configuration.ROUTES,
     *engines.ROUTES,
     *safety_queue.ROUTES,
     *dead_letters.ROUTES,

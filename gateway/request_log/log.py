@@ -13,12 +13,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from billing import signing
-from billing.request_sinks import Sink, SinkView
+from billing.request_sinks import OTLP, Sink, SinkView
 from core import metrics
 from core.clock import Clock
 from core.errors import TollhouseError
 from core.ids import new_id
 from core.outbound import encode_json, post_json
+from gateway.request_log.otlp import traces_of
 from gateway.request_log.records import record_of
 
 if TYPE_CHECKING:
@@ -65,14 +66,14 @@ class RequestLog:
     def watch(self, ctx: "RequestContext", delivery: "Delivery") -> None:
         """Keep the delivery of a request whose answer is to be recorded."""
         sink = self.view.sinks.get(ctx.principal.tenant_id)
-        if sink is not None and sink.content:
+        if sink is not None and sink.content and sink.takes(ctx.request_id):
             ctx.delivery = delivery
 
     def record(self, ctx: "RequestContext", status: int) -> None:
         """Never raises, and never waits."""
         tenant_id = ctx.tenant_id
         sink = self.view.sinks.get(tenant_id) if tenant_id is not None else None
-        if sink is None or tenant_id is None:
+        if sink is None or tenant_id is None or not sink.takes(ctx.request_id):
             return
         try:
             record = record_of(ctx, status, content=sink.content)
@@ -145,17 +146,21 @@ class RequestLog:
     def _post(self, tenant_id: str, sink: Sink, batch: list[dict[str, Any]]) -> str:
         """In a thread. What went wrong; empty if it was delivered."""
         now = self._clock.now()
-        body = {
+        body: dict[str, Any] = {
             "event": "requests",
             "tenant_id": tenant_id,
             "at": now.isoformat(),
             "records": batch,
         }
+        if sink.format == OTLP:
+            body = traces_of(batch, now)
         message_id = new_id("log")
         try:
             # Lone surrogates and other values that JSON has not are replaced, not fatal.
             body = json.loads(json.dumps(body, default=str))
-            headers = signing.headers(sink.secret, message_id, now, encode_json(body))
+            headers = dict(signing.headers(sink.secret, message_id, now, encode_json(body)))
+            if sink.authorization:
+                headers["authorization"] = sink.authorization
             status = post_json(
                 sink.url, body, headers, timeout_s=_TIMEOUT_S, private=self._networks
             )

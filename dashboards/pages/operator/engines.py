@@ -1,5 +1,6 @@
 """Engines: each replica as of its last heartbeat, adapters by state, and use by tenant."""
 
+from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -10,12 +11,22 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from billing.models import DailyTenantUsage
+from core import engine_drains
+from core.errors import BadRequest
 from core.tenants import plan_store
 from core.tenants.models import Tenant
 from dashboards import charts
 from dashboards.backend import EngineView
-from dashboards.page_data import PageData, Tile, show
-from dashboards.pages.common import deps_of, operator_of, root_of, wants_csv
+from dashboards.page_data import Form, PageData, Tile, show
+from dashboards.pages.common import (
+    Fields,
+    deps_of,
+    form_handler,
+    operator_of,
+    redirect_with_notice,
+    root_of,
+    wants_csv,
+)
 from dashboards.render import svg
 from dashboards.scales import grouped
 from dashboards.tables import Column, Table
@@ -59,13 +70,14 @@ SHARES = [
 
 
 def page_of(request: Request) -> Response:
-    operator_of(request, "operations")
-    deps = deps_of(request)
+    viewer, deps = operator_of(request, "operations"), deps_of(request)
+    may_write = deps.auth.may(viewer, "operations", "write")
     now = deps.clock.now()
     engines = list(deps.backend.engines())
     with deps.database.read() as session:
         shares = _shares(session, now, root_of(request))
-    table = Table("Replicas", REPLICAS, [_row(each) for each in engines], totals=False)
+    columns = [*REPLICAS, Column("acts", "Change", "acts")] if may_write else REPLICAS
+    table = Table("Replicas", columns, [_row(each) for each in engines], totals=False)
     if wants_csv(request):
         return table.csv("engines")
     page_data = PageData(
@@ -119,7 +131,13 @@ def _row(each: EngineView) -> dict[str, Any]:
         "tokens": each.tokens_waiting,
         "kv": f"{100 * each.kv_share:.1f} %" if each.kv_share is not None else None,
         "adapters": str(sum(each.adapters.values())),
+        "acts": [_act(each)],
     }
+
+
+def _act(each: EngineView) -> Form:
+    act, label = ("resume", "Resume") if each.state == "draining" else ("drain", "Drain")
+    return Form(PATH, label, {"act": act, "engine": each.engine_id})
 
 
 def _by_state(engines: list[EngineView]) -> list[dict[str, Any]]:
@@ -168,4 +186,32 @@ def _shares(session: Session, now: datetime, root: str) -> list[dict[str, Any]]:
     ]
 
 
-ROUTES = [Route(PATH, page_of)]
+def _drain(request: Request, form_fields: Fields) -> Response:
+    return _change(request, form_fields, engine_drains.drain, "engine-drained")
+
+
+def _resume(request: Request, form_fields: Fields) -> Response:
+    return _change(request, form_fields, engine_drains.resume, "engine-resumed")
+
+
+def _change(
+    request: Request, form_fields: Fields, act: Callable[..., None], notice: str
+) -> Response:
+    viewer, deps = operator_of(request, "operations", "write"), deps_of(request)
+    name = form_fields.get("engine", "")
+    if name not in {each.engine_id for each in deps.backend.engines()}:
+        raise BadRequest(
+            f"There is no engine {name[:80]!r}.",
+            next_step="Choose one from the table.",
+            param="engine",
+        )
+    with deps.database.transaction() as session:
+        act(session, deps.clock, viewer.scope.actor, name)
+    deps.backend.changed()
+    return redirect_with_notice(request, PATH, notice)
+
+
+ROUTES = [
+    Route(PATH, page_of, methods=["GET"]),
+    Route(PATH, form_handler(page_of, drain=_drain, resume=_resume), methods=["POST"]),
+]

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends
 
 from billing import request_sinks as sinks
-from billing.request_sinks import Sink
+from billing.request_sinks import Sink, SinkOptions
 from gateway.api.admin.access import AdminContext, RequirePermission
 from gateway.api.admin.schemas import RequestLogBody
 from gateway.api.dependencies import AlertTargetsDep
@@ -28,8 +28,9 @@ def set_receiver(
 ) -> dict[str, Any]:
     """Log every request from now on. The signing secret is in this answer only."""
     targets.check([body.url])
+    options = SinkOptions(body.content, body.format, body.sample_percent, body.authorization)
     with ctx.database.transaction() as session:
-        sink = sinks.set_sink(session, ctx.scope, ctx.clock, body.url, content=body.content)
+        sink = sinks.set_sink(session, ctx.scope, ctx.clock, body.url, options)
     return _shown(sink) | {"secret": sink.secret}
 
 
@@ -46,5 +47,7 @@ def _shown(sink: Sink | None) -> dict[str, Any]:
         "object": "request_log",
         "url": sink.url if sink is not None else None,
         "content": sink.content if sink is not None else False,
+        "format": sink.format if sink is not None else None,
+        "sample_percent": sink.sample_percent if sink is not None else None,
         "since": sink.since.isoformat() if sink is not None else None,
     }

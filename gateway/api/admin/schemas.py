@@ -75,6 +75,13 @@ class RequestLogBody(_Body):
     content: bool = Field(
         False, description="Also the texts of prompt and answer, as moderation left them."
     )
+    format: Literal["records", "otlp"] = Field(
+        "records", description="otlp: traces in JSON with OpenTelemetry's names for generative AI."
+    )
+    sample_percent: int = Field(100, ge=1, le=100, description="Share of the requests.")
+    authorization: str | None = Field(
+        None, max_length=400, description="Authorization header that the receiver asks for."
+    )
 
 
 class NewProject(_Body):

@@ -18,6 +18,14 @@ def add_request_log(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]"
     logged.add_argument(
         "--content", action="store_true", help="also texts, as moderation left them"
     )
+    logged.add_argument(
+        "--format",
+        choices=(sinks.RECORDS, sinks.OTLP),
+        default=sinks.RECORDS,
+        help="otlp: traces in JSON, for OpenTelemetry collectors and Langfuse",
+    )
+    logged.add_argument("--sample-percent", type=int, default=100, metavar="N")
+    logged.add_argument("--authorization", help="Authorization header that the receiver asks for")
     logged.add_argument("--off", action="store_true", help="log no more requests")
     add_json(logged)
     logged.set_defaults(run=_request_log)
@@ -29,10 +37,20 @@ def _request_log(arguments: argparse.Namespace) -> int:
         if arguments.url:
             settings = tools.settings
             AlertTargets(settings.webhook_networks, bool(settings.smtp_url)).check([arguments.url])
-            made = sinks.set_sink(
-                session, scope, tools.clock, arguments.url, content=arguments.content
+            options = sinks.SinkOptions(
+                arguments.content,
+                arguments.format,
+                arguments.sample_percent,
+                arguments.authorization,
             )
-            shown = {"url": made.url, "content": made.content, "secret": made.secret}
+            made = sinks.set_sink(session, scope, tools.clock, arguments.url, options)
+            shown = {
+                "url": made.url,
+                "content": made.content,
+                "format": made.format,
+                "sample_percent": made.sample_percent,
+                "secret": made.secret,
+            }
         else:
             if arguments.off:
                 sinks.remove_sink(session, scope, tools.clock)
@@ -40,6 +58,8 @@ def _request_log(arguments: argparse.Namespace) -> int:
             shown = {
                 "url": sink.url if sink else None,
                 "content": sink.content if sink else False,
+                "format": sink.format if sink else None,
+                "sample_percent": sink.sample_percent if sink else None,
             }
     show(shown, as_json=arguments.json, title="request log")
     return 0

@@ -242,7 +242,12 @@ def test_the_command_and_the_page_set_it(
     assert main([*command, "--url", "http://10.0.0.1/"]) == 2
     capsys.readouterr()
     assert main(command) == 0
-    assert json.loads(capsys.readouterr().out) == {"url": receiver.url, "content": False}
+    assert json.loads(capsys.readouterr().out) == {
+        "url": receiver.url,
+        "content": False,
+        "format": "records",
+        "sample_percent": 100,
+    }
     page = "/dashboard/request-settings"
     with closing(browser(deployment, with_role(deployment, "owner"))) as owner:
         assert receiver.url in owner.get(page).text
@@ -253,3 +258,28 @@ def test_the_command_and_the_page_set_it(
         assert receiver.url not in owner.post(page, data={"act": "log_off"}).text
     assert main([*command, "--off"]) == 0
     assert json.loads(capsys.readouterr().out)["url"] is None
+
+
+def test_a_receiver_of_traces_gets_them_with_its_own_key(
+    deployment: Deployment, receiver: Receiver
+) -> None:
+    body = {"url": receiver.url, "content": True, "format": "otlp", "authorization": "Basic abc"}
+    set_to = put(deployment, body)
+    assert set_to.status_code == 200 and set_to.json()["format"] == "otlp"
+    assert "abc" not in set_to.text, "a key is not shown"
+    answer = ask(deployment, "What is a toll?")
+    deadline = time.monotonic() + 60
+    while not receiver.batches:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    headers, sent = receiver.batches[-1]
+    assert headers["authorization"] == "Basic abc"
+    (span,) = json.loads(sent)["resourceSpans"][0]["scopeSpans"][0]["spans"]
+    values = {each["key"]: each["value"] for each in span["attributes"]}
+    assert values["tollhouse.request_id"] == {"stringValue": answer.headers["x-request-id"]}
+    assert values["gen_ai.usage.output_tokens"] == {"intValue": "5"}
+    assert "What is a toll?" in values["gen_ai.input.messages"]["stringValue"]
+    for wrong in ({"format": "xml"}, {"sample_percent": 0}, {"authorization": "a\nb"}):
+        assert put(deployment, body | wrong).status_code in (400, 422)
+    httpx.delete(f"{deployment.url}/admin/v1/request-log", headers=deployment.headers)
+    deployment.services.pipeline.responses.request_log.view.refresh()
