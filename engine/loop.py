@@ -5,7 +5,6 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 
 from engine.batch import Runner
 from engine.cache.blocks import BlockPool
@@ -29,8 +28,10 @@ from engine.scheduling.fairness import ServiceCounters
 from engine.scheduling.scheduler import NeedsCollect, Scheduler
 from engine.scheduling.sequence import Request, Sequence, SequenceStatus
 from engine.scheduling.step_shares import share_time
-from engine.scheduling.validate import check_request
+from engine.scheduling.validate import check_queue, check_request, with_pooling
 from engine.scheduling.waiting import WaitingQueue
+from engine.search.best_of import as_sampled
+from engine.search.searches import BeamSearches
 from engine.tiers.open import open_transfers
 
 log = logging.getLogger("tollhouse.engine")
@@ -91,6 +92,9 @@ class Engine:
         keys = self.scheduler.keys
         self.tiers = open_transfers(config, runner, self.pool, keys, self.metrics, clock)
         self._overlap = runner.overlapped if config.overlap is None else config.overlap
+        self.searches = BeamSearches(
+            self._enqueue, self.abort, self.receipts, frozenset(self.info.eos_token_ids), clock
+        )
         self._launched: LaunchedStep | None = None
         self._last_end = 0.0
         self._deadlines: list[tuple[float, str]] = []
@@ -108,58 +112,37 @@ class Engine:
             raise
 
     def _submit(self, inputs: GenerateRequest, origin: str) -> None:
-        if inputs.request_id in self.requests or inputs.request_id in self.receipts:
+        if any(inputs.request_id in each for each in (self.requests, self.searches, self.receipts)):
             raise RequestError(
                 "duplicate_request", f"{inputs.request_id} was sent before: use a new id"
             )
-        waiting = self.scheduler.waiting
-        if waiting.size >= self.config.max_waiting:
-            raise RequestError(
-                "queue_full",
-                f"{waiting.size} requests wait, max_waiting is {self.config.max_waiting}: try later",
-            )
-        queued = waiting.by_tenant.get(inputs.namespace, 0)
-        if queued >= self.config.max_waiting_per_tenant:
-            raise RequestError(
-                "queue_full",
-                f"{queued} requests of this tenant wait, max_waiting_per_tenant is "
-                f"{self.config.max_waiting_per_tenant}: try later",
-            )
+        check_queue(self.scheduler.waiting, inputs.namespace, self.config)
         if inputs.sampling.prompt_logprobs is not None and not self._runner.scores_prompts:
             raise RequestError(
                 "unsupported_parameter",
                 "prompt_logprobs is computed on a CPU only: leave it out, or use an engine on a CPU",
             )
-        inputs = self._with_pooling(inputs)
+        inputs = with_pooling(inputs, self.info)
         blocks = 0 if inputs.adapter is None else self._adapter_blocks(inputs.adapter)
         limit = check_request(inputs, self.info, self.config, blocks)
         if inputs.sampling.grammar is not None:
             self._runner.prepare_grammar(inputs.sampling.grammar)
-        request = Request(inputs, origin, self._clock(), limit)
-        self.scheduler.submit(request)
-        self.requests[inputs.request_id] = request
+        if inputs.sampling.use_beam_search:
+            self.searches.start(inputs, origin, limit)
+        else:
+            self._enqueue(inputs, origin, limit)
+
+    def _enqueue(self, inputs: GenerateRequest, origin: str, limit: int) -> None:
+        request = as_sampled(Request(inputs, origin, self._clock(), limit))
         if inputs.adapter is not None:
             self.adapters.accept(inputs.adapter)
+        self.scheduler.submit(request)
+        self.requests[inputs.request_id] = request
         if request.deadline is not None:
             heapq.heappush(self._deadlines, (request.deadline, inputs.request_id))
             if len(self._deadlines) > _SLACK_DEADLINES + 2 * len(self.requests):
                 self._deadlines = [each for each in self._deadlines if each[1] in self.requests]
                 heapq.heapify(self._deadlines)
-
-    def _with_pooling(self, inputs: GenerateRequest) -> GenerateRequest:
-        """The request with the model's own pooling where it names none."""
-        sampling = inputs.sampling
-        if not sampling.pooling:
-            return inputs
-        if not self.info.pooling:
-            raise RequestError(
-                "unsupported_parameter",
-                "this engine computes no embeddings: use one on a CPU, and a model whose pooling is "
-                "last, mean or cls",
-            )
-        if sampling.pooling != "model":
-            return inputs
-        return replace(inputs, sampling=replace(sampling, pooling=self.info.pooling))
 
     def abandon(self, message: str) -> None:
         """Write a receipt for every open request, before the process ends."""
@@ -172,6 +155,8 @@ class Engine:
 
     def abort(self, request_id: str, origin: str | None = None) -> bool:
         """Abort an open request, of the gateway `origin` if that is given. Whether there was one."""
+        if self.searches.abort(request_id, origin):
+            return True
         request = self.requests.get(request_id)
         if request is None or request.settled or not request.open:
             return False
@@ -183,7 +168,13 @@ class Engine:
     def abort_origin(self, origin: str) -> int:
         """End the requests of a gateway that is gone; their receipts are kept. Returns how many."""
         ids = [i for i, r in self.requests.items() if r.origin == origin]
+        ids += self.searches.of(origin)
         return sum(self.abort(request_id) for request_id in ids)
+
+    def under_way(self, origin: str) -> list[str]:
+        """The ids of a gateway's requests that have not ended."""
+        open_ = [i for i, r in self.requests.items() if r.origin == origin and r.open]
+        return open_ + self.searches.of(origin)
 
     def add_adapter(self, path: str, state: AdapterState) -> AdapterState:
         """Register an adapter that `adapters.host.read` read into host memory. Raises
@@ -257,7 +248,7 @@ class Engine:
                 self._runner.forget(seq.number)
                 self.scheduler.speculation.forget(seq)
                 self.tiers.forget(seq)
-        return outboxes
+        return self.searches.collect(outboxes)
 
     def discard_outbox(self, origin: str) -> None:
         """Discard the output queued for a gateway that reconnects; its receipts stay stored."""

@@ -58,6 +58,9 @@ class SamplingParams:
     ignore_eos: bool = False
     # An embedding of the prompt in place of tokens: last, mean or cls, or `model`: as its files say.
     pooling: str = ""
+    best_of: int = 0  # choices that are sampled, of which the `n` likeliest are delivered; 0: `n`
+    use_beam_search: bool = False  # `n` beams; see `engine/search/beams.py`
+    length_penalty: float = 1.0  # of beam search
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,11 +8,12 @@ from engine.cache.blocks import BlockPool
 from engine.config import EngineConfig
 from engine.errors import IntegrityError
 from engine.metrics import Metrics
-from engine.protocol import FinishReason, Receipt, TokenChunk, TokenLogprob
+from engine.protocol import FinishReason, Receipt, SamplingParams, TokenChunk, TokenLogprob
 from engine.receipts import Receipts
 from engine.scheduling.cost import row_cost
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.sequence import Request, Sequence, SequenceStatus
+from engine.search.best_of import best_choices
 
 
 @dataclass(slots=True)
@@ -245,13 +246,27 @@ class OutputProcessor:
         scores = None if seq.choice else request.take_scores()
         name = request.inputs.request_id
         chunk = TokenChunk(name, seq.choice, tokens, logprobs, reason, scores, embedding)
+        if request.asked is not None:
+            request.held.append(chunk)
+        else:
+            self._deliver(request, chunk)
+
+    def _deliver(self, request: Request, chunk: TokenChunk) -> None:
         self.outboxes.setdefault(request.origin, Outbox()).chunks.append(chunk)
-        request.delivered += len(tokens)
-        self.metrics.counters["delivered_tokens"] += len(tokens)
+        request.delivered += len(chunk.tokens)
+        self.metrics.counters["delivered_tokens"] += len(chunk.tokens)
+
+    def _deliver_best(self, request: Request, asked: SamplingParams) -> None:
+        for chunk in best_choices(request.held, asked, request.finish_reason):
+            self._deliver(request, chunk)
+        request.withheld = request.generated - request.delivered
+        request.held = []
 
     def _settle(self, request: Request, now: float, *, known_wrong: bool = False) -> None:
         if request.settled or request.open or request.in_flight:
             return
+        if request.asked is not None:
+            self._deliver_best(request, request.asked)
         wrong = request.wrong_counts()
         if wrong and not known_wrong:
             raise IntegrityError(

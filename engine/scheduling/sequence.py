@@ -4,7 +4,14 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from engine.batch import AdapterHandle
-from engine.protocol import FinishReason, GenerateRequest, PromptLogprob, Receipt
+from engine.protocol import (
+    FinishReason,
+    GenerateRequest,
+    PromptLogprob,
+    Receipt,
+    SamplingParams,
+    TokenChunk,
+)
 
 
 class SequenceStatus(Enum):
@@ -81,6 +88,9 @@ class Request:
     first_token_at: float | None = None
     finish_reason: FinishReason | None = None
     message: str = ""
+    asked: SamplingParams | None = None  # where more choices are sampled than are delivered
+    held: list[TokenChunk] = field(default_factory=list)  # of all choices, until the request ends
+    withheld: int = 0  # tokens of choices that are not delivered
 
     def __post_init__(self) -> None:
         if self.inputs.sampling.prompt_logprobs is not None:
@@ -135,7 +145,7 @@ class Request:
         found = {
             "cached + computed": (self.cached or 0) + self.computed - self.reached,
             "generated": self.generated - sum(s.output_len for s in self.sequences),
-            "delivered": self.delivered - self.generated,
+            "delivered": self.delivered + self.withheld - self.generated,
         }
         if self.finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
             found["unprocessed"] = len(self.inputs.prompt) - self.reached

@@ -1,10 +1,13 @@
 """Validates a request before it is queued; each error names the field and the values."""
 
 import math
+from dataclasses import replace
 
 from engine.config import EngineConfig
 from engine.errors import RequestError
 from engine.protocol import EngineInfo, GenerateRequest, SamplingParams
+from engine.scheduling.waiting import WaitingQueue
+from engine.search.check import check_candidates
 
 POOLINGS = ("", "last", "mean", "cls", "model")
 
@@ -43,6 +46,38 @@ def check_request(
     return min(info.context_length, capacity, len(prompt) + inputs.sampling.max_tokens)
 
 
+def check_queue(waiting: WaitingQueue, tenant: str, config: EngineConfig) -> None:
+    """Raises RequestError where no more requests may wait."""
+    if waiting.size >= config.max_waiting:
+        raise RequestError(
+            "queue_full",
+            f"{waiting.size} requests wait, max_waiting is {config.max_waiting}: try later",
+        )
+    queued = waiting.by_tenant.get(tenant, 0)
+    if queued >= config.max_waiting_per_tenant:
+        raise RequestError(
+            "queue_full",
+            f"{queued} requests of this tenant wait, max_waiting_per_tenant is "
+            f"{config.max_waiting_per_tenant}: try later",
+        )
+
+
+def with_pooling(inputs: GenerateRequest, info: EngineInfo) -> GenerateRequest:
+    """The request with the model's own pooling where it names none. Raises RequestError."""
+    sampling = inputs.sampling
+    if not sampling.pooling:
+        return inputs
+    if not info.pooling:
+        raise RequestError(
+            "unsupported_parameter",
+            "this engine computes no embeddings: use one on a CPU, and a model whose pooling is "
+            "last, mean or cls",
+        )
+    if sampling.pooling != "model":
+        return inputs
+    return replace(inputs, sampling=replace(sampling, pooling=info.pooling))
+
+
 def _check_identity(inputs: GenerateRequest) -> None:
     if not inputs.request_id:
         raise RequestError("invalid_request", "request_id is empty")
@@ -76,6 +111,7 @@ def _check_sampling(params: SamplingParams, vocab_size: int, max_running: int) -
     rule = "at least 1, or with prompt_logprobs 0"
     need(params.max_tokens >= (1 if scored is None else 0), "max_tokens", rule)
     need(1 <= params.n <= max_running, "n", f"from 1 to {max_running}")
+    check_candidates(params, max_running)
     need(params.top_k >= 0, "top_k", "0 (off) or more")
     need(0 <= params.min_tokens <= params.max_tokens, "min_tokens", "from 0 to max_tokens")
     finite("temperature", 0.0)

@@ -221,9 +221,7 @@ class Server:
         gateway.kv_events = hello.kv_events
         if hello.kv_events and self.engine.pool.events is None:
             self.engine.pool.events = []
-        under_way = [
-            i for i, r in self.engine.requests.items() if r.origin == hello.gateway_id and r.open
-        ]
+        under_way = self.engine.under_way(hello.gateway_id)
         under_way += [each.request.request_id for each in self._grammars.find(hello.gateway_id)]
         welcome = wire.Welcome(
             info=self.engine.info,
@@ -289,7 +287,8 @@ class Server:
         receipts, reader = self.engine.receipts, gateway.gateway_id
         found = [r for i in request_ids if (r := receipts.find(i, reader)) is not None]
         done = {receipt.request_id for receipt in found}
-        under_way = [i for i in request_ids if i in self.engine.requests and i not in done]
+        held = self.engine.requests.keys() | self.engine.searches.keys()
+        under_way = [i for i in request_ids if i in held and i not in done]
         self.gateways.send(gateway, wire.LookUpReply(call, found, under_way))
 
     def _adapter_read(

@@ -22,7 +22,7 @@ from engine.protocol import (
     StepOutput,
 )
 
-VERSION = 4  # 4: requests ask for embeddings, which an older engine would not answer
+VERSION = 5  # 5: requests ask for beam search and best_of, which an older engine would ignore
 
 
 # From a gateway.

@@ -25,6 +25,9 @@ class InferenceRequest(Struct, frozen=True):
         False  # to what the context leaves: the client did not choose the number
     )
     n: int = 1  # choices for each prompt
+    best_of: int | None = None  # choices that are generated for each prompt; None: `n`
+    use_beam_search: bool = False
+    length_penalty: float | None = None
     stream: bool = False
     include_usage: bool = False
     continuous_usage: bool = False  # a running count on every chunk

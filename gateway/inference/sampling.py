@@ -52,6 +52,8 @@ class SamplingBody(Request):
     logit_bias: dict[str, float] | None = None
     seed: int | None = None
     n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
+    use_beam_search: bool | None = None  # vLLM's, as is the next
+    length_penalty: float | None = None
     stop: str | list[str] | None = None
     prompt_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     stop_token_ids: Annotated[list[Count], Meta(max_length=64)] | None = None
@@ -101,6 +103,7 @@ def _sampling_arguments(body: SamplingBody) -> dict[str, Any]:
     check_range("repetition_penalty", body.repetition_penalty, 0.01, 100)
     check_range("frequency_penalty", body.frequency_penalty, -2, 2)
     check_range("presence_penalty", body.presence_penalty, -2, 2)
+    check_range("length_penalty", body.length_penalty, -10, 10)
     check_range("seed", body.seed, -(2**63), 2**63 - 1)
     return {
         "temperature": body.temperature,
@@ -122,6 +125,8 @@ def _sampling_arguments(body: SamplingBody) -> dict[str, Any]:
         "logit_bias": _biases(body.logit_bias),
         "seed": body.seed,
         "n": body.n or 1,
+        "use_beam_search": bool(body.use_beam_search),
+        "length_penalty": body.length_penalty,
         "stop": stops_of("stop", body.stop),
         "prompt_logprobs": body.prompt_logprobs,
         "stop_token_ids": tuple(body.stop_token_ids or ()),
@@ -180,11 +185,21 @@ def check_stream_options(body: SamplingBody) -> None:
         )
     if body.prompt_logprobs is not None and body.stream:
         raise not_streamed("prompt_logprobs")
+    if body.use_beam_search and body.stream:
+        raise chosen_at_the_end("use_beam_search")
 
 
 def not_streamed(param: str) -> UnsupportedParameter:
     return UnsupportedParameter(
         f"{param} cannot be combined with stream: log-probabilities of the prompt are not streamed.",
+        next_step=f"Remove stream or {param}.",
+        param=param,
+    )
+
+
+def chosen_at_the_end(param: str) -> UnsupportedParameter:
+    return UnsupportedParameter(
+        f"{param} cannot be combined with stream: the answer is chosen when all of it is generated.",
         next_step=f"Remove stream or {param}.",
         param=param,
     )

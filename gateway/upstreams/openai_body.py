@@ -30,6 +30,9 @@ EXTRA: Mapping[str, Any] = MappingProxyType(
         "dry_allowed_length": None,
         "dry_sequence_breakers": None,
         "lz_penalty": None,
+        "best_of": None,
+        "use_beam_search": False,
+        "length_penalty": None,
         "bad_words": (),
         "allowed_token_ids": (),
         "repetition_penalty": None,
@@ -66,7 +69,8 @@ KINDS: Mapping[str, frozenset[str]] = MappingProxyType(
         "": frozenset(),
         "vllm": _COMMON_EXTRA
         | {"bad_words", "allowed_token_ids", "continue_final_message", "reasoning_effort"}
-        | {"include_stop_str_in_output", "truncate_prompt_tokens"},
+        | {"include_stop_str_in_output", "truncate_prompt_tokens"}
+        | {"use_beam_search", "length_penalty"},
         "sglang": _COMMON_EXTRA | {"continue_final_message", "reasoning_effort"},
         "tensorrt-llm": _COMMON_EXTRA,
         "llama.cpp": frozenset(

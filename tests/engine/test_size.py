@@ -23,7 +23,7 @@ LIMITS = {
     "cache": 300,
     "decoding": 650,
     "decoding/grammar": 650,
-    "execution": 1025,
+    "execution": 1040,
     "kernels": 1300,
     "layers": 1430,
     "lora": 1000,
@@ -32,7 +32,8 @@ LIMITS = {
     "models/families": 600,
     "models/gguf": 950,
     "quantization": 500,
-    "scheduling": 990,
+    "scheduling": 1040,
+    "search": 300,
     "speculation": 460,
     "tiers": 650,
 }

@@ -13,6 +13,7 @@ from gateway.inference.sampling import (
     Positive,
     SamplingBody,
     check_stream_options,
+    chosen_at_the_end,
     not_streamed,
     sampling_of,
 )
@@ -20,6 +21,7 @@ from gateway.inference.structured import structured_of
 
 ROUTE = "/v1/completions"
 _DEFAULT_MAX_TOKENS = 16  # OpenAI's
+MAX_BEST_OF = 20  # OpenAI's
 MAX_CHOICES_PER_REQUEST = 128  # per request: prompts times n
 
 
@@ -41,8 +43,9 @@ _ids = msgspec.json.Decoder(list[Count])
 def parse_completion(raw: bytes) -> InferenceRequest:
     extra_fields: dict[str, Any] = {}
     body = decode_open(_decoder, raw, extra_fields)
-    refuse_unsupported(body, {"suffix": ("",), "best_of": (1, body.n or 1)})
+    refuse_unsupported(body, {"suffix": ("",)})
     check_stream_options(body)
+    _check_best_of(body)
     options = sampling_of(body)
     if body.echo and body.logprobs is not None:
         if body.stream:
@@ -66,9 +69,24 @@ def parse_completion(raw: bytes) -> InferenceRequest:
         engine_parameters=structured_of(body),
         extra_fields=extra_fields,
         end_user=check_label("user", body.user),
+        best_of=None if body.best_of == (body.n or 1) else body.best_of,
         extra={"prompt_logprobs": body.prompt_logprobs},
         **options,
     )
+
+
+def _check_best_of(body: CompletionBody) -> None:
+    if body.best_of is None or body.best_of == (body.n or 1):
+        return
+    if body.best_of < (body.n or 1) or body.best_of > MAX_BEST_OF:
+        raise BadRequest(
+            f"best_of is {body.best_of}; it must be between n={body.n or 1} and {MAX_BEST_OF}.",
+            next_step="Raise best_of, or lower n.",
+            param="best_of",
+            code="invalid_value",
+        )
+    if body.stream:
+        raise chosen_at_the_end("best_of")
 
 
 def _prompts(given: str | list[Any], n: int) -> tuple[str | list[int], ...]:
