@@ -16,8 +16,9 @@ from core.heartbeat_models import QueueHeartbeat
 from core.queue import QUEUES
 from core.settings import Settings
 from core.tenants.models import Tenant
+from gateway.cli.commands import doctor
 from gateway.cli.doctor import dependencies, interpreter, packages, storage
-from gateway.cli.doctor.check import Health, good, run_checks
+from gateway.cli.doctor.check import Finding, Health, good, run_checks
 from gateway.cli.main import main
 from migrations.run import downgrade, upgrade
 from moderation.classifiers import compiled
@@ -35,6 +36,30 @@ def test_an_empty_database_needs_no_repair(tmp_path: Path) -> None:
         Health.GOOD,
         Health.WARN,
     )
+
+
+@pytest.mark.parametrize(
+    ("found", "last", "status"),
+    [
+        (["good", "unused"], "Everything in use works.", 0),
+        (["good", "warn", "warn"], "These need a look: part 1, part 2.", 0),
+        (["warn", "bad", "good"], "These checks failed: part 1.", 1),
+    ],
+)
+def test_the_last_line_names_what_is_not_well(
+    found: list[str],
+    last: str,
+    status: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setenv("TOLLHOUSE_DATA_DIR", str(tmp_path))
+    findings = {f"part {n}": Finding(Health(each), "so") for n, each in enumerate(found)}
+    checks = {part: lambda *_, finding=finding: finding for part, finding in findings.items()}
+    monkeypatch.setattr(doctor, "CHECKS", checks)
+    assert main(["doctor"]) == status
+    assert capsys.readouterr().err.splitlines()[-1] == last
 
 
 @pytest.mark.parametrize(

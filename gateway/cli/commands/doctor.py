@@ -6,7 +6,7 @@ import dataclasses
 from core.clock import SystemClock
 from core.settings import load_settings
 from gateway.cli.doctor import dependencies, interpreter, packages, payments, storage
-from gateway.cli.doctor.check import Check, Health, good, run_checks
+from gateway.cli.doctor.check import Check, Health, Report, good, run_checks
 from gateway.cli.output import add_json, say, show
 
 HELP = "check every part of the deployment and suggest fixes"
@@ -49,5 +49,13 @@ def run(arguments: argparse.Namespace) -> int:
         show({"healthy": not broken, "parts": parts}, as_json=True)
         return 1 if broken else 0
     show([{"part": r.part, **dataclasses.asdict(r.finding)} for r in reports], as_json=False)
-    say("Everything in use works." if not broken else f"Checks that failed: {len(broken)}.")
+    say(_summary(reports))
     return 1 if broken else 0
+
+
+def _summary(reports: list[Report]) -> str:
+    for health, words in ((Health.BAD, "These checks failed"), (Health.WARN, "These need a look")):
+        parts = [report.part for report in reports if report.finding.health is health]
+        if parts:
+            return f"{words}: {', '.join(parts)}."
+    return "Everything in use works."
