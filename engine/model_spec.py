@@ -135,6 +135,12 @@ class ModelSpec:
         return self.kv_heads * self.head_dim
 
     @property
+    def cached_heads(self) -> int:
+        """Vectors of `head_dim` that the cache holds for a position and layer: keys, then values; a
+        latent vector is both."""
+        return self.kv_heads * (1 if self.latent is not None else 2)
+
+    @property
     def rotary_dim(self) -> int:
         """How many values of a head, its last ones, are rotated."""
         return self.head_dim if self.latent is None else self.latent.rotated

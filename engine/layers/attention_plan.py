@@ -143,5 +143,5 @@ def _additive(visible: np.ndarray[Any, Any], dtype: torch.dtype) -> torch.Tensor
 def _gather(tables: np.ndarray[Any, Any], pool: KvPool) -> torch.Tensor:
     """Pool rows of layer 0, ordered by key or value, sequence, head, block."""
     first = tables * (pool.layers * pool.heads)
-    heads = np.arange(pool.heads).reshape(2, 1, pool.kv_heads, 1)
+    heads = np.arange(pool.heads).reshape(-1, 1, pool.kv_heads, 1)
     return torch.from_numpy((first[None, :, None, :] + heads).ravel())

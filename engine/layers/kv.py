@@ -14,11 +14,12 @@ SCALE_BYTES = 2  # of a head of a position whose keys or values are stored in 8 
 
 
 class KvPool:
-    """Keys and values of all layers: [blocks, layers, 2 * kv heads, block size, head_dim].
+    """Keys and values of all layers: [blocks, layers, cached heads, block size, head_dim].
 
-    A block is one contiguous run of bytes over all layers. Key heads come first, then value heads,
-    and a head's positions are contiguous, so that the blocks of a sequence are gathered directly
-    into the shape that attention multiplies. On a CPU, memory is allocated when it is written.
+    A block is one contiguous run of bytes over all layers. Key heads come first, then value heads
+    (latent vectors are both), and a head's positions are contiguous, so that the blocks of a sequence
+    are gathered directly into the shape that attention multiplies. On a CPU, memory is allocated when
+    it is written.
     """
 
     def __init__(
@@ -31,7 +32,7 @@ class KvPool:
     ) -> None:
         self.dtype = dtype  # that attention reads
         self.layers, self.kv_heads, self.head_dim = spec.layers, spec.kv_heads, spec.head_dim
-        self.heads = 2 * spec.kv_heads  # key heads, then value heads
+        self.heads = spec.cached_heads  # key heads, then value heads
         self.group = spec.heads // spec.kv_heads  # query heads per key head
         self.block_size = block_size
         row, stored = self._row()
@@ -64,7 +65,7 @@ class KvPool:
         return self.rows[layer].index_select(0, rows)
 
     def write(self, layer: int, kv_slots: torch.Tensor, kv: torch.Tensor) -> None:
-        """Stores kv [tokens, 2 * kv heads, head_dim] at `kv_slots` [tokens, 2 * kv heads]."""
+        """Stores kv [tokens, cached heads, head_dim] at `kv_slots` [tokens, cached heads]."""
         self._kv_slots[layer].index_put_((kv_slots,), kv)
 
     def copy(self, pairs: list[tuple[int, int]]) -> None:
@@ -127,7 +128,7 @@ def block_bytes(
     spec: ModelSpec, block_size: int, dtype: torch.dtype, kv_dtype: str = "auto"
 ) -> int:
     """Bytes of a block of keys and values that are stored in `kv_dtype`."""
-    heads = spec.layers * 2 * spec.kv_heads * block_size
+    heads = spec.layers * spec.cached_heads * block_size
     if kv_dtype == "auto":
         return heads * spec.head_dim * dtype.itemsize
     return heads * (spec.head_dim + SCALE_BYTES)

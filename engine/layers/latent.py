@@ -2,8 +2,8 @@
 
 A position's key is its latent vector and the rotated part that all heads share; its value is the latent
 vector. What would make a head's key of it is multiplied into the query instead, and what would make its
-value into the output, so that the cache holds one head however many the model has. Both its halves hold
-the same values: the pool has keys and values of one shape.
+value into the output, so that the cache holds one vector however many heads the model has. Behind the
+latent part, the rotated part of the key stands in the value too, where nothing reads it.
 """
 
 import torch
@@ -15,8 +15,8 @@ from engine.model_spec import LatentSpec
 
 
 class LatentQkv:
-    """Implements `Linear`: the queries [heads, latent + rotated] of a row, its key, and the same again
-    as its value, before the rotation."""
+    """Implements `Linear`: the queries [heads, latent + rotated] of a row and its key, which is
+    its value too, before the rotation."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class LatentQkv:
             y = each(q)
             q = y if changes is None else changes.add_(name, q, y)
         plain, rotated = q.view(len(x), heads, -1).tensor_split((spec.plain,), -1)
-        out = x.new_empty(len(x), heads + 2, spec.latent + spec.rotated)
+        out = x.new_empty(len(x), heads + 1, spec.latent + spec.rotated)
         absorbed = torch.bmm(plain.transpose(0, 1), self._absorbed)
         out[:, :heads, : spec.latent] = absorbed.transpose(0, 1)
         out[:, :heads, spec.latent :] = rotated
@@ -57,8 +57,8 @@ class LatentQkv:
                 inner = torch.einsum("nhp,rhp->nhr", plain[rows], of_keys)
                 out[rows, :heads, : spec.latent] += inner @ a
         latent, shared = keys.tensor_split((spec.latent,), -1)
-        out[:, heads:, : spec.latent] = self._norm(latent.contiguous())[:, None]
-        out[:, heads:, spec.latent :] = shared[:, None]
+        out[:, heads, : spec.latent] = self._norm(latent.contiguous())
+        out[:, heads, spec.latent :] = shared
         return out.flatten(1)
 
     def plus(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:

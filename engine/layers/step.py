@@ -34,7 +34,7 @@ class StepInputs:
 
     tokens: torch.Tensor  # [tokens]
     angles: list[RotaryTables]  # by number of the rope: [tokens, (heads + kv heads) * head_dim]
-    kv_slots: torch.Tensor  # KV slots of each token's keys and values: [tokens, 2 * kv heads]
+    kv_slots: torch.Tensor  # KV slots of each token's keys and values: [tokens, cached heads]
     all_rows: Queries
     sampled: Queries | None  # rows whose logits or states are wanted
     # Of these, the rows whose states are pooled, and those whose logits are computed; None: all are.
@@ -161,7 +161,7 @@ class StepPlanner:
         )
 
     def _kv_slots(self, slots: torch.Tensor) -> torch.Tensor:
-        """KV slots in layer 0, [tokens, 2 * kv heads]; see `KvPool`."""
+        """KV slots in layer 0, [tokens, cached heads]; see `KvPool`."""
         size = self.pool.block_size
         first = slots // size * (self.pool.layers * self.pool.heads)
         heads = first[:, None] + torch.arange(self.pool.heads)

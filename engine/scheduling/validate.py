@@ -105,6 +105,8 @@ def _check_sampling(params: SamplingParams, vocab_size: int, max_running: int) -
     if params.pooling:
         need(params.max_tokens == 0, "max_tokens", "0 with pooling")
         need(params.n == 1, "n", "1 with pooling")
+        need(not params.use_beam_search, "use_beam_search", "false with pooling")
+        need(params.best_of <= 1, "best_of", "1 with pooling")
         need(scored is None, "prompt_logprobs", "None with pooling")
         need(params.grammar is None, "grammar", "None with pooling")
         return

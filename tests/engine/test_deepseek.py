@@ -60,9 +60,9 @@ def test_configurations_as_published() -> None:
 
 
 def test_the_cache_holds_one_head_of_latent_vectors(tmp_path: Path) -> None:
-    """Twice 26 + 10 values in float32 a position and layer, not 4 heads of keys and values."""
+    """26 + 10 values in float32 a position and layer, not 4 heads of keys and values."""
     driver = Driver(save_checkpoint(tmp_path, "deepseek-v3"), dtype="float32")
-    assert driver.runner.block_bytes == 3 * BLOCK * 2 * (26 + 10) * 4
+    assert driver.runner.block_bytes == 3 * BLOCK * (26 + 10) * 4
 
 
 @pytest.mark.parametrize("case", ["deepseek-v2", "deepseek-v3"])

@@ -219,6 +219,60 @@ def test_an_aborted_search_leaves_one_receipt_and_nothing_behind(after: int) -> 
         ask(engine, n=3, use_beam_search=True)
 
 
+@pytest.mark.parametrize("overlap", [False, True])
+def test_searches_and_samples_of_many_tenants_end_with_nothing_held(overlap: bool) -> None:
+    """More beams than may run at once, on either loop, without a prefix cache too."""
+    engine = make_engine(make_config(max_running=4, overlap=overlap, prefix_cache=not overlap))
+    for number in range(5):
+        ask(engine, f"beams{number}", n=3, use_beam_search=True, max_tokens=5, ignore_eos=True)
+        ask(engine, f"best{number}", n=1, best_of=4, max_tokens=5, ignore_eos=True)
+    found = finish(engine)
+    assert len(found) == 10
+    for name, answer in found.items():
+        (receipt,) = answer.receipts
+        assert [len(chunk.tokens) for chunk in answer.chunks] == [5] * (3 if "beams" in name else 1)
+        assert receipt.delivered == 15 if "beams" in name else (
+            receipt.delivered, receipt.generated,
+        ) == (5, 20)  # fmt: skip
+        assert (receipt.prompt, receipt.unprocessed) == (len(PROMPT), 0)
+        assert receipt.cached + receipt.computed == receipt.prompt
+    assert engine.pool.available("acme", True) == engine.pool.num_blocks
+    assert {receipt.request_id for receipt in engine.receipts.of("g")} == set(found)
+    assert len(engine.receipts) == 10
+
+
+def test_an_engine_that_stops_writes_the_receipt_of_a_search() -> None:
+    engine = make_engine()
+    ask(engine, n=3, use_beam_search=True, max_tokens=50, ignore_eos=True)
+    for _ in range(3):
+        engine.step()
+        engine.take_outboxes()
+    engine.abandon("the engine stops")
+    (outbox,) = engine.take_outboxes().values()
+    (receipt,) = outbox.receipts
+    assert receipt.request_id == "r" and receipt.message == "the engine stops"
+    assert receipt.finish_reason is FinishReason.ERROR
+    assert (receipt.prompt, receipt.generated, receipt.delivered) == (
+        0,
+        9,
+        0,
+    )  # 3 tokens of 3 beams
+
+
+def test_a_step_that_fails_ends_its_search() -> None:
+    engine = make_engine()
+    ask(engine, n=2, use_beam_search=True, max_tokens=50, ignore_eos=True)
+    engine.step()
+    engine.take_outboxes()
+    launch, engine._runner.launch = engine._runner.launch, lambda _: 1 / 0  # type: ignore[assignment,method-assign,return-value]
+    engine.step()
+    engine._runner.launch = launch  # type: ignore[method-assign]
+    answer = finish(engine)["r"]
+    assert {chunk.finish_reason for chunk in answer.chunks} == {FinishReason.ERROR}
+    assert "ZeroDivisionError" in answer.receipts[0].message
+    assert (answer.receipts[0].prompt, answer.receipts[0].unprocessed) == (0, len(PROMPT))
+
+
 def test_a_deadline_ends_a_search() -> None:
     clock = Clock()
     engine = make_engine(clock=clock)
