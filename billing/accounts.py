@@ -62,6 +62,8 @@ def ensure_accounts(session: Session, tenant_ids: Iterable[str], now: datetime) 
                 "payment_reference": references.of_customer(tenant_id),
                 "payment_terms_days": None,
                 "payment_methods": None,
+                "limits_set": None,
+                "limits_before": None,
             }
         )
     insert_new(session, BillingAccount.__table__, rows, "tenant_id")  # type: ignore[arg-type]

@@ -23,7 +23,13 @@ from billing.models import (
 )
 from billing.pricing import Component
 from billing.rollups import ADJUSTMENT
-from billing.subscriptions import YEAR, Subscriptions, read_subscriptions
+from billing.subscriptions import (
+    YEAR,
+    AddOns,
+    Subscriptions,
+    read_add_ons,
+    read_subscriptions,
+)
 
 _D = DailyUsage
 KEY = (_D.project_id, _D.model, _D.adapter, _D.kind, _D.price_version, _D.usage_period_id)
@@ -40,7 +46,7 @@ SUMS = (
     (Component.IMAGE, _D.images, _D.image_amount),
     (Component.CHARACTER, _D.characters, _D.character_amount),
 )
-_FEES = ("base_fee", "seats")
+_FEES = ("base_fee", "seats", "add_on")
 _NET_USAGE = ("usage", "late_usage", "adjustment", "included")
 _LAST_MOMENT = timedelta(microseconds=1)
 
@@ -63,21 +69,24 @@ class InvoiceInputs:
     adjustments: dict[str, list[Adjustment]] = field(default_factory=dict)
     bounds: dict[str, tuple[datetime, datetime]] = field(default_factory=dict)
     subscriptions: Subscriptions = field(default_factory=dict)
+    add_ons: dict[str, AddOns] = field(default_factory=dict)  # by tenant id
     invoices: dict[str, Invoice] = field(default_factory=dict)  # by period id
     used: dict[tuple[str, str], int] = field(default_factory=dict)  # by (period id, kind of credit)
     grants: dict[str, list[CreditGrant]] = field(default_factory=dict)  # by tenant id
     unrated: set[str] = field(default_factory=set)  # ids of periods with unrated usage
-    fees: dict[tuple[int, str], list[BilledFee]] = field(default_factory=dict)
+    # By subscription, kind, and the add-on's row (0: none).
+    fees: dict[tuple[int, str, int], list[BilledFee]] = field(default_factory=dict)
     # Net usage on earlier invoices: (tenant, end of the period, end of the line, picounits).
     drawn: list[tuple[str, datetime, datetime, int]] = field(default_factory=list)
     # Of corrected periods, by id: (start of the period that billed it, picounits).
     billed: dict[str, list[tuple[datetime, int]]] = field(default_factory=dict)
 
-    def fees_before(self, subscription_id: int, kind: str, at: datetime) -> list[BilledFee]:
-        """Fees of a subscription on the invoices of earlier periods."""
-        return [
-            each for each in self.fees.get((subscription_id, kind), ()) if each.period_end <= at
-        ]
+    def fees_before(
+        self, subscription_id: int, kind: str, holding: int, at: datetime
+    ) -> list[BilledFee]:
+        """Fees of a subscription, or of one add-on beside it, on the invoices of earlier periods."""
+        found = self.fees.get((subscription_id, kind, holding), ())
+        return [each for each in found if each.period_end <= at]
 
     def drawn_between(self, tenant_id: str, after: datetime, until: datetime) -> int:
         """Net usage on invoices whose period ends after the one moment and up to the other, less
@@ -100,6 +109,7 @@ def read_inputs(session: Session, periods: Sequence[BillingPeriod], now: datetim
         _usage(session, ids),
         _adjustments(session, ids),
         subscriptions=read_subscriptions(session, tenants),
+        add_ons=read_add_ons(session, tenants),
         invoices=_invoices(session, ids),
         used=_used_credit(session, ids),
         grants=credits.open_grants(session, tenants, now),
@@ -133,14 +143,15 @@ def _read_earlier_plan_lines(session: Session, inputs: InvoiceInputs, ids: Seque
             InvoiceLine.kind.in_((*_FEES, *_NET_USAGE)),
         )
     )
-    fees: dict[tuple[int, str], list[BilledFee]] = defaultdict(list)
+    fees: dict[tuple[int, str, int], list[BilledFee]] = defaultdict(list)
     for line, invoice in rows:
         if line.kind in _NET_USAGE:
             late = line.kind == "late_usage"  # counts where it is billed
             line_end = invoice.period_end if late else line.ends_at
             inputs.drawn.append((invoice.tenant_id, invoice.period_end, line_end, line.exact))
         elif "subscription" in line.details:
-            key = (int(line.details["subscription"]), line.kind)
+            holding = int(line.details.get("holding", 0))
+            key = (int(line.details["subscription"]), line.kind, holding)
             billed_at = invoice.final_at or invoice.drafted_at
             fees[key].append(BilledFee(line, invoice.period_end, billed_at))
     inputs.fees = fees

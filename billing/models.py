@@ -1,5 +1,6 @@
 """All billing tables, re-exported from `billing/tables`."""
 
+from billing.tables.add_ons import AddOn, AddOnHolding
 from billing.tables.bank import BankLine
 from billing.tables.budgets import Budget, OutboxMessage, WebhookEndpoint
 from billing.tables.closing import ClosedCharges, ClosedDay, ClosedUnits
@@ -54,6 +55,8 @@ from billing.tables.usage import (
 )
 
 __all__ = [
+    "AddOn",
+    "AddOnHolding",
     "Adjustment",
     "AuditRun",
     "BankLine",

@@ -20,7 +20,7 @@ from billing.models import Invoice, InvoiceLine, LedgerTransaction
 from core.money import Money
 
 DEFERRAL, RECOGNITION = "deferral", "recognition"
-_FEES = ("base_fee", "seats")
+_FEES = ("base_fee", "seats", "add_on")
 _MICRO = timedelta(microseconds=1)
 
 

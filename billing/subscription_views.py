@@ -24,6 +24,7 @@ def plan_json(each: Plan) -> dict[str, Any]:
         "grace_hours",
         "payment_terms_days",
         "suspend_after_days",
+        "limits_plan",
     )
     shown = {name: getattr(each, name) for name in names}
     return shown | {name: money(getattr(each, name), each.currency) for name in AMOUNTS}

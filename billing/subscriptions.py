@@ -11,15 +11,18 @@ from sqlalchemy import select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
+from billing import entitlements
 from billing.accounts import lock_account
-from billing.models import BillingAccount, Plan, Subscription
+from billing.models import AddOn, AddOnHolding, BillingAccount, Plan, Subscription
 from billing.periods import period_around, zone_of
 from core.errors import BadRequest, Conflict, NotFound
 from core.ids import new_id
+from core.tenants import plan_store
 
 MONTH, YEAR = "month", "year"
 AMOUNTS = ("base_fee", "seat_fee", "included_usage", "minimum_commitment")
 Subscriptions = dict[str, list[tuple[Subscription, Plan]]]  # by tenant
+AddOns = Sequence[tuple[AddOnHolding, AddOn]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,8 @@ def create_plan(session: Session, now: datetime, fields: Mapping[str, Any]) -> P
             raise BadRequest(
                 f"{name} is negative.", next_step="Give an amount of at least 0.", param=name
             )
+    if fields.get("limits_plan"):
+        plan_store.find(session, fields["limits_plan"])
     created = Plan(id=new_id("plan"), created_at=now, **fields)
     session.add(created)
     try:
@@ -84,6 +89,7 @@ def subscribe(
     if seats < 0:
         raise BadRequest(f"seats is {seats}; it must not be negative.", param="seats")
     agreed = _checked_overrides(overrides or {})
+    _refuse_other_interval(session, tenant_id, plan, at)
     held = _held(session, tenant_id)
     last = held[-1] if held else None
     if last is not None and last.starts_at >= at:
@@ -104,6 +110,7 @@ def subscribe(
     )
     session.add(created)
     session.flush()
+    entitle(session, account, at)
     return created
 
 
@@ -118,13 +125,17 @@ def cancel(
     if at_term_end:
         plan = session.get_one(Plan, subscription.plan_id)
         subscription.ends_at = term_around(subscription, plan, account, now)[1]
+    for holding, _ in read_add_ons(session, [tenant_id]).get(tenant_id, []):
+        if holding.ends_at is None or holding.ends_at > subscription.ends_at:
+            holding.ends_at = max(subscription.ends_at, holding.starts_at)
     session.flush()
+    entitle(session, account, now)
     return subscription
 
 
 def pause(session: Session, tenant_id: str, now: datetime, until: datetime) -> Subscription:
     """End the subscription now and start it again on a date, where a new year begins."""
-    lock_account(session, tenant_id)
+    account = lock_account(session, tenant_id)
     running = _running(session, tenant_id, now)
     if until <= now:
         raise BadRequest(
@@ -133,18 +144,39 @@ def pause(session: Session, tenant_id: str, now: datetime, until: datetime) -> S
     plan = session.get_one(Plan, running.plan_id)
     running.ends_at = now
     session.flush()
-    return subscribe(session, tenant_id, plan.name, until, running.seats, running.overrides)
+    later = subscribe(session, tenant_id, plan.name, until, running.seats, running.overrides)
+    entitle(session, account, now)
+    return later
 
 
 def resume(session: Session, tenant_id: str, now: datetime) -> Subscription:
     """Begin a paused subscription now."""
-    lock_account(session, tenant_id)
+    account = lock_account(session, tenant_id)
     held = _held(session, tenant_id)
     if not held or held[-1].starts_at <= now:
         raise Conflict("No subscription is paused.", next_step="Subscribe the tenant to a plan.")
     held[-1].starts_at = now
     session.flush()
+    entitle(session, account, now)
     return held[-1]
+
+
+def entitle(session: Session, account: BillingAccount, now: datetime) -> bool:
+    """Give the tenant the limits of the plan in force; whether they changed."""
+    held = read_subscriptions(session, [account.tenant_id]).get(account.tenant_id, [])
+    plan = plan_at(held, now)
+    return entitlements.follow(session, account, plan.limits_plan if plan else None, now)
+
+
+def tenants_with_limits(session: Session) -> list[str]:
+    """Tenants whose limits follow a billing plan, or may from some day on."""
+    following = select(BillingAccount.tenant_id).where(BillingAccount.limits_set.is_not(None))
+    subscribed = (
+        select(Subscription.tenant_id)
+        .join(Plan, Plan.id == Subscription.plan_id)
+        .where(Plan.limits_plan.is_not(None))
+    )
+    return sorted(set(session.scalars(following)) | set(session.scalars(subscribed)))
 
 
 def term_around(
@@ -183,6 +215,41 @@ def read_subscriptions(session: Session, tenant_ids: Iterable[str]) -> Subscript
     return found
 
 
+def read_add_ons(session: Session, tenant_ids: Iterable[str]) -> dict[str, AddOns]:
+    """Add-ons of each tenant, ordered by start."""
+    rows = session.execute(
+        select(AddOnHolding, AddOn)
+        .join(AddOn, AddOn.id == AddOnHolding.add_on_id)
+        .where(AddOnHolding.tenant_id.in_(set(tenant_ids)))
+        .order_by(AddOnHolding.tenant_id, AddOnHolding.starts_at, AddOnHolding.id)
+    )
+    found: dict[str, list[tuple[AddOnHolding, AddOn]]] = defaultdict(list)
+    for holding, add_on in rows:
+        found[holding.tenant_id].append((holding, add_on))
+    return dict(found)
+
+
+def running_plan(session: Session, tenant_id: str, now: datetime) -> Plan:
+    """NotFound without a subscription."""
+    return session.get_one(Plan, _running(session, tenant_id, now).plan_id)
+
+
+def segment(
+    subscription: Subscription,
+    plan: Plan,
+    owed: tuple[datetime, datetime],
+    bounds: tuple[datetime, datetime],
+) -> Segment | None:
+    """What of a period lies in the time in which fees are owed."""
+    starts_at, ends_at = bounds
+    start, end = max(starts_at, owed[0]), min(ends_at, owed[1])
+    if start >= end:
+        return None
+    offsets = (_micros(start - starts_at), _micros(end - starts_at))
+    whole = _micros(ends_at - starts_at)
+    return Segment(plan, subscription.seats, start, end, *offsets, whole, subscription.id)
+
+
 def segments(
     held: Sequence[tuple[Subscription, Plan]],
     starts_at: datetime,
@@ -194,14 +261,10 @@ def segments(
     found = []
     for subscription, plan in held:
         begins = subscription.starts_at if with_trial else subscription.fees_from
-        start = max(starts_at, begins)
-        end = min(ends_at, subscription.ends_at or ends_at)
-        if start < end:
-            offsets = (_micros(start - starts_at), _micros(end - starts_at))
-            whole = _micros(ends_at - starts_at)
-            found.append(
-                Segment(plan, subscription.seats, start, end, *offsets, whole, subscription.id)
-            )
+        owed = begins, subscription.ends_at or ends_at
+        part = segment(subscription, plan, owed, (starts_at, ends_at))
+        if part is not None:
+            found.append(part)
     return found
 
 
@@ -230,6 +293,18 @@ def _running(session: Session, tenant_id: str, now: datetime) -> Subscription:
     raise NotFound(
         f"Tenant {tenant_id} has no subscription now.", next_step="Subscribe it to a plan first."
     )
+
+
+def _refuse_other_interval(session: Session, tenant_id: str, plan: Plan, at: datetime) -> None:
+    """Add-ons are billed with the plan, by its interval."""
+    for holding, add_on in read_add_ons(session, [tenant_id]).get(tenant_id, []):
+        runs = holding.ends_at is None or holding.ends_at > at
+        if runs and add_on.interval != plan.interval:
+            raise Conflict(
+                f"Add-on {add_on.name} is by the {add_on.interval}, the plan {plan.name} by the "
+                f"{plan.interval}.",
+                next_step="Remove the add-on first.",
+            )
 
 
 def _checked_overrides(given: Mapping[str, int]) -> dict[str, int]:

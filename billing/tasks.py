@@ -22,8 +22,10 @@ from billing import (
     reconcile,
     rollups,
     service_rollups,
+    subscriptions,
     usage,
 )
+from billing.accounts import lock_account
 from billing.exports import schedules
 from billing.exports.stores import Store, open_store
 from billing.in_transit import UsageInTransit
@@ -46,6 +48,7 @@ for _name in (
     "billing.watch_budgets",
     "billing.top_up",
     "billing.recognise_revenue",
+    "billing.follow_subscriptions",
 ):
     metrics.tenant_failures.labels(_name)
 
@@ -65,6 +68,19 @@ def release_parked(context: TaskContext) -> int:
     with context.database.transaction() as session:
         released = usage.release(session, context.clock)
         return released + rating.release_stored(session, context.clock)
+
+
+@task("billing.follow_subscriptions", queue="rating", every_s=60.0)
+def follow_subscriptions(context: TaskContext) -> int:
+    """Limits of tenants whose subscription began or ended by itself since."""
+    now = context.clock.now()
+    with context.database.read() as session:
+        tenants = subscriptions.tenants_with_limits(session)
+
+    def _follow(session: Session, tenant_id: str) -> int:
+        return int(subscriptions.entitle(session, lock_account(session, tenant_id), now))
+
+    return each_tenant(context.database, "billing.follow_subscriptions", tenants, _follow)
 
 
 @task("billing.make_partitions", queue="rating", every_s=86_400.0)

@@ -72,6 +72,8 @@ NOTICES = {
     "month-signed": "The month is signed off.",
     "account-saved": "The billing details are saved. Invoices that become final from now on state them.",
     "plan-made": "The billing plan was created.",
+    "add-on-made": "The add-on was created.",
+    "add-on-set": "The add-on is changed. Its fee is prorated.",
     "tax-set": "The tax rate is in force from its first day.",
     "subscription-changed": "The subscription was changed.",
     "released": "What could be rated was released. The rest is below with its reason.",

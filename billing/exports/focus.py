@@ -33,6 +33,7 @@ _CATEGORIES = {
     "adjustment": ("Adjustment", "One-Time"),
     "base_fee": ("Purchase", "Recurring"),
     "seats": ("Purchase", "Recurring"),
+    "add_on": ("Purchase", "Recurring"),
     "commitment": ("Purchase", "One-Time"),
     "included": ("Credit", "Recurring"),
     "promo": ("Credit", "One-Time"),

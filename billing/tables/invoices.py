@@ -89,7 +89,7 @@ class InvoiceLine(Base):
     id: Mapped[int] = mapped_column(BigKey, primary_key=True, autoincrement=True)
     invoice_id: Mapped[str] = mapped_column(ID, ForeignKey("invoices.id"))
     position: Mapped[int]
-    # usage | late_usage | adjustment | base_fee | seats | included | commitment | promo | tax
+    # usage | late_usage | adjustment | base_fee | seats | add_on | included | commitment | promo | tax
     # | markup | transfer | child | child_markup
     kind: Mapped[str] = mapped_column(String(20))
     component: Mapped[str] = mapped_column(String(20), default="")

@@ -59,6 +59,7 @@ class Plan(Base):
     )  # time for late events before an invoice is final
     payment_terms_days: Mapped[int] = mapped_column(default=14)
     suspend_after_days: Mapped[int | None]  # days past due; None: never
+    limits_plan: Mapped[str | None] = mapped_column(NAME)  # rate limits of its tenants
     created_at: Mapped[datetime] = mapped_column(UtcDateTime)
 
 
@@ -95,7 +96,9 @@ class BillingAccount(Base):
     )  # requests are rejected without credit
     payment_reference: Mapped[str | None] = mapped_column(String(25))  # ISO 11649, of every wire
     payment_terms_days: Mapped[int | None]  # agreed days to pay; None: the plan's
-    payment_methods: Mapped[list[str] | None] = mapped_column(Json)  # at Stripe; None: cards
+    payment_methods: Mapped[list[str] | None] = mapped_column(Json)  # None: as Stripe chooses
+    limits_set: Mapped[str | None] = mapped_column(NAME)  # limits plan by the billing plan
+    limits_before: Mapped[str | None] = mapped_column(NAME)  # the one that returns after it
     created_at: Mapped[datetime] = mapped_column(UtcDateTime)
 
 

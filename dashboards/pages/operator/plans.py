@@ -8,12 +8,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from billing import subscription_views, subscriptions, tax_rates
+from billing import add_ons, subscription_views, subscriptions, tax_rates
+from billing.exchange_rates import check_currency
 from billing.models import Plan, TaxRate
 from billing.tax_ids import check_region
 from core.errors import BadRequest
 from core.money import MINOR_DIGITS, units_of
-from core.tenants import audit
+from core.tenants import audit, plan_store
 from dashboards.page_data import Form, Input, PageData, show
 from dashboards.pages.common import (
     Fields,
@@ -34,6 +35,12 @@ _PLANS = [
     Column("minimum_commitment", "Commitment", "money", "Per interval."),
     Column("payment_terms_days", "Days to pay", "whole"),
     Column("trial_days", "Trial, days", "whole"),
+    Column("limits_plan", "Limits plan"),
+]
+_ADD_ONS = [
+    Column("name", "Add-on"),
+    Column("interval", "Interval"),
+    Column("fee", "Fee per unit", "money"),
 ]
 _RATES = [
     Column("region", "Region"),
@@ -42,6 +49,7 @@ _RATES = [
     Column("first", "From", "figure"),
     Column("last", "Until", "figure"),
 ]
+_INTERVALS = [("month", "billing period"), ("year", "year")]
 _NUMBERS = ("included_seats", "trial_days", "payment_terms_days")
 
 
@@ -53,6 +61,8 @@ def page_of(request: Request) -> Response:
             subscription_views.plan_json(each)
             for each in session.scalars(select(Plan).order_by(Plan.name))
         ]
+        extras = [add_ons.describe(each) for each in add_ons.listed(session)]
+        limits = sorted(plan_store.all_of(session))
         rates = session.scalars(
             select(TaxRate).order_by(TaxRate.region, TaxRate.name, TaxRate.effective_from)
         ).all()
@@ -66,6 +76,13 @@ def page_of(request: Request) -> Response:
         tables=[
             Table("Billing plans", _PLANS, rows, totals=False, empty="No billing plan yet."),
             Table(
+                "Add-ons",
+                _ADD_ONS,
+                [each | {"fee": int(each["fee"]["units"])} for each in extras],
+                totals=False,
+                empty="No add-on yet.",
+            ),
+            Table(
                 "Tax rates",
                 _RATES,
                 [_rate(each) for each in rates],
@@ -73,7 +90,7 @@ def page_of(request: Request) -> Response:
                 empty="No tax rate: invoices have no tax.",
             ),
         ],
-        forms=[_plan_form(), _rate_form(deps.clock.now())],
+        forms=[_plan_form(limits), _add_on_form(), _rate_form(deps.clock.now())],
     )
     return show(request, page_data)
 
@@ -88,12 +105,22 @@ def _rate(each: TaxRate) -> dict[str, Any]:
     }
 
 
-def _plan_form() -> Form:
-    intervals = [("month", "billing period"), ("year", "year")]
+def _add_on_form() -> Form:
+    inputs = [
+        Input("add_on", "Name"),
+        Input("currency", "Currency", "select", "USD", [(each, each) for each in MINOR_DIGITS]),
+        Input("interval", "Fee per", "select", "month", _INTERVALS),
+        Input("fee", "Fee per unit"),
+    ]
+    about = "Tenants have it beside a plan of the same interval; it is billed as the plan is."
+    return Form(PATH, "Create add-on", inputs=inputs, title="New add-on", about=about, act="add_on")
+
+
+def _plan_form(limits: list[str]) -> Form:
     inputs = [
         Input("name", "Name"),
         Input("currency", "Currency", "select", "USD", [(each, each) for each in MINOR_DIGITS]),
-        Input("interval", "Fees per", "select", "month", intervals),
+        Input("interval", "Fees per", "select", "month", _INTERVALS),
         Input(
             "in_advance", "Billed", "select", "no", [("no", "in arrears"), ("yes", "in advance")]
         ),
@@ -104,6 +131,14 @@ def _plan_form() -> Form:
         Input("minimum_commitment", "Commitment", value="0", hint="least usage per interval"),
         Input("trial_days", "Trial, days", "number", "0"),
         Input("payment_terms_days", "Days to pay", "number", "14"),
+        Input(
+            "limits_plan",
+            "Limits plan",
+            "select",
+            "",
+            [("", "unchanged"), *((each, each) for each in limits)],
+            required=False,
+        ),
     ]
     return Form(PATH, "Create plan", inputs=inputs, title="New plan", act="plan")
 
@@ -131,6 +166,7 @@ def _create(request: Request, form_fields: Fields) -> Response:
         raise BadRequest("A plan needs a name of up to 120 characters.", param="name")
     fields |= {name: form_fields[name] for name in ("name", "currency", "interval")}
     fields["in_advance"] = given("in_advance") == "yes"
+    fields["limits_plan"] = given("limits_plan") or None
     with deps.database.transaction() as session:
         created = subscriptions.create_plan(session, deps.clock.now(), fields)
         after = subscription_views.plan_json(created)
@@ -139,6 +175,23 @@ def _create(request: Request, form_fields: Fields) -> Response:
             session, deps.clock, actor, "plan.create", created.id, before=None, after=after
         )
     return redirect_with_notice(request, PATH, "plan-made")
+
+
+def _create_add_on(request: Request, form_fields: Fields) -> Response:
+    viewer, deps = operator_of(request, "prices", "write"), deps_of(request)
+    fee = _units("fee", form_fields.get("fee", ""))
+    currency = check_currency(form_fields.get("currency", ""), "currency")
+    interval, name = form_fields.get("interval", ""), form_fields.get("add_on", "")
+    with deps.database.transaction() as session:
+        created = add_ons.create(
+            session, deps.clock.now(), name, fee, currency=currency, interval=interval
+        )
+        after = add_ons.describe(created)
+        actor = viewer.scope.actor
+        audit.record_operator(
+            session, deps.clock, actor, "add_on.create", created.id, before=None, after=after
+        )
+    return redirect_with_notice(request, PATH, "add-on-made")
 
 
 def _set_rate(request: Request, form_fields: Fields) -> Response:
@@ -176,5 +229,9 @@ def _whole(name: str, written: str) -> int:
 
 ROUTES = [
     Route(PATH, page_of, methods=["GET"]),
-    Route(PATH, form_handler(page_of, plan=_create, rate=_set_rate), methods=["POST"]),
+    Route(
+        PATH,
+        form_handler(page_of, plan=_create, add_on=_create_add_on, rate=_set_rate),
+        methods=["POST"],
+    ),
 ]

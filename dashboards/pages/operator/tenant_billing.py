@@ -30,6 +30,7 @@ from dashboards.pages.common import (
     root_of,
     scope_of,
 )
+from dashboards.pages.operator import tenant_add_ons
 from dashboards.pages.operator.money_acts import acts_table, link
 from dashboards.pages.operator.tenants import PATH as TENANTS
 from dashboards.pages.operator.tenants import subscriptions_table
@@ -56,6 +57,8 @@ def page_of(request: Request) -> Response:
         held = subscription_views.subscriptions_json(session, tenant.id, deps.clock.now())
         grants = _grants(session, tenant.id)
         acts = acts_table(session, tenant.id, root_of(request))
+        extras = tenant_add_ons.table(session, tenant.id, account.currency)
+        extra_forms = tenant_add_ons.forms(session, PATH.format(tenant_id=tenant.id))
         link_above = session.get(OrganisationLink, tenant.id)
         above = parents.describe(session, link_above) if link_above else None
     page_data = PageData(
@@ -75,11 +78,13 @@ def page_of(request: Request) -> Response:
         ],
         tables=[
             subscriptions_table(held, account.currency),
+            extras,
             Table("Credit", _GRANTS, grants, account.currency, totals=False, empty="No credit."),
             acts,
         ],
         forms=[
             _details(tenant, account),
+            *extra_forms,
             *_subscription_forms(tenant, held),
             *_parent_forms(tenant, above),
         ],
@@ -264,6 +269,10 @@ def _save(request: Request, form_fields: Fields) -> Response:
     return redirect_with_notice(request, PATH.format(tenant_id=tenant.id), "account-saved")
 
 
+def _set_add_on(request: Request, form_fields: Fields) -> Response:
+    return tenant_add_ons.change(request, form_fields, PATH)
+
+
 def _pause(request: Request, form_fields: Fields) -> Response:
     try:
         until = datetime.strptime(form_fields.get("until", ""), "%Y-%m-%d").replace(tzinfo=UTC)
@@ -311,6 +320,7 @@ ROUTES = [
         form_handler(
             page_of,
             details=_save,
+            add_on=_set_add_on,
             pause=_pause,
             resume=_resume,
             cancel=_cancel,

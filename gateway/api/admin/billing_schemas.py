@@ -84,6 +84,21 @@ class NewPlan(Body):
     grace_hours: int = Field(24, ge=0, le=24 * 28)
     payment_terms_days: int = Field(14, ge=0, le=365)
     suspend_after_days: int | None = Field(None, ge=0, le=365)
+    limits_plan: str | None = Field(
+        None, max_length=120, description="Limits plan of its tenants while they are subscribed."
+    )
+
+
+class NewAddOn(Body):
+    name: str = Field(min_length=1, max_length=120)
+    fee: str = Amount
+    currency: str = Field("USD", min_length=3, max_length=3)
+    interval: Literal["month", "year"] = Field("month", description="That of the plans beside it.")
+
+
+class AddOnQuantity(Body):
+    add_on: str = Field(min_length=1, max_length=120)
+    quantity: int = Field(ge=0, le=1_000_000, description="0 removes the add-on.")
 
 
 class Subscribe(Body):

@@ -7,7 +7,8 @@ from fastapi import APIRouter, Depends, Response
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from billing import subscription_views, subscriptions
+from billing import add_ons, subscription_views, subscriptions
+from billing.exchange_rates import check_currency
 from billing.models import Plan
 from billing.money_act_kinds import ActRequest, Kind
 from core.ids import new_id
@@ -45,6 +46,50 @@ def create_plan(body: bodies.NewPlan, ctx: WriteAccess) -> dict[str, Any]:
         shown = subscription_views.plan_json(created)
         record(session, ctx, "", "plan.create", created.id, shown)
         return shown
+
+
+@router.get("/add-ons")
+def list_add_ons(ctx: ReadAccess) -> dict[str, Any]:
+    """The add-ons that tenants can have beside their billing plan."""
+    with ctx.database.read() as session:
+        rows = [add_ons.describe(each) for each in add_ons.listed(session)]
+    return {"object": "list", "data": rows}
+
+
+@router.post("/add-ons", status_code=201)
+def create_add_on(body: bodies.NewAddOn, ctx: WriteAccess) -> dict[str, Any]:
+    currency = check_currency(body.currency, "currency")
+    with ctx.database.transaction() as session:
+        created = add_ons.create(
+            session,
+            ctx.clock.now(),
+            body.name,
+            units_of(body.fee),
+            currency=currency,
+            interval=body.interval,
+        )
+        shown = add_ons.describe(created)
+        record(session, ctx, "", "add_on.create", created.id, shown)
+    return shown
+
+
+@router.get("/tenants/{tenant}/add-ons")
+def list_add_ons_of(tenant: str, ctx: ReadAccess) -> dict[str, Any]:
+    """All that the tenant has or had, the earliest first."""
+    with ctx.database.transaction() as session:
+        rows = add_ons.of_tenant(session, account_of(session, ctx, tenant))
+    return {"object": "list", "data": rows}
+
+
+@router.put("/tenants/{tenant}/add-ons")
+def set_add_on(tenant: str, body: bodies.AddOnQuantity, ctx: WriteAccess) -> dict[str, Any]:
+    """The tenant has this many units from now on; the fee is prorated."""
+    with ctx.database.transaction() as session:
+        tenant_id = account_of(session, ctx, tenant)
+        add_ons.set_quantity(session, tenant_id, body.add_on, body.quantity, ctx.clock.now())
+        rows = add_ons.of_tenant(session, tenant_id)
+        record(session, ctx, tenant_id, "add_on.set", body.add_on, {"quantity": body.quantity})
+    return {"object": "list", "data": rows}
 
 
 @router.get("/subscription")

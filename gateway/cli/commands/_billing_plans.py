@@ -32,6 +32,7 @@ def add_billing_plans(verbs: Any) -> None:
         new.add_argument(option, default="0", metavar="AMOUNT", help=f"{about}, in major units")
     new.add_argument("--included-seats", type=int, default=0, metavar="NUMBER")
     new.add_argument("--trial-days", type=int, default=0, metavar="DAYS")
+    new.add_argument("--limits-plan", metavar="NAME", help="limits plan of its tenants")
     new.set_defaults(run=_create, interval=subscriptions.MONTH)
     listed = verbs.add_parser("plans", help="list the billing plans")
     listed.set_defaults(run=_list)
@@ -47,6 +48,7 @@ def _create(arguments: argparse.Namespace) -> int:
         "in_advance": arguments.in_advance,
         "included_seats": arguments.included_seats,
         "trial_days": arguments.trial_days,
+        "limits_plan": arguments.limits_plan,
     }
     fields |= {name: _units(name, getattr(arguments, name)) for name in _AMOUNTS}
     with command_context() as tools, tools.database.transaction() as session:

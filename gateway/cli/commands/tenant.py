@@ -4,6 +4,7 @@ import argparse
 
 from billing.onboarding import BillingDetails, Customer, Owner, onboard
 from core.tenants import organisations, sign_on
+from gateway.cli.commands._add_ons import add_add_ons
 from gateway.cli.commands._billing_account import add_billing_account
 from gateway.cli.commands._billing_plans import add_billing_plans
 from gateway.cli.commands._copies import add_copies
@@ -74,6 +75,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     domains = verbs.add_parser("domains", help="list the e-mail domains of a tenant")
     add_tenant(domains)
     domains.set_defaults(run=_domains)
+    add_add_ons(verbs)
     add_billing_account(verbs)
     add_billing_plans(verbs)
     add_copies(verbs)
