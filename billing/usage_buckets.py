@@ -14,6 +14,8 @@ from typing import Any
 from sqlalchemy import ColumnElement, Select, case, func, select
 from sqlalchemy.orm import Session
 
+from billing.archive.base import Grouping, Wanted
+from billing.archive.reading import archived_buckets
 from billing.models import (
     Charge,
     DailyService,
@@ -108,8 +110,11 @@ def usage_buckets(session: Session, scope: TenantScope, query: BucketQuery) -> B
     limit = query.limit or query.width.usual
     end = min(query.end, start + limit * step)
     found: dict[datetime, list[BucketRow]] = {}
-    for row in session.execute(_select(session, scope, query, start, end)):
-        values = row._mapping
+    rows = session.execute(_select(session, scope, query, start, end)).mappings()
+    read: list[dict[str, Any]] = [dict(row) for row in rows]
+    if query.width is Width.MINUTE or query.needs_events:
+        read = _with_archived(session, scope, query, (start, end), read)
+    for values in read:
         found.setdefault(_moment(values["bucket"]), []).append(
             BucketRow(
                 {name: values[name] for name in query.group_by},
@@ -123,6 +128,32 @@ def usage_buckets(session: Session, scope: TenantScope, query: BucketQuery) -> B
         buckets.append(Bucket(moment, moment + step, found.get(moment, [])))
         moment += step
     return BucketPage(buckets, moment if moment < query.end else None)
+
+
+def _with_archived(
+    session: Session,
+    scope: TenantScope,
+    query: BucketQuery,
+    span: tuple[datetime, datetime],
+    read: list[dict[str, Any]],
+) -> list[dict[str, Any]]:
+    """The sums with those of the archive. A page's `conditions` are read from the database alone."""
+    if query.conditions:
+        return read
+    values = _values(scope, query)
+    wanted = Wanted(*span, scope.tenant_id, scope.project_id or "")
+    matching = tuple((name, tuple(some)) for name, some in values.items() if some)
+    grouping = Grouping(query.width.seconds, query.group_by, matching, query.batch)
+    archived = list(archived_buckets(session, wanted, grouping))
+    if not archived:
+        return read
+    keys, sums = ("bucket", *query.group_by), (*QUANTITY_COLUMNS, *AMOUNT_COLUMNS)
+    merged: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for row in (*archived, *read):
+        own = merged.setdefault(tuple(row[name] for name in keys), dict.fromkeys(sums, 0))
+        own |= {name: row[name] for name in keys}
+        own |= {name: own[name] + int(row[name] or 0) for name in sums}
+    return [merged[key] for key in sorted(merged, key=lambda key: [str(part) for part in key])]
 
 
 def floor_to(moment: datetime, width: Width) -> datetime:
@@ -230,8 +261,9 @@ def _dimension(table: Any, name: str) -> ColumnElement[Any]:
     return chosen
 
 
-def _filters(table: Any, scope: TenantScope, query: BucketQuery) -> list[ColumnElement[bool]]:
-    wanted = {
+def _values(scope: TenantScope, query: BucketQuery) -> dict[str, tuple[str, ...]]:
+    """The wanted values of each column; none are all."""
+    return {
         "project_id": (scope.project_id,) if scope.project_id else query.project_ids,
         "key_id": query.key_ids,
         "model": query.models,
@@ -239,6 +271,10 @@ def _filters(table: Any, scope: TenantScope, query: BucketQuery) -> list[ColumnE
         "kind": query.kinds,
         "adapter": query.adapters,
     }
+
+
+def _filters(table: Any, scope: TenantScope, query: BucketQuery) -> list[ColumnElement[bool]]:
+    wanted = _values(scope, query)
     found = [getattr(table, name).in_(values) for name, values in wanted.items() if values]
     found += query.conditions
     if query.batch is not None:

@@ -122,17 +122,23 @@ Json = JSON().with_variant(postgresql.JSONB(), "postgresql")
 
 class Database:
     def __init__(
-        self, url: str, *, read_url: str = "", pool_size: int = 8, connect_timeout_s: int = 5
+        self,
+        url: str,
+        *,
+        read_url: str = "",
+        pool_size: int = 8,
+        connect_timeout_s: int = 5,
+        session_info: dict[Any, Any] | None = None,
     ) -> None:
-        """`read_url` is a read replica's, for `report`."""
+        """`read_url` is a read replica's, for `report`; `session_info` is in each session's `info`."""
         self.url = url
         self.dialect = _dialect_of(url)
         self.db_engine = _make_engine(url, self.dialect, pool_size, connect_timeout_s)
-        self._sessions = sessionmaker(self.db_engine, expire_on_commit=False)
+        self._sessions = sessionmaker(self.db_engine, expire_on_commit=False, info=session_info)
         # A write transaction takes SQLite's lock at once; upgrading a read lock later can deadlock.
         writer = self.db_engine.execution_options(tollhouse_write=True)
-        self._writers = sessionmaker(writer, expire_on_commit=False)
-        self._replica = _replica(url, read_url, pool_size) if read_url else None
+        self._writers = sessionmaker(writer, expire_on_commit=False, info=session_info)
+        self._replica = _replica(url, read_url, pool_size, session_info) if read_url else None
 
     @contextmanager
     def read(self) -> Iterator[Session]:
@@ -242,7 +248,9 @@ def _backend(url: str) -> str:
         return ""
 
 
-def _replica(url: str, read_url: str, pool_size: int) -> Replica:
+def _replica(
+    url: str, read_url: str, pool_size: int, session_info: dict[Any, Any] | None
+) -> Replica:
     for each in (url, read_url):
         if _backend(each) != "postgresql":
             raise SettingError(
@@ -250,7 +258,7 @@ def _replica(url: str, read_url: str, pool_size: int) -> Replica:
                 "none.",
                 next_step="Unset it, or give both addresses as postgresql+psycopg://….",
             )
-    return Replica(_make_postgres_engine(read_url, pool_size, connect_timeout_s=2))
+    return Replica(_make_postgres_engine(read_url, pool_size, connect_timeout_s=2), session_info)
 
 
 def _make_engine(url: str, dialect: str, pool_size: int, connect_timeout_s: int) -> Engine:

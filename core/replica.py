@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable
+from typing import Any
 
 from sqlalchemy import Engine, text
 from sqlalchemy.exc import SQLAlchemyError
@@ -16,9 +17,9 @@ _CATCH_UP_S = 5.0
 class Replica:
     """Sessions of a replica whose transactions are READ ONLY, whatever its role may do."""
 
-    def __init__(self, db_engine: Engine) -> None:
+    def __init__(self, db_engine: Engine, session_info: dict[Any, Any] | None) -> None:
         self._engine = db_engine.execution_options(postgresql_readonly=True)
-        self._sessions = sessionmaker(self._engine, expire_on_commit=False)
+        self._sessions = sessionmaker(self._engine, expire_on_commit=False, info=session_info)
         self._away_until = 0.0
 
     def session(self, primary: Session | None) -> Session | None:

@@ -47,6 +47,13 @@ class Settings(BaseSettings):
         description="URL of a read replica of PostgreSQL for the finance API, exports and the pages of "
         "usage, costs and requests; empty: the database itself.",
     )
+    events_url: str = Field(
+        "",
+        description="ClickHouse that keeps the raw events and charges of months which "
+        "TOLLHOUSE_USAGE_RETENTION_MONTHS drops from PostgreSQL: "
+        "clickhouse://user:password@host:8123/database, or clickhouses:// with TLS (the `clickhouse` "
+        "extra); empty: they are deleted.",
+    )
     redis_url: str = Field(
         "", description="Redis URL (redis:// or redis+cluster://) for counters; empty: in memory."
     )

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from billing.archive.opening import open_database
 from billing.payments.base import PaymentProvider
 from billing.request_sinks import SinkView
 from core.clock import Clock, SystemClock
@@ -130,7 +131,7 @@ def _build_base(
     settings: Settings, clock: Clock, engines: Engines | None, tracer: "Tracer | None"
 ) -> _Base:
     token = operator_token(settings)
-    database = Database(settings.effective_database_url, read_url=settings.read_database_url)
+    database = open_database(settings)
     counters = make_counters(settings, clock)
     spool = Spool(SpoolFile(_spool_path(settings)))
     router = Router(clock, cold_start_s=settings.cold_start_s)

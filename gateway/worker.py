@@ -5,9 +5,9 @@ from celery import Celery
 import billing.tasks  # noqa: F401  registers billing's tasks
 import core.heartbeats  # noqa: F401  registers a heartbeat of each queue
 import moderation.tasks  # noqa: F401  registers moderation's tasks
+from billing.archive.opening import open_database
 from core import celery_queue
 from core.clock import SystemClock
-from core.database import Database
 from core.dead_letters import keeper
 from core.errors import SettingError
 from core.queue import TaskContext
@@ -29,7 +29,7 @@ def make_worker(settings: Settings, prefix: str = "tollhouse") -> Celery:
 
 def _services(settings: Settings) -> celery_queue.WorkerServices:
     clock = SystemClock()
-    database = Database(settings.effective_database_url, read_url=settings.read_database_url)
+    database = open_database(settings)
     services = task_services(settings, clock, make_payments(settings))
     context = TaskContext(settings, database, clock, services)
     return celery_queue.WorkerServices(context, keeper(database, clock))

@@ -3,7 +3,7 @@
 A TenantScope limits a subject to one tenant; None, for the operator, exports all tenants.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -11,6 +11,8 @@ from typing import Any
 from sqlalchemy import Select, select
 from sqlalchemy.orm import Session
 
+from billing.archive.base import Wanted
+from billing.archive.reading import archived_charges, archived_usage
 from billing.exports.formats import Column, Kind, Row
 from billing.models import (
     Charge,
@@ -39,11 +41,18 @@ class Subject:
     name: str
     columns: tuple[Column, ...]
     query: Callable[[TenantScope | None, Period], Select[Any]]
+    archived: Callable[[Session, Wanted], Iterable[Row]] = lambda _session, _wanted: ()
 
     def rows(self, session: Session, scope: TenantScope | None, period: Period) -> Iterator[Row]:
-        """Rows in a stable order, streamed from the database."""
+        """Rows in a stable order, streamed from the archive and the database."""
+        yield from self.archived(session, wanted_of(scope, period))
         statement = self.query(scope, period).execution_options(yield_per=FETCH_ROWS)
         yield from session.execute(statement)
+
+
+def wanted_of(scope: TenantScope | None, period: Period) -> Wanted:
+    tenant_id, project_id = (scope.tenant_id, scope.project_id or "") if scope else ("", "")
+    return Wanted(period.start, period.end, tenant_id, project_id)
 
 
 def _column(attribute: Any, name: str | None = None) -> Column:
@@ -118,6 +127,15 @@ def _charges(scope: TenantScope | None, period: Period) -> Select[Any]:
     return _scoped(joined.where(*inside), table, scope).order_by(Charge.request_id)
 
 
+def _archived_usage(session: Session, wanted: Wanted) -> Iterator[Row]:
+    return archived_usage(session, wanted, [each.key for each in _USAGE])
+
+
+def _archived_charges(session: Session, wanted: Wanted) -> Iterator[Row]:
+    columns = [("charge" if each.class_ is Charge else "event", each.key) for each in _CHARGES]
+    return archived_charges(session, wanted, columns)
+
+
 def _invoices(scope: TenantScope | None, period: Period) -> Select[Any]:
     joined = select(*_INVOICES).join(InvoiceLine, InvoiceLine.invoice_id == Invoice.id)
     inside = (Invoice.period_end > period.start, Invoice.period_start < period.end)
@@ -143,8 +161,8 @@ def _named(attributes: tuple[Any, ...], **renamed: Any) -> tuple[Column, ...]:
 SUBJECTS = {
     subject.name: subject
     for subject in (
-        Subject("usage", _named(_USAGE), _usage),
-        Subject("charges", _named(_CHARGES), _charges),
+        Subject("usage", _named(_USAGE), _usage, _archived_usage),
+        Subject("charges", _named(_CHARGES), _charges, _archived_charges),
         Subject(
             "invoices", _named(_INVOICES, invoice_id=_INVOICES[0], invoice=_INVOICES[1]), _invoices
         ),

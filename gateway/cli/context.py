@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from sqlalchemy.exc import DBAPIError
 
+from billing.archive.opening import open_database
 from core.clock import Clock, SystemClock
 from core.database import Database
 from core.settings import Settings, load_settings
@@ -22,7 +23,7 @@ class CommandContext:
 def command_context() -> Iterator[CommandContext]:
     """Raises DependencyDown when the database does not answer, SettingError when it has no schema."""
     settings = load_settings()
-    database = Database(settings.effective_database_url, read_url=settings.read_database_url)
+    database = open_database(settings)
     try:
         database.ping()
         yield CommandContext(settings, SystemClock(), database)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from billing.archive.opening import make_archive
 from billing.exports.encoding import format_of
 from billing.exports.formats import Column, Format, encode
 from billing.exports.stores import S3Store
@@ -33,6 +34,10 @@ def traced() -> None:
     make_tracer(Settings(tracing_endpoint="http://127.0.0.1:9"))
 
 
+def archived() -> None:
+    make_archive(Settings(events_url="clickhouse://a", database_url="postgresql://b/c"))
+
+
 def paid() -> None:
     make_payments(Settings(stripe_api_key="sk_test_1"))
 
@@ -46,6 +51,7 @@ def taxed() -> None:
     [
         ("nats", "nats", lambda: open_stream("nats://127.0.0.1"), SettingError),
         ("kafka", "confluent_kafka", lambda: open_stream("kafka://127.0.0.1"), SettingError),
+        ("clickhouse", "clickhouse_connect", archived, SettingError),
         ("pdf", "weasyprint", lambda: as_pdf(""), MissingExtra),
         ("parquet", "pyarrow", parquet, MissingExtra),
         ("parquet", "pyarrow", lambda: format_of("parquet"), MissingExtra),
@@ -62,7 +68,7 @@ def test_a_missing_extra_is_named(
     call: Callable[[], object],
     kind: type[TollhouseError],
 ) -> None:
-    ours = ("billing.payments.stripe.", "gateway.metering.streams.")
+    ours = ("billing.archive.server", "billing.payments.stripe.", "gateway.metering.streams.")
     for name in [name for name in sys.modules if name.startswith(ours)]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, module, None)

@@ -19,6 +19,7 @@ CHECKS: dict[str, Check] = {
     "data directory": storage.data_directory,
     "database": storage.database,
     "replica": storage.replica,
+    "archive": storage.archive,
     "clock": storage.clock_skew,
     "counters": dependencies.counters,
     "queue": dependencies.broker,

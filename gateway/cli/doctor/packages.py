@@ -9,6 +9,7 @@ from moderation.classifiers.compiled import is_compiled
 
 # An extra and the package that shows that it is installed.
 EXTRAS = {
+    "clickhouse": "clickhouse_connect",
     "engine": "torch",
     "gpu": "triton",
     "kafka": "confluent_kafka",

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 
 from sqlalchemy import func, select, text
 
+from billing.archive.opening import make_archive
 from billing.exports.schedules import PARKED
 from billing.models import ExportJob, ExportSchedule, ParkedEvent, UsageBatch
 from core import heartbeats
@@ -93,6 +94,18 @@ def replica(settings: Settings, _clock: Clock) -> Finding:
     if float(late or 0) > MOST_LATE_S:
         return warn(summary, "Check the replication; exports read the database meanwhile.")
     return good(summary)
+
+
+def archive(settings: Settings, _clock: Clock) -> Finding:
+    """Report an archive of dropped months that does not answer."""
+    found = make_archive(settings)
+    if found is None:
+        return unused("retention deletes the raw events of dropped months")
+    try:
+        held = found.totals("", chr(0x7F))
+    except DependencyDown as error:
+        return bad(error.message, "Check TOLLHOUSE_EVENTS_URL; no month is dropped meanwhile.")
+    return good(f"ClickHouse holds {held.events} events and {held.charges} charges")
 
 
 def clock_skew(settings: Settings, clock: Clock) -> Finding:

@@ -1,0 +1,42 @@
+"""Opens the database of the settings, with its read replica and its archive."""
+
+from billing.archive.base import RawArchive
+from billing.archive.clickhouse import ClickHouseArchive
+from core.database import Database
+from core.errors import SettingError
+from core.extras import imports_of
+from core.settings import Settings
+
+SCHEMES = ("clickhouse://", "clickhouses://")
+
+
+def open_database(settings: Settings) -> Database:
+    """Sessions carry the archive in their `info`, where `archive_of` finds it."""
+    archive = make_archive(settings)
+    return Database(
+        settings.effective_database_url,
+        read_url=settings.read_database_url,
+        session_info={RawArchive: archive} if archive is not None else None,
+    )
+
+
+def make_archive(settings: Settings) -> RawArchive | None:
+    """None without TOLLHOUSE_EVENTS_URL. Connects at the first use."""
+    if not settings.events_url:
+        return None
+    if not settings.events_url.startswith(SCHEMES):
+        scheme = settings.events_url.partition(":")[0]
+        raise SettingError(
+            f"TOLLHOUSE_EVENTS_URL begins with {scheme!r}.",
+            next_step="Write clickhouse://user:password@host:8123/database, or clickhouses:// with TLS.",
+        )
+    if not settings.database_url.startswith("postgresql"):
+        raise SettingError(
+            "TOLLHOUSE_EVENTS_URL archives months that retention drops from PostgreSQL; SQLite drops "
+            "none.",
+            next_step="Unset it, or set TOLLHOUSE_DATABASE_URL to a PostgreSQL database.",
+        )
+    with imports_of("clickhouse", "TOLLHOUSE_EVENTS_URL", SettingError):
+        from billing.archive.server import ServerClient
+
+    return ClickHouseArchive(ServerClient(settings.events_url))
