@@ -9,6 +9,8 @@ EXTRAS ?= engine,pdf,stripe
 INSTALL := $(BIN)/pip install --no-compile -c constraints.txt
 PYTEST := $(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
+# What is imported is compiled once: some containers forbid it, and every process would compile it anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: serve test proofs check docs screenshots bench second-engine bare images lock lock-check upgrade clean
 
