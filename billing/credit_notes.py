@@ -12,13 +12,14 @@ from sqlalchemy.orm import Session
 from billing import credits, open_amounts
 from billing.accounts import lock_account
 from billing.invoices import FINAL, PAID
-from billing.ledger import AccountKind, Entry, Transaction, post
-from billing.models import CreditNote, Invoice, Seller
+from billing.ledger import AccountKind, Entry, Transaction, post, reverse
+from billing.models import CreditGrant, CreditNote, Invoice, Seller
 from core.errors import Conflict, NotFound
 from core.ids import TRANSACTION, new_id
 from core.money import Money, round_half_away, units_of_minor
 
 DUE, BALANCE, REFUND = "due", "balance", "refund"
+CANCELS = "cancels"  # a note that takes an earlier one back
 
 
 def issue(
@@ -89,6 +90,47 @@ def issue(
         tax_minor=tax_minor,
         outcome=outcome,
         reason=reason,
+        reference=reference,
+        at=at,
+        transaction_id=transaction_id,
+    )
+
+
+def cancel(session: Session, note: CreditNote, reason: str, at: datetime) -> CreditNote:
+    """Take a note back by a note over the same amounts below zero, with a number of its own; what it
+    lowered is open again. Conflict if its credit is used, or the provider knows of it."""
+    invoice = session.get_one(Invoice, note.invoice_id)
+    lock_account(session, invoice.tenant_id)
+    session.refresh(invoice, with_for_update=True)
+    reference = f"cancel:{note.id}"
+    known = session.scalar(select(CreditNote).where(CreditNote.reference == reference))
+    if known is not None or note.outcome == CANCELS:
+        by = f"cancelled by {known.label}" if known is not None else "a cancellation itself"
+        raise Conflict(f"Credit note {note.label} is {by}.", next_step="Issue a new note instead.")
+    if invoice.status not in (FINAL, PAID) or invoice.external_id is not None:
+        raise Conflict(
+            f"Invoice {invoice.label} is {invoice.status}"
+            f"{' and at the payment provider' if invoice.external_id else ''}; its credit notes cannot "
+            "be taken back.",
+            next_step="Bill the amount on the next invoice instead.",
+        )
+    granted = session.scalar(
+        select(CreditGrant).where(CreditGrant.reference == f"credit-note:{note.reference}")
+    )
+    to_wallet = 0
+    if granted is not None:
+        credits.take_back(session, granted.id, at, reason)
+        to_wallet = granted.granted // units_of_minor(1, note.currency)
+    transaction_id = reverse(session, note.transaction_id, at, reason)
+    invoice.credited_minor -= note.net_minor + note.tax_minor - to_wallet
+    open_amounts.settle(invoice, at)
+    return _write(
+        session,
+        invoice,
+        net_minor=-note.net_minor,
+        tax_minor=-note.tax_minor,
+        outcome=CANCELS,
+        reason=f"Cancels {note.label}: {reason}",
         reference=reference,
         at=at,
         transaction_id=transaction_id,

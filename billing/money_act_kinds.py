@@ -34,7 +34,7 @@ class Kind(StrEnum):
     UNDO = "undo"
 
 
-UNDONE = (Kind.GRANT, Kind.WIRE)  # the kinds that can be undone
+UNDONE = (Kind.GRANT, Kind.WIRE, Kind.CREDIT_NOTE, Kind.WRITE_OFF)  # the kinds that can be undone
 # Names in the audit log.
 ACTIONS = {
     Kind.GRANT: "credit.grant",
@@ -212,7 +212,7 @@ def _undo(session: Session, request: ActRequest, _now: datetime) -> Subject:
     if act.status != "posted" or Kind(act.kind) not in UNDONE:
         raise Conflict(
             f"The act is a {act.kind.replace('_', ' ')}, {act.status}; it cannot be undone.",
-            next_step="Only a posted grant or wire can. Use a credit note or a refund instead.",
+            next_step="Only a posted grant, wire, credit note or write-off can.",
         )
     if request.amount not in (None, act.amount):
         raise BadRequest(
@@ -224,12 +224,21 @@ def _undo(session: Session, request: ActRequest, _now: datetime) -> Subject:
 
 
 def _post_undo(session: Session, act: MoneyAct, at: datetime) -> dict[str, Any]:
-    """A grant's posting is reversed; a wire goes back like a refund of all of it."""
+    """A grant's posting is reversed, a wire goes back like a refund of all of it, a credit note is taken
+    back by one below zero, and a written-off invoice is open again."""
     original = session.get_one(MoneyAct, act.target)
+    _refuse_undone(session, act)
     note = act.reason or f"undo of {original.reference}"
     if original.kind == Kind.GRANT:
         grant = credits.take_back(session, str(original.result["id"]), at, note)
         return {"act": original.id, "grant": grant.id}
+    if original.kind == Kind.CREDIT_NOTE:
+        issued = credit_notes.get(session, str(original.result["number"]))
+        cancelling = credit_notes.cancel(session, issued, note, at)
+        return {"act": original.id, "number": cancelling.label}
+    if original.kind == Kind.WRITE_OFF:
+        settlement.undo_write_off(session, original.target, at, note)
+        return {"act": original.id} | _settled_invoice(session, original.target)
     payment = session.get_one(Payment, str(original.result["payment"]))
     if payment.refunded_minor:
         raise Conflict(
@@ -238,6 +247,17 @@ def _post_undo(session: Session, act: MoneyAct, at: datetime) -> dict[str, Any]:
         )
     refund = commands.request_refund(session, payment.id, None, act.reference, at, reason=note)
     return {"act": original.id} | describe_refund(refund)
+
+
+def _refuse_undone(session: Session, act: MoneyAct) -> None:
+    undone = select(MoneyAct.id).where(
+        MoneyAct.target == act.target,
+        MoneyAct.kind == Kind.UNDO.value,
+        MoneyAct.status == "posted",
+        MoneyAct.id != act.id,
+    )
+    if session.scalar(undone) is not None:
+        raise Conflict("The act is undone already.", next_step="List acts: tollhouse money list")
 
 
 def _post_grant(session: Session, act: MoneyAct, at: datetime) -> dict[str, Any]:
@@ -346,7 +366,11 @@ def _refuse_other_amount(act: MoneyAct, now_minor: int) -> None:
 
 
 def _settled(session: Session, act: MoneyAct) -> dict[str, Any]:
-    invoice = session.get_one(Invoice, act.target)
+    return _settled_invoice(session, act.target)
+
+
+def _settled_invoice(session: Session, invoice_id: str) -> dict[str, Any]:
+    invoice = session.get_one(Invoice, invoice_id)
     still = minor(settlement.open_minor(invoice), invoice.currency)
     return {"invoice": invoice.label, "status": invoice.status, "open": still}
 

@@ -253,7 +253,8 @@ def _state(session: Session, clock: Clock, act: MoneyAct) -> dict[str, str]:
         draft = invoices.draft(session, clock, period.id)
         total = format_minor(draft.total_minor if draft else 0, account.currency)
         return {"Draft of this period": f"{total} {account.currency}"}
-    invoice = session.get(Invoice, act.target)
+    undone = session.get(MoneyAct, act.target) if act.kind == Kind.UNDO else None
+    invoice = session.get(Invoice, undone.target if undone else act.target)
     if invoice is None:
         return {}
     return {

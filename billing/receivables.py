@@ -1,6 +1,6 @@
 """What all tenants owe: final invoices with search, and their open amounts by age."""
 
-from datetime import datetime, timedelta
+from datetime import date, datetime, timedelta
 from typing import Any
 
 from sqlalchemy import ColumnElement, and_, case, desc, func, or_, select, tuple_
@@ -78,19 +78,35 @@ def invoices(
     """The newest first, with the tenant's name. `search` is part of a number or a tenant's name; `before`
     is the id of the last invoice of the page before."""
     query = select(Invoice, Tenant.name).outerjoin(Tenant, Tenant.id == Invoice.tenant_id)
-    if search:
-        query = query.where(
-            _found(search, Invoice.label, Tenant.name, Tenant.display_name, Invoice.id)
-        )
-    if state:
-        query = query.where(Invoice.status == state)
-    if bucket in BUCKETS:
-        query = query.where(_OWED, _late(bucket, now))
+    query = _matching(query, now, search, state, bucket)
     last = session.get(Invoice, before) if before else None
     if last is not None:
         query = query.where(tuple_(*_INVOICE_ORDER) < (last.period_start, last.id))
     rows = session.execute(query.order_by(*map(desc, _INVOICE_ORDER)).limit(limit))
     return [(invoice, name or invoice.tenant_id) for invoice, name in rows]
+
+
+def billed(
+    session: Session,
+    now: datetime,
+    converter: Converter,
+    *,
+    search: str = "",
+    state: str = "",
+    bucket: str = "",
+) -> int:
+    """Minor units of the totals of all matching invoices, each at the rate of the day on which it became
+    final (a draft's: of `now`), rounded once."""
+    at = Invoice.final_at
+    query = select(Invoice.currency, at, func.sum(Invoice.total_minor)).outerjoin(
+        Tenant, Tenant.id == Invoice.tenant_id
+    )
+    query = _matching(query, now, search, state, bucket).group_by(Invoice.currency, at)
+    exact = 0
+    for currency, final_at, minor in session.execute(query):
+        day = (final_at or now).date()
+        exact += converter.convert(units_of_minor(int(minor), currency), currency, day)
+    return round_to_minor(exact, converter.currency)[0]
 
 
 def payments(
@@ -115,10 +131,28 @@ def payments(
     return [(payment, name or payment.tenant_id, label) for payment, name, label in rows]
 
 
+def first_day(session: Session, now: datetime) -> date:
+    """The day of the first final invoice, from which on rates are needed."""
+    found = session.scalar(select(func.min(Invoice.final_at)))
+    return (found or now).date()
+
+
 def drafts(session: Session, now: datetime) -> int:
     """Drafts of ended periods, which wait for their invoice run."""
     query = select(func.count()).where(Invoice.status == DRAFT, Invoice.period_end <= now)
     return int(session.scalar(query) or 0)
+
+
+def _matching(query: Any, now: datetime, search: str, state: str, bucket: str) -> Any:
+    if search:
+        query = query.where(
+            _found(search, Invoice.label, Tenant.name, Tenant.display_name, Invoice.id)
+        )
+    if state:
+        query = query.where(Invoice.status == state)
+    if bucket in BUCKETS:
+        query = query.where(_OWED, _late(bucket, now))
+    return query
 
 
 def _found(search: str, *columns: QueryableAttribute[Any]) -> ColumnElement[bool]:

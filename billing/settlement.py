@@ -24,7 +24,7 @@ from billing.models import (
     Payment,
     Refund,
 )
-from billing.open_amounts import cover, locked_invoice, open_minor
+from billing.open_amounts import cover, locked_invoice, open_minor, unpaid_minor
 from billing.withdrawals import Withdrawal, reverse_withdrawal, withdraw
 from core.errors import BadRequest, Conflict
 from core.ids import new_id
@@ -42,6 +42,7 @@ __all__ = [
     "refund",
     "refund_failed",
     "succeed",
+    "undo_write_off",
     "void",
     "wallet",
     "write_off",
@@ -219,10 +220,37 @@ def write_off(session: Session, invoice_id: str, at: datetime) -> None:
         )
     money = Money(units_of_minor(left, invoice.currency), invoice.currency)
     entries = transfer(AccountKind.BAD_DEBT, AccountKind.RECEIVABLE, money)
-    reference = f"write-off:{invoice.id}"
+    reference = _next_reference(session, f"write-off:{invoice.id}")
     post(session, Transaction(invoice.tenant_id, "write_off", reference, at, entries))
     invoice.status, invoice.settled_at = UNCOLLECTIBLE, at
     session.flush()
+
+
+def undo_write_off(session: Session, invoice_id: str, at: datetime, note: str) -> None:
+    """Open the invoice again: uncollectible -> final. What is recovered of the debt stays paid."""
+    invoice = locked_invoice(session, invoice_id)
+    left = unpaid_minor(invoice)
+    if invoice.status != UNCOLLECTIBLE or invoice.external_id is not None:
+        told = "the payment provider has closed its copy, and " if invoice.external_id else ""
+        raise Conflict(
+            f"Invoice {invoice.label} is {invoice.status}; {told}it cannot be opened again.",
+            next_step="Only a write-off in force, of an invoice that is not at a provider, is undone.",
+        )
+    money = Money(units_of_minor(left, invoice.currency), invoice.currency)
+    entries = transfer(AccountKind.RECEIVABLE, AccountKind.BAD_DEBT, money)
+    reference = _next_reference(session, f"write-off-undo:{invoice.id}")
+    post(session, Transaction(invoice.tenant_id, "reversal", reference, at, entries, note))
+    invoice.status, invoice.settled_at = FINAL, None
+    session.flush()
+
+
+def _next_reference(session: Session, stem: str) -> str:
+    """The stem, numbered from the second time on: what was undone may be done again."""
+    posted = select(func.count()).where(
+        (LedgerTransaction.reference == stem) | LedgerTransaction.reference.startswith(f"{stem}:")
+    )
+    before = session.scalar(posted) or 0
+    return f"{stem}:{before + 1}" if before else stem
 
 
 def void(session: Session, invoice_id: str, at: datetime, reason: str) -> None:

@@ -65,7 +65,7 @@ class Debtor:
         return sum(self.by_age.values())
 
 
-_UNITS = ("used", "deferred", "given")  # in picounits; the other figures are minor units
+UNITS = ("used", "deferred", "given")  # in picounits; the other figures are minor units
 _Flow = tuple[str, str, datetime, int]  # figure, currency, moment, amount in its unit
 
 
@@ -83,12 +83,12 @@ def read_in(session: Session, span: Range, converter: Converter) -> Revenue:
     day. Rounded once per figure."""
     units: dict[str, int] = defaultdict(int)
     for name, currency, at, amount in _flows(session, span):
-        exact = amount if name in _UNITS else units_of_minor(amount, currency)
+        exact = amount if name in UNITS else units_of_minor(amount, currency)
         units[name] += converter.convert(exact, currency, at.date())
     whole = Revenue(converter.currency)
     for name, exact in units.items():
         minor = round_to_minor(exact, converter.currency)[0]
-        setattr(whole, name, exact if name in _UNITS else minor)
+        setattr(whole, name, exact if name in UNITS else minor)
     return whole
 
 

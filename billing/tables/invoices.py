@@ -123,7 +123,7 @@ class CreditNote(Base):
     currency: Mapped[str] = mapped_column(CURRENCY)
     net_minor: Mapped[int] = mapped_column(BigInteger)
     tax_minor: Mapped[int] = mapped_column(BigInteger)
-    outcome: Mapped[str] = mapped_column(String(20))  # due | balance | refund
+    outcome: Mapped[str] = mapped_column(String(20))  # due | balance | refund | cancels
     reason: Mapped[str] = mapped_column(Text)
     reference: Mapped[str] = mapped_column(String(160), unique=True)
     transaction_id: Mapped[str] = mapped_column(ID)

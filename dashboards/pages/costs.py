@@ -1,6 +1,7 @@
 """Costs: spend by day and component, forecast, remaining credit and budgets, and savings."""
 
 from datetime import datetime, timedelta
+from typing import Any
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
@@ -9,7 +10,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from billing import budgets
-from billing.models import BillingAccount, Budget, CreditGrant
+from billing.models import BillingAccount, Budget, CreditGrant, OrganisationLink
+from billing.organisations import percent
+from core.money import round_half_away
 from dashboards import charts, savings, usage_totals
 from dashboards.filters import Range, choice, date_range
 from dashboards.formats import exact, money, share
@@ -35,21 +38,40 @@ COMPONENTS = {
 }
 
 
-def costs_table(found: usage_totals.UsageTotals, currency: str) -> Table:
+def markup_of(session: Session, tenant_id: str) -> int:
+    """Parts per million that invoices add to the tenant's charges, for its parent organisation."""
+    found = session.get(OrganisationLink, tenant_id)
+    return found.markup_ppm if found else 0
+
+
+def costs_table(found: usage_totals.UsageTotals, currency: str, markup_ppm: int = 0) -> Table:
     used = [key for key in COMPONENTS if found.total(key)] or ["input_amount", "output_amount"]
     columns = [
         Column("group", usage_totals.GROUPS[found.group_by]),
         *(Column(key, COMPONENTS[key], "money") for key in used),
         Column("amount", "Total", "money", "The sum of the components, before tax and credits."),
     ]
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"group": found.name(group), "amount": sums["amount"], **{key: sums[key] for key in used}}
         for group, sums in sorted(found.counts.items(), key=lambda pair: -pair[1]["amount"])
     ]
+    if markup_ppm:
+        columns.append(
+            Column("marked_up", "With mark-up", "money", "What the invoice asks for, before tax.")
+        )
+        before = 0
+        for row in rows:  # rounded cumulatively, so that the rows sum to the mark-up of the whole
+            whole = before + row["amount"]
+            added = with_markup(whole, markup_ppm) - with_markup(before, markup_ppm)
+            row["marked_up"], before = added, whole
     caption = f"Spend by {usage_totals.GROUPS[found.group_by].lower()}"
     empty = "No charges in this period. Charges appear a few seconds after a request ends."
     send = ("/playground", "Send a request")
     return Table(caption, columns, rows, currency, empty=empty, next_step=send)
+
+
+def with_markup(units: int, markup_ppm: int) -> int:
+    return units + round_half_away(units * markup_ppm, 10**6)
 
 
 def forecast(spent: int, corrected: int, month_start: datetime, now: datetime) -> int:
@@ -75,7 +97,8 @@ def costs(request: Request) -> Response:
         corrected = usage_totals.corrections(session, viewer.scope, month)
         saved = savings.read(session, viewer.scope, span)
         tiles = _remaining_tiles(session, viewer, now)
-    table = costs_table(found, viewer.currency)
+        markup_ppm = markup_of(session, viewer.scope.tenant_id)
+    table = costs_table(found, viewer.currency, markup_ppm)
     if wants_csv(request):
         return table.csv(f"costs-{span.first}-{span.last}")
     forecast_amount = forecast(this_month.total("amount"), corrected, month.start, now)
@@ -87,6 +110,7 @@ def costs(request: Request) -> Response:
         by=group_by,
         tiles=[
             *_spend_tiles(found, viewer, forecast_amount),
+            *_markup_tiles(found.total("amount"), viewer.currency, markup_ppm),
             *tiles,
             *_saved_tiles(saved, viewer.currency),
         ],
@@ -117,6 +141,16 @@ def _spend_tiles(
             share(cached, found.total("input_tokens")),
             about="Cached input tokens cost less than computed ones.",
         ),
+    ]
+
+
+def _markup_tiles(spent: int, currency: str, markup_ppm: int) -> list[Tile]:
+    if not markup_ppm:
+        return []
+    rate = f"mark-up {percent(markup_ppm)} %"
+    about = "What the invoice asks for this usage, before tax and credits."
+    return [
+        Tile("Spend with mark-up", money(with_markup(spent, markup_ppm), currency), rate, about)
     ]
 
 

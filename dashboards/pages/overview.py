@@ -12,7 +12,13 @@ from dashboards.filters import Range
 from dashboards.formats import exact, money, share
 from dashboards.page_data import Chart, PageData, Tile, show
 from dashboards.pages.common import deps_of, root_of, viewer_of
-from dashboards.pages.costs import costs_table, forecast, money_label
+from dashboards.pages.costs import (
+    costs_table,
+    forecast,
+    markup_of,
+    money_label,
+    with_markup,
+)
 from dashboards.pages.usage import usage_table
 from dashboards.render import svg
 from dashboards.scales import grouped, short
@@ -27,13 +33,14 @@ def overview(request: Request) -> Response:
         models = usage_totals.read(session, viewer.scope, span, now, "model")
         keys = usage_totals.read(session, viewer.scope, span, now, "key_id")
         corrected = usage_totals.corrections(session, viewer.scope, span)
+        markup_ppm = markup_of(session, viewer.scope.tenant_id)
         last_day, _ = service_totals.read(
             session, viewer.scope, hour - timedelta(hours=23), hour + timedelta(hours=1), Width.HOUR
         )
     sees_costs = deps.auth.may(viewer, "costs", "read")
     column = "amount" if sees_costs else "output_tokens"
     tables = [
-        costs_table(each, viewer.currency) if sees_costs else usage_table(each)
+        costs_table(each, viewer.currency, markup_ppm) if sees_costs else usage_table(each)
         for each in (models, keys)
     ]
     drawn = charts.stacked_bars(
@@ -47,10 +54,12 @@ def overview(request: Request) -> Response:
     first = last_day.first_token_ms(0.95)
     spent = models.total("amount")
     forecast_amount = money(forecast(spent, corrected, span.start, now), viewer.currency)
+    billed = money(with_markup(spent, markup_ppm), viewer.currency)
     spend = Tile(
         "Spend this month",
         money(spent, viewer.currency),
-        f"exactly {exact(spent)}; forecast {forecast_amount}",
+        f"exactly {exact(spent)}; forecast {forecast_amount}"
+        + (f"; with mark-up {billed}" if markup_ppm else ""),
         "The sum of the charges since the first day of the month.",
         href=f"{root}/costs",
     )

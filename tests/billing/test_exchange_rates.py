@@ -19,9 +19,10 @@ from billing import (
     service_rollups,
     subscriptions,
 )
+from billing.accounts import DEFAULT_SELLER_ID
 from billing.engine_prices import EnginePriceDraft
 from billing.exchange_rates import Converter, RateDraft, parse_csv
-from billing.models import ExchangeRate, Plan
+from billing.models import ExchangeRate, Invoice, Plan
 from core.clock import FakeClock
 from core.errors import BadRequest, Conflict
 from core.money import units_of
@@ -31,6 +32,39 @@ from tests.billing.conftest import START, Deployment
 
 FIRST, FIFTH = date(2026, 1, 1), date(2026, 1, 5)
 END = datetime(2026, 1, 10, tzinfo=UTC)
+
+
+def test_totals_of_all_invoices_are_those_of_their_days(deployment: Deployment) -> None:
+    """12.00 dollars of the 1st at 1.20 and 24.00 euros: 10.00 + 24.00; of dollars alone 10.00."""
+    deployment.tenant("rhine", currency="EUR")
+    deployment.clock.advance(days=8)
+    rate(deployment, FIRST, "EUR", "USD", "1.20")
+    rate(deployment, FIFTH, "EUR", "USD", "1.50")
+    rows = (("acme", "USD", 1200, FIRST, "paid"), ("rhine", "EUR", 2400, FIFTH, "final"))
+    with deployment.database.transaction() as session:
+        for who, currency, total, day, status in rows:
+            moment = datetime(day.year, day.month, day.day, 12, tzinfo=UTC)
+            made = Invoice(
+                id=f"inv_{who}",
+                tenant_id=who,
+                seller_id=DEFAULT_SELLER_ID,
+                period_id=f"per_{who}",
+                status=status,
+                currency=currency,
+                period_start=START,
+                period_end=END,
+                timezone="UTC",
+                drafted_at=moment,
+                final_at=moment,
+                total_minor=total,
+            )
+            session.add(made)
+    with deployment.database.read() as session:
+        euros = converter(deployment, "EUR")
+        assert receivables.first_day(session, END) == FIRST
+        assert receivables.billed(session, END, euros) == 3400
+        assert receivables.billed(session, END, euros, state="paid") == 1000
+        assert receivables.billed(session, END, euros, search="rhine") == 2400
 
 
 def rate(made: Deployment, day: date, base: str, quote: str, value: str, **options: bool) -> None:

@@ -5,12 +5,14 @@ The invoice of each test is 12.00 net (20 million output tokens at 0.60 a millio
 
 import pytest
 from sqlalchemy import func, select
+from sqlalchemy.orm import Session
 
-from billing import money_acts, subscriptions
+from billing import credits, money_acts, subscriptions
 from billing.ledger import AccountKind, balance
-from billing.models import Invoice, LedgerTransaction, MoneyAct, Payment
+from billing.models import CreditNote, Invoice, LedgerTransaction, MoneyAct, Payment
 from billing.money_act_kinds import ActRequest, Kind
 from billing.money_acts import FourEyes, Preview
+from billing.printing import credit_note_page
 from core.errors import BadRequest, Conflict, Forbidden, NotFound
 from core.money import units_of
 from core.tenants.models import AuditEntry
@@ -125,11 +127,10 @@ def test_a_preview_is_what_is_posted_and_the_books_are_the_sheet_s(
 
 
 @pytest.mark.parametrize(
-    "asked", [asked for asked, _, _ in SHEET if asked.kind in (Kind.GRANT, Kind.WIRE)]
+    "asked",
+    [asked for asked, _, _ in SHEET if asked.kind not in (Kind.VOID, Kind.REFUND, Kind.PLAN)],
 )
-def test_an_undone_grant_or_wire_leaves_the_books_as_before(
-    customer: Customer, asked: ActRequest
-) -> None:
+def test_an_undone_act_leaves_the_books_as_before(customer: Customer, asked: ActRequest) -> None:
     act, before = submit(customer, asked), count(customer, LedgerTransaction)
     undo = ActRequest(Kind.UNDO, act.id, "undo-1", reason="booked on the wrong tenant")
     seen = preview(customer, undo)
@@ -401,3 +402,83 @@ def test_bad_input_is_named(customer: Customer, asked: ActRequest, param: str) -
     with pytest.raises(BadRequest) as refused:
         submit(customer, asked)
     assert refused.value.param == param
+
+
+def undo(customer: Customer, act: MoneyAct, reference: str = "undo") -> MoneyAct:
+    return submit(customer, ActRequest(Kind.UNDO, act.id, reference, reason="in error"))
+
+
+def test_a_cancelled_note_has_a_number_of_its_own_and_the_invoice_can_be_credited_again(
+    customer: Customer,
+) -> None:
+    act = submit(customer, ActRequest(Kind.CREDIT_NOTE, "TH-000001", "c", units_of("12"), "late"))
+    assert balances(customer) == {} and act.result["number"] == "TH-CN-000001"
+    made = undo(customer, act)
+    assert made.result["number"] == "TH-CN-000002"
+    with customer.deployment.database.read() as session:
+        invoice = session.query(Invoice).one()
+        assert (invoice.status, invoice.credited_minor) == ("final", 0)
+        _, second = session.query(CreditNote).order_by(CreditNote.number)
+        assert (second.net_minor, second.outcome) == (-1200, "cancels")
+        assert second.reason == "Cancels TH-CN-000001: in error"
+        assert "An earlier credit note is taken back" in credit_note_page(session, second)
+    with pytest.raises(Conflict, match="undone already"):
+        undo(customer, act, "again")
+    submit(customer, ActRequest(Kind.CREDIT_NOTE, "TH-000001", "c2", units_of("12"), "late"))
+    assert balances(customer) == {}
+    clean(customer.deployment)
+
+
+def test_a_note_that_became_credit_is_taken_back_while_all_of_it_is_left(
+    customer: Customer,
+) -> None:
+    submit(customer, ActRequest(Kind.WIRE, "TH-000001", "manual:1"))
+    note = ActRequest(Kind.CREDIT_NOTE, "TH-000001", "c", units_of("2.25"), "late")
+    act = submit(customer, note)
+    assert balances(customer) == {"cash": 1200, "prepaid": -225, "revenue": -975}
+    undo(customer, act)
+    assert balances(customer) == {"cash": 1200, "revenue": -1200}
+    used = submit(
+        customer, ActRequest(Kind.CREDIT_NOTE, "TH-000001", "d", units_of("2.25"), "late")
+    )
+    with customer.deployment.database.transaction() as session:
+        grants = credits.open_grants(session, ["acme"], customer.deployment.clock.now())
+        credits.draw(grants["acme"], units_of("1"))
+        before = balances(customer)
+        with pytest.raises(Conflict, match="of this credit are used"):
+            preview_in(session, customer, used)
+        session.rollback()
+    assert balances(customer) == before
+
+
+def preview_in(session: Session, customer: Customer, act: MoneyAct) -> None:
+    asked = ActRequest(Kind.UNDO, act.id, "undo-2", reason="in error")
+    money_acts.preview(session, customer.deployment.clock, asked)
+
+
+def test_a_write_off_is_undone_written_off_again_and_undone(customer: Customer) -> None:
+    first = submit(customer, ActRequest(Kind.WRITE_OFF, "TH-000001", "w"))
+    undo(customer, first)
+    second = submit(customer, ActRequest(Kind.WRITE_OFF, "TH-000001", "w2"))
+    assert balances(customer) == {"bad_debt": 1200, "revenue": -1200}
+    with pytest.raises(Conflict, match="undone already"):
+        undo(customer, first, "again")
+    submit(customer, ActRequest(Kind.WIRE, "TH-000001", "manual:1", units_of("3")))
+    assert balances(customer) == {"bad_debt": 900, "cash": 300, "revenue": -1200}
+    undo(customer, second, "u2")
+    assert balances(customer) == {"cash": 300, "receivable": 900, "revenue": -1200}
+    with customer.deployment.database.read() as session:
+        assert session.query(Invoice).one().status == "final"
+    clean(customer.deployment)
+
+
+def test_what_a_provider_knows_is_not_undone_here(customer: Customer) -> None:
+    note = ActRequest(Kind.CREDIT_NOTE, "TH-000001", "c", units_of("2"), "late")
+    noted = submit(customer, note)
+    lost = submit(customer, ActRequest(Kind.WRITE_OFF, "TH-000001", "w"))
+    with customer.deployment.database.transaction() as session:
+        session.query(Invoice).one().external_id = "in_1"
+    with pytest.raises(Conflict, match="cannot be opened again"):
+        undo(customer, lost)
+    with pytest.raises(Conflict, match="at the payment provider"):
+        undo(customer, noted, "u2")

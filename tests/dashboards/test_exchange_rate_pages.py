@@ -85,6 +85,14 @@ def test_a_rate_is_recorded_and_reports_use_and_show_it(
     assert json.loads(capsys.readouterr().out)["total"]["revenue"]["amount"] == "0.12"
     assert main(["invoice", "ageing", "--reporting", "EUR"]) == 0
     capsys.readouterr()
+    assert main(["invoice", "revenue", "--reporting", "EUR", "--json"]) == 0
+    (earned,) = json.loads(capsys.readouterr().out)
+    assert (earned["currency"], earned["used"]) == ("EUR", 120_000_000_000)
+    assert main(["invoice", "revenue", "--from", "2026-01-02", "--to", "2026-01-01"]) == 2
+    assert main(["invoice", "revenue"]) == 0 and "0.15" in capsys.readouterr().out
+    assert main(["invoice", "revenue", "--from", "soon"]) == 2
+    billed = operator.get("/dashboard/operator/invoices?reporting=EUR").text
+    assert "Billed" in billed and "Rates used" in billed
 
 
 def test_rates_by_api_command_and_file(

@@ -10,6 +10,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from billing import invoices, receivables
+from billing.exchange_rates import Converter
 from billing.models import CreditNote, Payment
 from billing.money_act_kinds import Kind
 from billing.settlement import open_minor
@@ -32,11 +33,13 @@ from dashboards.invoice_rows import (
 )
 from dashboards.page_data import Form, Input, PageData, Tile, show
 from dashboards.pages.common import deps_of, operator_of, root_of, wants_csv
+from dashboards.pages.operator.exchange_rates import rates_tables, reporting_input
 from dashboards.pages.operator.money_acts import acts_table, link, start
 from dashboards.tables import Column, Table
 
 PATH, PAYMENTS_PATH = "/operator/invoices", "/operator/payments"
 _PAGE = 100
+_BILLED = "Totals of all invoices that match, each at the rate of its own day."
 _STATES = ("", "draft", "final", "paid", "void", "uncollectible")
 _PAYMENT_STATES = ("", "pending", "succeeded", "failed")
 _TENANT = Column("tenant", "Tenant", link="tenant_href")
@@ -50,8 +53,19 @@ def invoice_list(request: Request) -> Response:
     now, search = deps.clock.now(), request.query_params.get("q", "")[:100]
     state = choice(request, "state", _STATES, "")
     bucket = choice(request, "age", ("", *receivables.BUCKETS), "")
+    reporting = request.query_params.get("reporting", "")[:3].upper()
     with deps.database.read() as session:
-        owed = receivables.ageing(session, now)
+        converter = None
+        if reporting:
+            first = receivables.first_day(session, now)
+            converter = Converter.load(session, reporting, first, now.date())
+        owed = receivables.ageing(session, now, converter)
+        whole = []
+        if converter is not None:
+            total = receivables.billed(
+                session, now, converter, search=search, state=state, bucket=bucket
+            )
+            whole = [Tile("Billed", minor(total, converter.currency), about=_BILLED)]
         found = receivables.invoices(
             session,
             now,
@@ -75,28 +89,29 @@ def invoice_list(request: Request) -> Response:
         Input("q", "Number or tenant", value=search, required=False),
         _select("state", "State", state, _STATES),
         _select("age", "Past due", bucket, ("", *receivables.BUCKETS)),
+        reporting_input(reporting),
     ]
     page_data = PageData(
         "Invoices of all tenants",
         "Open amounts by days past due, and every invoice. Each opens to its acts.",
-        tiles=[tile for line in owed for tile in _ages(line, root)],
+        tiles=[*whole, *(tile for line in owed for tile in _ages(line, root, reporting))],
         actions=[Form(PATH, "Search", inputs=inputs, method="get")],
-        tables=[table],
+        tables=[table, *rates_tables(converter)],
         link=(f"{PATH}?{urlencode(_kept(request) | {'format': 'csv'})}", "Download CSV"),
         pager=_older(request, found[-1][0].id if len(found) == _PAGE else ""),
     )
     return show(request, page_data)
 
 
-def _ages(line: dict[str, Any], root: str) -> list[Tile]:
-    currency = line["currency"]
+def _ages(line: dict[str, Any], root: str, reporting: str) -> list[Tile]:
+    currency, kept = line["currency"], {"reporting": reporting} if reporting else {}
     named = {"To pay": ("total", "")} | {name: (name, name) for name in receivables.BUCKETS}
     return [
         Tile(
             title[0].upper() + title[1:],
             minor(line[key], currency),
             state="bad" if line[key] and key.endswith("days") else "",
-            href=f"{root}{PATH}?{urlencode({'age': age})}" if age else "",
+            href=f"{root}{PATH}?{urlencode({'age': age} | kept)}" if age else "",
         )
         for title, (key, age) in named.items()
     ]
@@ -209,7 +224,7 @@ def _select(name: str, label: str, value: str, options: tuple[str, ...]) -> Inpu
 
 
 def _kept(request: Request) -> dict[str, str]:
-    return {name: request.query_params.get(name, "") for name in ("q", "state", "age")}
+    return {name: request.query_params.get(name, "") for name in ("q", "state", "age", "reporting")}
 
 
 def _older(request: Request, last: str) -> list[tuple[str, str]]:

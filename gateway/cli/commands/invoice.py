@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,11 @@ from billing.exchange_rates import Converter
 from billing.models import Invoice
 from billing.money_act_kinds import ActRequest, Kind
 from billing.views import credit_note_json, invoice_json, invoice_summary
+from core.errors import BadRequest
 from core.ids import new_id
-from core.money import format_minor
+from core.money import decimal_of, format_minor
+from dashboards import revenue
+from dashboards.filters import Range
 from gateway.cli.commands._amounts import units_of_amount
 from gateway.cli.commands._money_acts import submit
 from gateway.cli.commands._tenants import tenant_id_of
@@ -39,6 +43,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     aged = verbs.add_parser("ageing", help="open amounts of all tenants by days past due")
     aged.add_argument("--reporting", metavar="CURRENCY", help="all at the rate of today")
     aged.set_defaults(run=_ageing)
+    earned = verbs.add_parser("revenue", help="used, billed and collected amounts of all tenants")
+    earned.add_argument("--from", dest="first", metavar="DATE", help="UTC; default: this month")
+    earned.add_argument("--to", dest="last", metavar="DATE", help="inclusive; default: today")
+    earned.add_argument("--reporting", metavar="CURRENCY", help="all at the rates of the days")
+    earned.set_defaults(run=_revenue)
     one = verbs.add_parser("show", help="show one invoice with its lines")
     one.add_argument("invoice", help="id or number")
     one.set_defaults(run=_show)
@@ -60,7 +69,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     for each in (one, note):
         each.add_argument("--html", type=Path, metavar="FILE", help="write a printable page")
         each.add_argument("--pdf", type=Path, metavar="FILE", help="write a PDF")
-    for each in (run, found, aged, one, pay, void, lost, note):
+    for each in (run, found, aged, earned, one, pay, void, lost, note):
         add_json(each)
 
 
@@ -126,6 +135,41 @@ def _ageing(arguments: argparse.Namespace) -> int:
         ]
     show(rows, as_json=arguments.json, title="open amounts")
     return 0
+
+
+def _revenue(arguments: argparse.Namespace) -> int:
+    with command_context() as tools, tools.database.read() as session:
+        last = _day(arguments.last, "--to") or tools.clock.now().date()
+        first = _day(arguments.first, "--from") or last.replace(day=1)
+        if first > last:
+            raise BadRequest(f"--from {first} is after --to {last}.", next_step="Swap the dates.")
+        span = Range(first, last)
+        if arguments.reporting:
+            converter = Converter.load(session, arguments.reporting, first, last)
+            found = [revenue.read_in(session, span, converter)]
+        else:
+            found = revenue.read(session, span)
+    rows = [{name: getattr(each, name) for name in each.__slots__} for each in found]
+    if not arguments.json:
+        rows = [
+            {name: _readable(name, value, row["currency"]) for name, value in row.items()}
+            for row in rows
+        ]
+    show(rows, as_json=arguments.json, title=f"revenue, {first} to {last}")
+    return 0
+
+
+def _readable(name: str, value: Any, currency: str) -> str:
+    if name == "currency":
+        return currency
+    return decimal_of(value) if name in revenue.UNITS else format_minor(value, currency)
+
+
+def _day(written: str | None, option: str) -> date | None:
+    try:
+        return date.fromisoformat(written) if written else None
+    except ValueError:
+        raise BadRequest(f"{option} is {written!r}.", next_step="Write it as 2026-01-30.") from None
 
 
 def _show(arguments: argparse.Namespace) -> int:
