@@ -6,11 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import AdapterError
+from engine.lora.peft.config import REFUSED
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
-# Fields of the configuration that change the effective weights.
+# Fields of the configuration that change the effective weights; and those that say what the tensors
+# are, which count where they are set.
 _SCALING_FIELDS = ("r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern")
+_MEANING_FIELDS = ("use_dora", "modules_to_save", *REFUSED)
 
 
 def adapter_digest(directory: Path) -> str:
@@ -32,8 +35,9 @@ def adapter_digest(directory: Path) -> str:
 
 def digest_of(config: dict[str, Any], weights: bytes) -> str:
     """`weights` is the SHA-256 of the weight file."""
-    scaling = json.dumps({name: config.get(name) for name in _SCALING_FIELDS}, sort_keys=True)
-    return hashlib.sha256(weights + scaling.encode()).hexdigest()
+    fields = {name: config.get(name) for name in _SCALING_FIELDS}
+    fields |= {name: config[name] for name in _MEANING_FIELDS if config.get(name)}
+    return hashlib.sha256(weights + json.dumps(fields, sort_keys=True).encode()).hexdigest()
 
 
 def read_config(directory: Path) -> dict[str, Any]:

@@ -15,19 +15,29 @@ class AdapterFiles:
     digest: str  # SHA-256 by which the engine identifies the adapter
     rank: int
     bytes: int
+    unserved: str = ""  # why the built-in engine does not serve it; upstreams decide for themselves
+
+    def check_served(self) -> None:
+        """Raises BadRequest where the built-in engine does not serve it."""
+        if self.unserved:
+            raise _invalid(self.unserved)
 
 
 def read_adapter(directory: Path) -> AdapterFiles:
     """Raises BadRequest, without paths of this machine, if the directory is not an adapter."""
     try:
         digest, config = adapter_digest(directory), read_config(directory)
-        refuse_unserved(directory / CONFIG, config)
     except AdapterError as error:
         raise _invalid(error.message.replace(f"{directory}/", "")) from None
     rank = config.get("r")
     if not isinstance(rank, int) or rank < 1:
         raise _invalid(f"{CONFIG} says rank {rank!r}")
-    return AdapterFiles(directory, digest, rank, (directory / WEIGHTS).stat().st_size)
+    size, unserved = (directory / WEIGHTS).stat().st_size, ""
+    try:
+        refuse_unserved(directory / CONFIG, config)
+    except AdapterError as error:
+        unserved = error.message.replace(f"{directory}/", "")
+    return AdapterFiles(directory, digest, rank, size, unserved)
 
 
 def _invalid(problem: str) -> BadRequest:

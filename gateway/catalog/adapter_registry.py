@@ -41,6 +41,9 @@ class AdapterRegistry:
         self, scope: TenantScope, name: str, base_model: str, files: AdapterFiles
     ) -> dict[str, Any]:
         """The adapter as the API shows it."""
+        model = self.catalog.served(base_model)
+        if model is not None and model.parameters is None:
+            files.check_served()
         with self.database.transaction() as session:
             adapter = adapters.register(
                 session,

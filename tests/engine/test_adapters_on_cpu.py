@@ -11,7 +11,7 @@ from engine.batch import AdapterHandle
 from engine.errors import AdapterError, IntegrityError
 from engine.layers.lora import LoraStack
 from engine.layers.matrices import SITE_OF
-from engine.lora.adapter_digest import adapter_digest
+from engine.lora.adapter_digest import adapter_digest, digest_of
 from tests.engine.checkpoints import (
     adapted_reference,
     reference,
@@ -60,6 +60,10 @@ def test_the_digest_is_of_weights_and_scaling(base: Path, tmp_path: Path) -> Non
     digests = [adapter_digest(path) for path in paths]
     assert digests[0] == digests[1]
     assert len(set(digests)) == 3
+    plain = {"r": 4, "lora_alpha": 8}
+    unset = {"use_dora": False, "modules_to_save": None, "target_parameters": []}
+    assert digest_of(plain, b"w") == digest_of(plain | unset, b"w")
+    assert digest_of(plain, b"w") != digest_of(plain | {"use_dora": True}, b"w")
 
 
 def test_nothing_of_an_adapter_stays_in_the_slot_it_left(base: Path, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from engine.errors import AdapterError
 
 # Fields of PEFT's LoraConfig that change the computation in a way that is not served.
-_REFUSED = (
+REFUSED = (
     "alora_invocation_tokens",
     "arrow_config",
     "fan_in_fan_out",
@@ -32,7 +32,7 @@ def refuse_unserved(path: Path, config: dict[str, Any]) -> None:
         raise invalid(path, f"peft_type is {config['peft_type']!r}: only LORA is supported")
     if config.get("bias", "none") != "none":
         raise invalid(path, f"bias is {config['bias']!r}: only 'none' is supported")
-    for field in _REFUSED:
+    for field in REFUSED:
         if config.get(field):
             raise invalid(path, f"{field} is set, which is not supported: train without it")
     begin = config.get("init_lora_weights")

@@ -60,6 +60,8 @@ def _add(arguments: argparse.Namespace) -> int:
         scope = scope_named(session, arguments.tenant)
         adapters.check_name(arguments.name)
         files = _files(tools, scope.tenant_id, arguments.path)
+        if not tools.settings.upstreams:
+            files.check_served()
         adapter = adapters.register(
             session,
             scope,

@@ -71,6 +71,19 @@ def test_a_field_that_no_engine_serves_is_refused_by_name(town: Town) -> None:
     assert "indices" not in town.call("GET", "/v1/models", town.acme.keys["viewer"]).text
 
 
+def test_what_an_upstream_may_serve_is_stored_for_its_model(
+    town: Town, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another engine decides for itself which of PEFT's fields it serves."""
+    catalog = town.services.catalog
+    own = catalog.served(BASE)
+    assert own is not None
+    monkeypatch.setattr(catalog, "served", lambda _: replace(own, parameters=frozenset()))
+    config = json.loads(_config()) | {"target_parameters": ["mlp.experts.down_proj"]}
+    archive = _tar({CONFIG: json.dumps(config).encode(), WEIGHTS: _weights()})
+    assert _upload(town, "parameters", archive).status_code == 201
+
+
 @pytest.mark.parametrize(
     ("name", "archive"),
     [
