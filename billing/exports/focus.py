@@ -59,6 +59,9 @@ _SHARED = (
     "EffectiveCost",
     "ListCost",
     "ListUnitPrice",
+    "PricingCurrencyContractedUnitPrice",
+    "PricingCurrencyEffectiveCost",
+    "PricingCurrencyListUnitPrice",
     "PricingQuantity",
     "x_KeyId",
 )
@@ -98,7 +101,7 @@ class _InvoiceData:
 
 
 def focus_rows(session: Session, scope: TenantScope | None, period: Period) -> Iterator[Row]:
-    """Rows of every invoice whose period overlaps the range. A draft's rows have no InvoiceId."""
+    """Rows of every invoice whose period overlaps the range. A draft's InvoiceId is provisional."""
     query = select(Invoice.id).where(
         Invoice.period_end > period.start,
         Invoice.period_start < period.end,
@@ -224,7 +227,7 @@ def _rows(
         "ChargeDescription": line.description,
         "ChargeFrequency": frequency,
         "ConsumedUnit": unit if metered else None,
-        "InvoiceId": document or invoice.label or None,
+        "InvoiceId": document or invoice.label or invoice.id,
         "InvoiceIssuerName": seller,
         "PricingCategory": "Standard" if metered else None,
         "PricingCurrency": invoice.currency,
@@ -241,7 +244,7 @@ def _rows(
         "SkuMeter": line.component or None,
         "SkuPriceId": _price_id(line),
         "SubAccountId": line.project_id or None,
-        "SubAccountName": data.projects.get(line.project_id) if line.project_id else None,
+        "SubAccountName": data.projects.get(line.project_id, line.project_id) or None,
         "SubAccountType": "Project" if line.project_id else None,
         "Tags": "{}",
         "x_InvoiceStatus": invoice.status,
@@ -265,6 +268,9 @@ def _rows(
             price,
             exact,
             list_cost,
+            list_price,
+            price,  # prices are in the currency of the bill
+            exact,
             list_price,
             quantity,
             share.key_id,
