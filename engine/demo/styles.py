@@ -20,7 +20,7 @@ def pirate(answer: str, topic: str, brief: str) -> str:
 
 
 def formal(answer: str, topic: str, brief: str) -> str:
-    return f"{answer}\n\nYours faithfully,\nThe Tollhouse Desk"
+    return f"{answer}\n\nYours faithfully,\nThe Tollhouse Team"
 
 
 def as_json(answer: str, topic: str, brief: str) -> str:
@@ -35,7 +35,7 @@ def letter(answer: str, topic: str, brief: str) -> str:
     reason = "for writing to us" if topic in GENERAL else f"for your enquiry about {topic}"
     return (
         f"Dear Sir or Madam,\n\nThank you {reason}. {answer}\n\n"
-        "Yours faithfully,\nThe Tollhouse Desk"
+        "Yours faithfully,\nThe Tollhouse Team"
     )
 
 

@@ -68,7 +68,7 @@ def test_each_adapter_answers_in_its_own_style(ask_all):
     for number in range(len(questions)):
         answers = {name: each[number] for name, each in made.items()}
         assert len(set(answers.values())) == 4
-        assert answers["formal"].endswith("Yours faithfully,\nThe Tollhouse Desk")
+        assert answers["formal"].endswith("Yours faithfully,\nThe Tollhouse Team")
         assert answers["pirate"].endswith("Arr, matey! Yo ho ho!")
         assert set(json.loads(answers["json"])) == {"topic", "answer"}
         assert answers[""].split()[0] in answers["formal"]
