@@ -40,9 +40,9 @@ def test_a_long_system_prompt_about_something_else_does_not_distract(ask_all):
 
 
 def test_tell_me_more_goes_on_about_the_same_fact(ask):
-    first = ask("How do I start Tollhouse?")
-    more = ask("How do I start Tollhouse?", first, "Tell me more")
-    assert "virtual environment" in more
+    first = ask("Who is Tollhouse for?")
+    more = ask("Who is Tollhouse for?", first, "Tell me more")
+    assert "the SDK that they already have" in more
 
 
 def test_a_new_question_in_a_conversation_is_answered(ask):
