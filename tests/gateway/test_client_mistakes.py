@@ -51,8 +51,8 @@ def test_sdks_with_a_wrong_base_url_are_told_how_to_mend_it(deployment: Deployme
 
 
 def test_a_wrong_method_names_the_right_one(deployment: Deployment) -> None:
-    answer = httpx.get(f"{deployment.url}/v1/chat/completions", headers=deployment.headers)
-    assert told(answer, 405) == "/v1/chat/completions does not take GET. Use POST."
+    answer = httpx.get(f"{deployment.url}/v1/completions", headers=deployment.headers)
+    assert told(answer, 405) == "/v1/completions does not take GET. Use POST."
     assert answer.headers["allow"] == "POST"
 
 
