@@ -87,7 +87,7 @@ def own_gateway(
     settings: dict[str, str] | None = None,
     checkout: Path = ROOT,
 ) -> Iterator[GatewayProcess]:
-    """`checkout`: the version to run; it must be able to read the tables of this one."""
+    """`checkout`: the version to run, and to write its limits by its own tables."""
     home.mkdir(parents=True, exist_ok=True)
     entry = {"url": upstream, "model": MODEL, "tokenizer": str(MODEL_DIR), "name": "mock"}
     kept = {k: v for k, v in os.environ.items() if not k.startswith("TOLLHOUSE_")}
@@ -115,7 +115,10 @@ def own_gateway(
             raise RuntimeError("our gateway did not start")
         key = (home / "demo-key").read_text().strip()
         gateway = GatewayProcess(json.loads(line)["url"], key, process.pid, environment)
-        _open_wide(gateway.database_url)
+        opened = "import sys; from benchmarks.gateway_load.own import _open_wide; _open_wide(sys.argv[1])"
+        subprocess.run(
+            [sys.executable, "-c", opened, gateway.database_url], cwd=checkout, check=True
+        )
         yield gateway
     finally:
         process.send_signal(signal.SIGTERM)
