@@ -137,10 +137,7 @@ order by e.request_id
 _SUMS = ", ".join(f"sum(c.{name})" for name in rollups.SUMS)
 _ROLL_UP = (
     "insert into {table} (tenant_id, at, project_id, key_id, model, adapter, kind, price_version,"
-    " usage_period_id, bill_period_id, currency, requests, input_tokens, cached_tokens,"
-    " output_tokens, waived_tokens, adapter_requests, gpu_seconds, moderation_calls, input_amount,"
-    " cached_amount, output_amount, waived_amount, request_amount, adapter_amount, gpu_amount,"
-    " moderation_amount, amount)"
+    f" usage_period_id, bill_period_id, currency, {', '.join(rollups.SUMS)})"
     " select e.tenant_id, date_trunc('{unit}', e.occurred_at), e.project_id, e.key_id, e.model, '',"
     " e.kind, e.price_version, c.usage_period_id, c.bill_period_id, c.currency, "
     + _SUMS

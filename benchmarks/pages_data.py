@@ -64,11 +64,19 @@ from (select n, at, (extract(epoch from at) * 1000)::bigint as ms, h,
         from generate_series(0, cast(:events as bigint) - 1) n) moments) numbered
     join bench_tenants t on t.place = numbered.place
 """
+_COUNTED = ("input_tokens", "cached_tokens", "output_tokens", "waived_tokens")
+_CHARGED = {
+    **dict.fromkeys((*QUANTITY_COLUMNS, *AMOUNT_COLUMNS), "0"),
+    **{name: name for name in _COUNTED},
+    "requests": "1",
+    "output_amount": "600000",
+    "amount": "600000",
+}
 _CHARGES = f"""
 insert into charges (request_id, tenant_id, price_version, currency, usage_period_id,
-    bill_period_id, transaction_id, {", ".join(QUANTITY_COLUMNS)}, {", ".join(AMOUNT_COLUMNS)})
-select request_id, tenant_id, price_version, 'USD', 'per', 'per', 'txn_bench', 1, input_tokens,
-    cached_tokens, output_tokens, waived_tokens, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 600000
+    bill_period_id, transaction_id, {", ".join(_CHARGED)})
+select request_id, tenant_id, price_version, 'USD', 'per', 'per', 'txn_bench',
+    {", ".join(_CHARGED.values())}
 from usage_events where occurred_at >= :since
 """
 _INPUT, _CACHED, _OUTPUT = 150_000, 75_000, 600_000  # picounits a token

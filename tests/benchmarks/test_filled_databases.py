@@ -1,0 +1,36 @@
+"""The benchmarks' databases fill by the schema of today, and their sums agree."""
+
+from sqlalchemy import text
+
+from benchmarks import billing_data, pages_data
+from billing import prices
+from core.clock import FakeClock
+from core.database import Database
+
+EVENTS = 600
+_SUMS = "select sum(requests), sum(output_tokens), sum(amount) from {}"
+
+
+def sums(database: Database, table: str) -> tuple[int, ...]:
+    with database.read() as session:
+        return tuple(int(each) for each in session.execute(text(_SUMS.format(table))).one())
+
+
+def test_the_history_of_the_billing_benchmark(postgres_database: Database) -> None:
+    database, clock = postgres_database, FakeClock()
+    with database.transaction() as session:
+        version = prices.ensure_default_prices(session, clock, "demo").id
+    start = clock.now().replace(day=1, hour=0, minute=0)
+    billing_data.fill_history(database, version, start, 3, EVENTS, lambda *_: None)
+    charged = sums(database, "charges")
+    assert charged[0] == EVENTS and charged[2] > 0
+    assert sums(database, "usage_hourly") == sums(database, "usage_daily") == charged
+
+
+def test_the_history_of_the_pages_benchmark(postgres_database: Database) -> None:
+    database = postgres_database
+    pages_data.fill(database, FakeClock(), EVENTS, lambda *_: None)
+    hourly = sums(database, "usage_hourly")
+    assert hourly[0] == EVENTS and hourly[2] > 0
+    assert sums(database, "usage_daily") == sums(database, "usage_tenant_daily") == hourly
+    assert sums(database, "charges")[0] > 0
