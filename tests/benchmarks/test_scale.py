@@ -12,7 +12,7 @@ from core.database import Database
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "scale.md"
-RESULTS = ROOT / "benchmarks" / "results" / "scale-busy-epyc-2core.jsonl"
+RESULTS = ROOT / "benchmarks" / "results" / "scale-epyc-2core.jsonl"
 # Citus's functions as its reference declares them, without what they do.
 _CITUS = """
 create table distributed (name regclass, by text, beside text);
