@@ -1,22 +1,19 @@
 """/v1/chat/completions: stored completions, in OpenAI's format."""
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 import msgspec
 from fastapi import APIRouter, Depends, Query, Request
 
 from core.responses.completions import Completions, Listing
-from core.sealing import Sealer
 from gateway.api.bodies import read_body
-from gateway.api.dependencies import Caller, ClockDep, DatabaseDep, LimitsDep, OperatorToken
+from gateway.api.dependencies import LimitsDep
+from gateway.api.sealed_store import SealedStore
 from gateway.inference.decoding import Metadata
 from gateway.inference.decoding import Request as Body
 
 router = APIRouter(prefix="/v1/chat/completions", tags=["stored completions"])
-T = TypeVar("T")
 _LABEL = "metadata["
 Limit = Annotated[int, Query(ge=1, le=100)]
 Order = Literal["asc", "desc"]
@@ -29,23 +26,8 @@ class MetadataBody(Body):
 _decoder = msgspec.json.Decoder(MetadataBody)
 
 
-@dataclass(frozen=True)
-class _Store:
-    database: DatabaseDep
-    clock: ClockDep
-    token: OperatorToken
-    caller: Caller
-
-    def read(self, act: Callable[[Completions], T]) -> T:
-        with self.database.read() as session:
-            return act(self._of(session))
-
-    def change(self, act: Callable[[Completions], T]) -> T:
-        with self.database.transaction() as session:
-            return act(self._of(session))
-
-    def _of(self, session: Any) -> Completions:
-        return Completions(session, Sealer(self.token), self.caller.scope, self.clock.now())
+class _Store(SealedStore[Completions]):
+    records = Completions
 
 
 StoreDep = Annotated[_Store, Depends(_Store)]

@@ -1,45 +1,27 @@
 """/v1/conversations: items that responses build on and append to, in OpenAI's format."""
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 import msgspec
 from fastapi import APIRouter, Depends, Query, Request
 
 from core.errors import BadRequest
 from core.responses.conversations import Conversations
-from core.sealing import Sealer
 from gateway.api.bodies import read_raw
-from gateway.api.dependencies import Caller, ClockDep, DatabaseDep, LimitsDep, OperatorToken
+from gateway.api.dependencies import LimitsDep
 from gateway.api.item_lists import item_page, listed_item
+from gateway.api.sealed_store import SealedStore
 from gateway.inference.decoding import parse_body
 from gateway.inference.responses.request import ItemsBody, parse_items
 from gateway.stored_responses.expansion import may_store
 
 router = APIRouter(prefix="/v1/conversations", tags=["conversations"])
-T = TypeVar("T")
 MAX_ADDED = 20  # items of one request, as in OpenAI's API
 
 
-@dataclass(frozen=True)
-class _Store:
-    database: DatabaseDep
-    clock: ClockDep
-    token: OperatorToken
-    caller: Caller
-
-    def read(self, act: Callable[[Conversations], T]) -> T:
-        with self.database.read() as session:
-            return act(self._of(session))
-
-    def change(self, act: Callable[[Conversations], T]) -> T:
-        with self.database.transaction() as session:
-            return act(self._of(session))
-
-    def _of(self, session: Any) -> Conversations:
-        return Conversations(session, Sealer(self.token), self.caller.scope, self.clock.now())
+class _Store(SealedStore[Conversations]):
+    records = Conversations
 
 
 StoreDep = Annotated[_Store, Depends(_Store)]

@@ -18,5 +18,7 @@ def owner(deployment: Deployment) -> Iterator[httpx.Client]:
 
 @pytest.fixture
 def operator(deployment: Deployment) -> Iterator[httpx.Client]:
+    """Signed in; its requests to `/admin/v1` have the operator's token."""
     with closing(browser(deployment, deployment.services.operator_token)) as client:
+        client.headers["authorization"] = f"Bearer {deployment.services.operator_token}"
         yield client

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator
-from contextlib import closing
 
 import httpx
 import pytest
@@ -11,7 +10,6 @@ from billing import credits
 from billing.accounts import ensure_account
 from core.money import Money, units_of
 from gateway.cli.main import main
-from tests.dashboards.browser_client import browser
 from tests.gateway.deployment import Deployment, running_deployment
 
 PAGE = "/dashboard/operator/ledger/cash"
@@ -35,13 +33,6 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]
                     at=now,
                 )
         yield made
-
-
-@pytest.fixture
-def operator(deployment: Deployment) -> Iterator[httpx.Client]:
-    with closing(browser(deployment, deployment.services.operator_token)) as client:
-        client.headers["authorization"] = f"Bearer {deployment.services.operator_token}"
-        yield client
 
 
 def test_the_balance_is_the_same_everywhere(

@@ -2,14 +2,12 @@
 
 import json
 from collections.abc import Iterator
-from contextlib import closing
 
 import httpx
 import pytest
 
 from core.tenants.models import AuditEntry, Tenant
 from gateway.cli.main import main
-from tests.dashboards.browser_client import browser
 from tests.gateway.deployment import Deployment, running_deployment
 
 PLANS = "/dashboard/operator/plans"
@@ -19,13 +17,6 @@ PLANS = "/dashboard/operator/plans"
 def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     with running_deployment(tmp_path_factory.mktemp("add-ons")) as made:
         yield made
-
-
-@pytest.fixture
-def operator(deployment: Deployment) -> Iterator[httpx.Client]:
-    with closing(browser(deployment, deployment.services.operator_token)) as client:
-        client.headers["authorization"] = f"Bearer {deployment.services.operator_token}"
-        yield client
 
 
 def test_add_ons_and_limits_by_page_api_and_command(

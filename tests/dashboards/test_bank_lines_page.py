@@ -43,13 +43,6 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]
         yield made
 
 
-@pytest.fixture
-def operator(deployment: Deployment) -> Iterator[httpx.Client]:
-    with closing(browser(deployment, deployment.services.operator_token)) as client:
-        client.headers["authorization"] = f"Bearer {deployment.services.operator_token}"
-        yield client
-
-
 def final(deployment: Deployment) -> Invoice:
     with deployment.services.database.read() as session:
         return session.scalars(

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 
 import httpx
@@ -13,7 +12,6 @@ from billing.rating_worker import rate_all
 from billing.usage import record
 from core.tenants.models import AuditEntry
 from gateway.cli.main import main
-from tests.dashboards.browser_client import browser
 from tests.dashboards.usage_events import usage_event
 from tests.gateway.deployment import Deployment, running_deployment
 
@@ -38,13 +36,6 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]
             record(session, [event], services.clock)
         rate_all(services.database, services.clock)
         yield made
-
-
-@pytest.fixture
-def operator(deployment: Deployment) -> Iterator[httpx.Client]:
-    with closing(browser(deployment, deployment.services.operator_token)) as client:
-        client.headers["authorization"] = f"Bearer {deployment.services.operator_token}"
-        yield client
 
 
 def test_a_rate_is_recorded_and_reports_use_and_show_it(

@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from openai import OpenAI
+
 from engine.config import EngineConfig
 from engine.demo.paths import MODEL_DIR
 from engine.execution.cpu_runner import load_runner
@@ -33,3 +35,13 @@ def deployment_on_own_engine(
         yield running
     server.stop(0.0)
     thread.join(30)
+
+
+@contextmanager
+def openai_client(deployment: Deployment) -> Iterator[OpenAI]:
+    """OpenAI's, after a first answer."""
+    with OpenAI(
+        base_url=f"{deployment.url}/v1", api_key=deployment.key, max_retries=2, timeout=60
+    ) as client:
+        client.completions.create(model=MODEL, prompt="Hi", max_tokens=1)
+        yield client

@@ -19,7 +19,7 @@ from engine.demo.paths import MODEL_DIR
 from gateway.upstreams.clients import make_engines
 from gateway.upstreams.config import read_upstreams
 from tests.gateway.deployment import MODEL, Deployment, running_deployment
-from tests.gateway.own_engine import deployment_on_own_engine
+from tests.gateway.own_engine import deployment_on_own_engine, openai_client
 
 TEXT = "A toll is a fee that is paid to use a road. Who pays the toll?"
 
@@ -33,10 +33,7 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]
 
 @pytest.fixture(scope="module")
 def client(deployment: Deployment) -> Iterator[OpenAI]:
-    with OpenAI(
-        base_url=f"{deployment.url}/v1", api_key=deployment.key, max_retries=2, timeout=60
-    ) as one:
-        one.completions.create(model=MODEL, prompt="Hi", max_tokens=1)
+    with openai_client(deployment) as one:
         yield one
 
 

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from engine.demo.paths import MODEL_DIR
 from tests.gateway.deployment import MODEL, Deployment
-from tests.gateway.own_engine import deployment_on_own_engine
+from tests.gateway.own_engine import deployment_on_own_engine, openai_client
 
 TEXT = "A toll is a fee that is paid to use a road. Who pays the toll?"
 BEAMS: dict[str, Any] = {"use_beam_search": True, "length_penalty": 0.0, "ignore_eos": True}
@@ -26,10 +26,7 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]
 
 @pytest.fixture(scope="module")
 def client(deployment: Deployment) -> Iterator[OpenAI]:
-    with OpenAI(
-        base_url=f"{deployment.url}/v1", api_key=deployment.key, max_retries=2, timeout=60
-    ) as one:
-        one.completions.create(model=MODEL, prompt="Hi", max_tokens=1)
+    with openai_client(deployment) as one:
         yield one
 
 
