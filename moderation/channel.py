@@ -105,6 +105,9 @@ class Channel:
 
     def feed(self, text: str) -> Release:
         self._raw += text
+        if self._checked + stride_at(self._checked) - self._length > len(text):  # no checkpoint yet
+            self._push(fold(text), len(text))
+            return Release(self._release_early())
         begin, places = 0, checkpoints(text, self._checked, self._length)
         for first in range(0, len(places), _MAX_BATCH):
             group = places[first : first + _MAX_BATCH]

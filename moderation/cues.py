@@ -7,6 +7,8 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
+from ahocorasick_rs import AhoCorasick
+
 from moderation.categories import HEADS, PROMPT_ATTACK, SCORED
 
 _NO_CUE_FACTOR: Final = 0.1
@@ -62,28 +64,51 @@ _WITHOUT_CUES: Final = tuple(
 _PLACES: Final = tuple(
     (SCORED.index(name), HEADS.index(name.partition("/")[0]), cue) for name, cue in _CUES.items()
 )
-_SEARCH_ANYWHERE: Final = {
-    cue: re.compile(cue.pattern.replace(r"\b", ""), cue.flags) for cue in _CUES.values()
-}
 # Below this head score a sub-category is negligible and its cue is not searched for.
 _MIN_HEAD_SCORE: Final = 0.1
 
 
-class PossibleCues:
-    """The cues that a text may contain; its pieces need not be searched for the others.
+# Every match of a cue contains one of its stems, of which these are lists.
+_ALL_STEMS: Final = {
+    _THREAT: "kill|murder|shoot|stab|hang|lynch|burn|gas|beat|hurt|exterminate|execute|rape|slaughter"
+    "|hunt you|hunt them|hunting you|hunting them|wipe them|wipe you|deserve to die|deserves to die"
+    "|should die|should all die|find you|find them|get you|get them|come for you|come for them"
+    "|end you|end them",
+    _MINORS: "child|kid|minor|underage|under-age|toddler|infant|teen|lolit|shota|y/o|daughter|niece"
+    "|nephew|schoolgirl|school girl|schoolboy|school boy|little girl|little boy|youngson|young son"
+    "|stepson|step son|year old|years old|year-old|years-old"
+    + "".join([f"|{digit}{sign}yo" for digit in range(10) for sign in ("", " ", "-")]),
+    _GRAPHIC: "blood|gore|gory|guts|intestine|entrails|organ|skull|severed|dismember|decapitat|behead"
+    "|mutilat|disembowel|eviscerat|gouge|flesh|corpse|brain|slashed|scream|limb|wound|tortur|rotting",
+    _INTENT: "die|dead|kill|suicid|end it|end my|cut|starv|disappear|overdose|hurt|harm|alive|live"
+    "|jump|hang|purg|pill",
+    _INSTRUCTIONS: "how to|how do|how can|how many|how much|how long|how would|way to|ways to|method"
+    "|step|instruction|guide|best way|easiest|painless|dose|dosage|tips|without anyone|without being"
+    "|without getting",
+    _VIOLENT_MEANS: "bomb|explosive|gun|firearm|weapon|rifle|pistol|ammunition|grenade|silencer"
+    "|detonat|molotov|poison|ricin|sarin|anthrax|nerve agent|assassinat|murder|kill|attack|shoot|stab"
+    "|terroris|kidnap|tortur|napalm|print|arson|mass casualt|massacre",
+}
+_STEMS: Final = [(stem, cue) for cue, listed in _ALL_STEMS.items() for stem in listed.split("|")]
+_finder = AhoCorasick([stem for stem, _ in _STEMS])
 
-    Word boundaries are ignored, because a piece may begin or end within a word.
+
+class PossibleCues:
+    """The cues that a text may contain; it and its pieces need not be searched for the others.
+
+    One pass finds the stems of all of them, wherever they stand in a word: a piece may begin or end
+    within one. The search for one cue takes ten times as long.
     """
 
     def __init__(self, text: str) -> None:
-        self._lowered = text.lower()
-        self._found: dict[re.Pattern[str], bool] = {}
+        self._text = text
+        self._found: frozenset[re.Pattern[str]] | None = None
 
     def __contains__(self, cue: re.Pattern[str]) -> bool:
-        found = self._found.get(cue)
-        if found is None:
-            found = self._found[cue] = _SEARCH_ANYWHERE[cue].search(self._lowered) is not None
-        return found
+        if self._found is None:
+            matches = _finder.find_matches_as_indexes(self._text.lower(), overlapping=True)
+            self._found = frozenset([_STEMS[at][1] for at, _, _ in matches])
+        return cue in self._found
 
 
 def openai_scores(
@@ -91,13 +116,14 @@ def openai_scores(
 ) -> dict[str, float]:
     """Return the thirteen scores and prompt_attack from the heads' scores of a folded text.
 
-    `possible`: the possible cues of the longer text that this text is a piece of.
+    `possible`: the possible cues of the longer text that this text is a piece of; else its own.
     """
     values = [row[head] * factor for head, factor in _WITHOUT_CUES]
     if max(row[:_ATTACK]) >= _MIN_HEAD_SCORE:  # a prompt attack has no cues
         lowered = ""
+        possible = possible or PossibleCues(text)
         for place, head, cue in _PLACES:
-            if row[head] >= _MIN_HEAD_SCORE and (possible is None or cue in possible):
+            if row[head] >= _MIN_HEAD_SCORE and cue in possible:
                 lowered = lowered or text.lower()
                 if cue.search(lowered):
                     values[place] = row[head]

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final
+from typing import Any, Final
 
 from moderation import validators
 from moderation.patterns import PatternMatcher
@@ -23,7 +23,13 @@ _PEM_HEAD: Final = (
     r"|-----BEGIN[A-Z0-9 ]{0,60}-{0,5}|-{1,5}(?:B|BE|BEG|BEGI|BEGIN)?)\Z"
 )
 
-
+# What `PatternMatcher.hold` looks at before it searches for a head, as its fields are named.
+_LOOKS: Final[Mapping[str, Mapping[str, Any]]] = {
+    _WORD_HEAD: {"head_ends": frozenset(",;\"'<>()[]{}")},
+    _NUMBER_HEAD: {"head_of": "+(0123456789 ).-"},
+    _IBAN_HEAD: {"head_of": "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 "},
+    _PEM_HEAD: {"head_from": "-"},
+}
 _DIGITS: Final = tuple("0123456789")
 
 
@@ -143,6 +149,7 @@ def _matcher(recogniser: Recogniser, action: Action) -> PatternMatcher:
         head=re.compile(recogniser.head),
         needs=recogniser.needs,
         part=re.compile(recogniser.part) if recogniser.part else None,
+        **_LOOKS[recogniser.head],
     )
 
 

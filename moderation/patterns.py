@@ -67,6 +67,9 @@ class PatternMatcher:
     head: re.Pattern[str] | None = None
     needs: tuple[str, ...] = ()
     part: re.Pattern[str] | None = None  # is in every match, and is found faster than the pattern
+    head_of: str = ""  # all characters that a head may have, if they are few
+    head_from: str = ""  # what every head begins with
+    head_ends: frozenset[str] = frozenset()  # characters that no head has; nor white space then
 
     @property
     def strictest_action(self) -> Action:
@@ -128,12 +131,14 @@ class PatternMatcher:
 
     def _first(self, piece: str, start: int) -> tuple[int, int] | None:
         pattern = compile_pattern(self.source)
-        found = pattern.search(piece, start)
+        # As bytes the binding counts no characters, which takes longer than the search.
+        given: str | bytes = piece.encode() if piece.isascii() else piece
+        found = pattern.search(given, start)
         if found is None:
             return None
         begin, end = found.span()
         if end - begin > self.longest:
-            shorter = pattern.match(piece, begin, begin + self.longest)
+            shorter = pattern.match(given, begin, begin + self.longest)
             end = end if shorter is None else shorter.end()
         return begin, end
 
@@ -141,8 +146,18 @@ class PatternMatcher:
         return self.accepts is None or self.accepts(candidate)
 
     def hold(self, text: str, start: int = 0) -> int:
-        first = max(start, len(text) - self.longest)
+        length = len(text)
+        first = max(start, length - self.longest)
         if self.head is None:
             return first
+        # A head ends where the text does. These look at its end, which the search finds last.
+        if self.head_ends and (text[-1:] in self.head_ends or text[-1:].isspace()):
+            return length
+        if self.head_of:
+            first = max(first, len(text.rstrip(self.head_of)))
+        if self.head_from:
+            first = text.find(self.head_from, first)
+        if not 0 <= first < length:
+            return length
         found = self.head.search(text, first)
         return len(text) if found is None else found.start()

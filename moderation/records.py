@@ -4,7 +4,7 @@ import csv
 import hashlib
 import io
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
 from operator import attrgetter
@@ -120,13 +120,20 @@ def event_of(
         policy_version=verdict.policy_version,
         text_sha256=text_sha256,
         categories=verdict.flagged,
-        scores={
-            name: round(score, 4) for name, score in verdict.scores.items() if score >= _MIN_SCORE
-        },
-        spans=tuple((span.start, span.end, span.category) for span in verdict.spans),
+        scores=_recorded(verdict.scores),
+        spans=tuple([(span.start, span.end, span.category) for span in verdict.spans]),
         view=verdict.view,
         unscanned=bool(verdict.unscanned),
     )
+
+
+def _recorded(scores: Mapping[str, float]) -> dict[str, float]:
+    """To four decimals, by arithmetic: `round` takes more than twice as long."""
+    return {
+        name: (score * 10_000 + 0.5) // 1 / 10_000
+        for name, score in scores.items()
+        if score >= _MIN_SCORE
+    }
 
 
 def store(session: Session, events: Sequence[ModerationEvent]) -> int:

@@ -22,7 +22,13 @@ _log = logging.getLogger(__name__)
 
 
 _MOST_ROWS = 32  # that wait to be added up
+TOOLS = "tools"  # the role of their definitions
+LEAST_TEXTS = 6  # of fewer, each is looked up on its own
 _NO_SCORES: Mapping[str, float] = dict.fromkeys(SCORED, 0.0)
+# Shared by all findings that are kept, and never added to.
+_NO_SPANS: list[Span] = []
+_NO_ROWS: list[Mapping[str, float]] = []
+_NO_NAMES: set[str] = set()
 
 
 class Findings(Struct):
@@ -42,6 +48,16 @@ class Findings(Struct):
         if len(self.rows) > 1:
             self.rows = [highest_of(self.rows)]
         return self.rows[0] if self.rows else _NO_SCORES
+
+    def compact(self) -> "Findings":
+        """The same, to be kept and never changed: one row of scores, and nothing for what is empty."""
+        return replace(
+            self,
+            spans=self.spans or _NO_SPANS,
+            rows=[self.scores] if self.rows else _NO_ROWS,
+            flagged=self.flagged or _NO_NAMES,
+            unscanned=self.unscanned or _NO_NAMES,
+        )
 
     def add_spans(self, spans: Sequence[Span], view: str) -> None:
         acting = [span for span in spans if span.action > Action.ALLOW]
@@ -84,6 +100,16 @@ class Findings(Struct):
             self.view, self.would = other.view, other.would
         if other.top > self.top:
             self.top = other.top
+
+    def copy(self) -> "Findings":
+        """One that grows apart from this one."""
+        return replace(
+            self,
+            spans=list(self.spans),
+            rows=list(self.rows),
+            flagged=set(self.flagged),
+            unscanned=set(self.unscanned),
+        )
 
     def fail(self, policy: Policy, stage: Stage) -> None:
         """Record a failed stage: unscanned if the policy lets it fail open, otherwise block."""
@@ -163,6 +189,10 @@ class KnownTexts(Protocol):
 
     def put(self, text: str, findings: Findings) -> None: ...
 
+    def longest(self, texts: Sequence[str]) -> tuple[int, Findings | None]: ...
+
+    def put_first(self, count: int, findings: Findings) -> None: ...
+
 
 class Screening:
     """The screening of one request's texts. `unseen` is its work left, in characters."""
@@ -178,13 +208,20 @@ class Screening:
         self._texts = texts
         self._policy = policy
         self._known = known
-        asked = [
-            index for index, each in enumerate(texts) if each.text and policy.screens(each.role)
-        ]
-        found: list[Findings | None] = [None] * len(asked)
+        screened = {role for role in {each.role for each in texts} if policy.screens(role)}
+        read = [each.text if each.role in screened else "" for each in texts]
+        self._turns = len(read)  # before the definitions of tools, which each turn repeats
+        while self._turns and texts[self._turns - 1].role == TOOLS:
+            self._turns -= 1
+        begun, self._begun = 0, None
+        found: list[Findings | None] = []
+        if known is not None and self._turns > LEAST_TEXTS:
+            begun, self._begun = known.longest(read[: self._turns])
+        asked = [index for index in range(begun, len(read)) if read[index]]
         if known is not None:
-            found = known.get_all([texts[index].text for index in asked])
-        self._found = {i: each for i, each in zip(asked, found, strict=True) if each is not None}
+            found = known.get_all([read[index] for index in asked])
+        self._found = {i: each for i, each in zip(asked, found, strict=False) if each is not None}
+        self._begun_texts = begun
         self._new = [index for index in asked if index not in self._found]
         self.unseen = sum(len(texts[index].text) for index in self._new)
         self._steps = self._work()
@@ -209,13 +246,47 @@ class Screening:
                 self._known.put(text, found)
 
     def verdict(self) -> Verdict:
-        findings, cleaned = Findings(), [each.text for each in self._texts]
-        for index, found in sorted(self._found.items()):
-            findings.merge(found, index)
-            if found.spans and not self._policy.shadow:
-                cleaned[index] = redact(cleaned[index], found.spans)
-        findings.rows = [each.scores for each in self._found.values() if each.rows]
-        return findings.verdict(self._policy, tuple(cleaned))
+        findings = Findings()
+        rows: list[Mapping[str, float]] = []
+        if self._begun is not None:
+            findings, rows = self._begun.copy(), list(self._begun.rows)
+        found = sorted(self._found.items())
+        if self._turns > LEAST_TEXTS:
+            for count in (self._turns - 1, self._turns):
+                _merge(findings, rows, [each for each in found if each[0] < count])
+                found = [each for each in found if each[0] >= count]
+                self._remember(count, findings, rows)
+        _merge(findings, rows, found)
+        findings.rows = rows
+        return findings.verdict(self._policy, self._cleaned(findings))
+
+    def _remember(self, count: int, findings: Findings, rows: list[Mapping[str, float]]) -> None:
+        """Keep the findings of the first `count` texts, for the turn that follows."""
+        if self._known is not None and count > self._begun_texts:
+            kept = findings.copy()
+            kept.rows = [highest_of(rows)] if len(rows) > 1 else list(rows)
+            self._known.put_first(count, kept)
+
+    def _cleaned(self, findings: Findings) -> tuple[str, ...]:
+        cleaned = [each.text for each in self._texts]
+        if findings.spans and not self._policy.shadow:
+            by_text: dict[int, list[Span]] = {}
+            for span in findings.spans:
+                by_text.setdefault(span.index, []).append(span)
+            for index, spans in by_text.items():
+                cleaned[index] = redact(cleaned[index], spans)
+        return tuple(cleaned)
+
+
+def _merge(
+    findings: Findings,
+    rows: list[Mapping[str, float]],
+    found: Sequence[tuple[int, Findings]],
+) -> None:
+    for index, each in found:
+        findings.merge(each, index)
+        if each.rows:
+            rows.append(each.scores)
 
 
 def highest_of(rows: Sequence[Mapping[str, float]]) -> Mapping[str, float]:

@@ -1,11 +1,16 @@
 """Findings of texts that were screened before, so that a conversation is not screened anew each turn.
 
 An entry is found by tenant, policy version and a keyed digest of the text: no text is kept, and a
-tenant never learns what another has sent. The least recently used entries are dropped.
+tenant never learns what another has sent. The least recently used entries are dropped, so that all
+take no more than `MOST_BYTES`.
+
+The findings of a conversation's first texts together are an entry too. Where it is found, they cost
+one hash over their bytes, and no step for each of them.
 """
 
 import hashlib
 import secrets
+from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
 from threading import Lock
@@ -13,9 +18,10 @@ from threading import Lock
 from moderation.policy import Policy
 from moderation.screener import Findings
 
-# An entry takes about 2 kB, most of it scores.
-MOST_ENTRIES = 16_384
+MOST_BYTES = 24 << 20
+_ENTRY_BYTES, _SPAN_BYTES = 1_700, 220  # of an entry, most of it scores, and of each span in it
 _MOST_SPANS = 64  # findings with more spans are made again each time
+_MOST_NEW = 4  # texts at the end of a conversation that may be new
 
 Key = tuple[str, str, bytes]
 
@@ -23,9 +29,11 @@ Key = tuple[str, str, bytes]
 class VerdictCache:
     """Safe for threads; its lock is held for one look-up at a time."""
 
-    def __init__(self, most: int = MOST_ENTRIES) -> None:
-        self._most = most
+    def __init__(self, most_bytes: int = MOST_BYTES) -> None:
+        self._most_bytes = most_bytes
+        self._bytes = 0
         self._secret = secrets.token_bytes(32)
+        self._begun = hashlib.sha256(secrets.token_bytes(64))
         self._entries: OrderedDict[Key, Findings] = OrderedDict()
         self._lock = Lock()
 
@@ -40,6 +48,17 @@ class VerdictCache:
         raw = [text.encode("utf-8", "surrogatepass") for text in texts]
         return [digest(each, digest_size=16, key=secret).digest() for each in raw]
 
+    def digests_of_first(self, texts: Sequence[str], counts: Sequence[int]) -> list[bytes]:
+        """For each of these counts, which ascend, a digest of the first so many texts. Their lengths
+        and number end what is hashed, so no other texts have the same digest."""
+        lengths, state, begin, found = array("Q", map(len, texts)), self._begun.copy(), 0, []
+        for end in counts:
+            state.update("".join(texts[begin:end]).encode("utf-8", "surrogatepass"))
+            begin, whole = end, state.copy()
+            whole.update(lengths[:end].tobytes() + end.to_bytes(8))
+            found.append(whole.digest())
+        return found
+
     def get_all(self, keys: Sequence[Key]) -> list[Findings | None]:
         entries = self._entries
         with self._lock:
@@ -53,11 +72,13 @@ class VerdictCache:
         failed = any(name.endswith("_failed") for name in findings.flagged)
         if failed or findings.unscanned or len(findings.spans) > _MOST_SPANS:
             return
+        kept = findings.compact()
         with self._lock:
-            self._entries[key] = findings
-            self._entries.move_to_end(key)
-            if len(self._entries) > self._most:
-                self._entries.popitem(last=False)
+            old = self._entries.pop(key, None)
+            self._entries[key] = kept
+            self._bytes += _bytes_of(kept) - (0 if old is None else _bytes_of(old))
+            while self._bytes > self._most_bytes:
+                self._bytes -= _bytes_of(self._entries.popitem(last=False)[1])
 
 
 class TenantVerdicts:
@@ -68,6 +89,7 @@ class TenantVerdicts:
         self._tenant_id = tenant_id
         self._policy_version = policy_version
         self._asked: dict[str, Key] = {}  # their digests are not made again for `put`
+        self._begun: dict[int, Key] = {}  # of the first texts together, by how many they are
 
     def get_all(self, texts: Sequence[str]) -> list[Findings | None]:
         keys = self._keys(texts)
@@ -77,6 +99,30 @@ class TenantVerdicts:
     def put(self, text: str, findings: Findings) -> None:
         self._cache.put(self._asked.get(text) or self._keys([text])[0], findings)
 
+    def longest(self, texts: Sequence[str]) -> tuple[int, Findings | None]:
+        """The longest beginning of the texts that was screened before: how many they are, and their
+        findings together."""
+        counts = range(max(0, len(texts) - _MOST_NEW), len(texts) + 1)
+        digests = self._cache.digests_of_first(texts, counts)
+        tenant, version = self._tenant_id, self._policy_version
+        self._begun = {
+            count: (tenant, version, digest) for count, digest in zip(counts, digests, strict=True)
+        }
+        for count in reversed(counts):
+            (found,) = self._cache.get_all((self._begun[count],))
+            if found is not None:
+                return count, found
+        return 0, None
+
+    def put_first(self, count: int, findings: Findings) -> None:
+        """The findings of the first `count` texts that `longest` was asked for."""
+        if count in self._begun:
+            self._cache.put(self._begun[count], findings)
+
     def _keys(self, texts: Sequence[str]) -> list[Key]:
         tenant, version = self._tenant_id, self._policy_version
         return [(tenant, version, digest) for digest in self._cache.digests(texts)]
+
+
+def _bytes_of(findings: Findings) -> int:
+    return _ENTRY_BYTES + _SPAN_BYTES * len(findings.spans)

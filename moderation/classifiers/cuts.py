@@ -41,10 +41,8 @@ def read_pieces(text: str, cuts: Cuts) -> tuple[list[str], list[Piece]]:
     lowered = text.lower()
     if len(lowered) != len(text):
         return [], [Piece(words_of(text[start:end])) for start, end in cuts]
-    starts, words = [], []
-    for found in TOKEN.finditer(lowered):
-        starts.append(found.start())
-        words.append(found.group())
+    words = TOKEN.findall(lowered)
+    starts = [found.start() for found in TOKEN.finditer(lowered)]
     pieces = []
     for start, end in cuts:
         first, last = _next_space(text, start, end), _last_space(text, start, end)

@@ -17,7 +17,8 @@ _PAIR_FACTOR: Final = 1_000_003
 _LONGEST_WORD = 24
 _LONGEST_RUN = 24  # longest cached run: longer ones rarely recur
 MOST_WORDS = 3_000
-MOST_CACHED: Final = 30_000
+# A cached word takes 1.7 kB of a scorer's tables, so the caches of four scorers at most 80 MB.
+MOST_CACHED: Final = 4 * MOST_WORDS
 # Letters with an inner apostrophe, digits, or one sign; emoji are signs.
 TOKEN = re.compile(r"[a-z]+(?:'[a-z]+)?|[0-9]+|[^\w\s]|\w")
 

@@ -12,7 +12,6 @@ from moderation.classifiers.features import (
     BUCKETS,
     GRAM_BUCKETS,
     MOST_CACHED,
-    MOST_WORDS,
     Lexicon,
     WordNumbers,
     gram_hashes,
@@ -24,8 +23,7 @@ Arrays = Mapping[str, NDArray[np.generic]]
 WIDTHS = (1, 2, 3)
 _GRAMS = 24
 _VERY_LOW = 1e9  # below any sum of a filter
-# One scorer mostly works alone and has the large cache; those beside it hold a long text's words.
-_CACHED = (MOST_CACHED, *[4 * MOST_WORDS] * 8)
+_CACHED = (MOST_CACHED,) * 9  # of a scorer that mostly works alone, and of those beside it
 
 
 def unpack(stored: Arrays, name: str) -> Floats:

@@ -1,9 +1,13 @@
 """Cues that are looked for in a text's pieces: the same as if each were a text of its own."""
 
-from hypothesis import given
+import re
+
+import pytest
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moderation.categories import HEADS
+from moderation import cues
+from moderation.categories import HEADS, SCORED
 from moderation.cues import PossibleCues, openai_scores
 
 HIGH = [0.9] * len(HEADS)
@@ -40,3 +44,66 @@ def test_a_cue_that_the_text_lacks_is_not_possible() -> None:
         scores["harassment/threatening"]
         < openai_scores(HIGH, "they kill")["harassment/threatening"]
     )
+
+
+def searched(text: str) -> dict[str, float]:
+    """The scores with every cue searched for, without a look at stems."""
+    found = {}
+    for name in SCORED:
+        cue = cues._CUES.get(name)
+        held = cue is None or cue.search(text.lower()) is not None
+        found[name] = HIGH[HEADS.index(name.partition("/")[0])] * (1 if held else 0.1)
+    return found
+
+
+@given(st.lists(words, max_size=30).map("".join))
+def test_stems_change_no_score(text: str) -> None:
+    assert openai_scores(HIGH, text) == pytest.approx(searched(text))
+
+
+@pytest.mark.parametrize("name", sorted(cues._CUES))
+def test_every_match_of_a_cue_has_one_of_its_stems(name: str) -> None:
+    cue = cues._CUES[name]
+
+    @settings(max_examples=600, deadline=None)
+    @given(st.from_regex(re.compile(cue.pattern, cue.flags & re.DOTALL | re.ASCII)))
+    def _has_one(text: str) -> None:
+        if cue.search(text.lower()) is not None:
+            assert cue in PossibleCues(text)
+            assert openai_scores(HIGH, text)[name] == 0.9
+
+    _has_one()
+
+
+def _alternatives(pattern: str) -> list[str]:
+    """The words of the outermost group of a cue."""
+    inner, depth, found = (
+        pattern.removeprefix(r"\b(?:").removesuffix(")").removesuffix(r")\b"),
+        0,
+        [""],
+    )
+    for character in inner:
+        depth += {"(": 1, ")": -1}.get(character, 0)
+        if character == "|" and depth == 0:
+            found.append("")
+        else:
+            found[-1] += character
+    return found
+
+
+@pytest.mark.parametrize(
+    "cue", [cues._THREAT, cues._MINORS, cues._GRAPHIC, cues._INSTRUCTIONS, cues._VIOLENT_MEANS]
+)
+def test_each_alternative_of_a_cue_is_possible(cue: re.Pattern[str]) -> None:
+    """Each by itself: a random example of the whole seldom takes the rare ones."""
+    alternatives = _alternatives(cue.pattern)
+    assert len(alternatives) > 5
+    for each in alternatives:
+
+        @settings(max_examples=60, deadline=None)
+        @given(st.from_regex(re.compile(each, re.ASCII), fullmatch=True))
+        def _possible(text: str) -> None:
+            if cue.search(text.lower()) is not None:
+                assert cue in PossibleCues(text), text
+
+        _possible()

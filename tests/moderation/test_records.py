@@ -2,7 +2,9 @@
 
 from datetime import timedelta
 
+import hypothesis.strategies as st
 import pytest
+from hypothesis import given
 from msgspec.structs import replace
 from sqlalchemy import select, text
 from sqlalchemy.orm import Session
@@ -242,3 +244,12 @@ def test_an_appeal_needs_a_decision_a_reason_and_comes_once(
             appeals.decide(session, scope_of_operator("org_x"), clock, made.id, grant=True)
         appeals.decide(session, scope, clock, made.id, grant=False, answer="It stands.")
         assert [found.status for found in appeals.appeals(session, scope)] == ["denied"]
+
+
+@given(st.floats(0, 1))
+def test_scores_are_recorded_to_four_decimals(score: float) -> None:
+    found = records._recorded({"violence": score})
+    assert bool(found) is (score >= 0.001)
+    for each in found.values():
+        assert each == round(each, 4)
+        assert abs(each - score) <= 0.5001e-4

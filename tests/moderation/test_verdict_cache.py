@@ -1,7 +1,8 @@
 """Only what is new is screened; and what was remembered decides exactly as what is screened anew."""
 
 import threading
-from collections.abc import Sequence
+import tracemalloc
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import hypothesis.strategies as st
@@ -10,12 +11,12 @@ import pytest
 from hypothesis import given
 from numpy.typing import NDArray
 
-from moderation.categories import HEADS
+from moderation.categories import HEADS, SCORED
 from moderation.classifiers.ensemble import Ensemble
 from moderation.classifiers.load import load_classifier
 from moderation.policy import Policy, default_policy
-from moderation.screener import Screener
-from moderation.verdict import Action, ScreenedText
+from moderation.screener import Findings, Screener
+from moderation.verdict import Action, ScreenedText, Span
 from moderation.verdict_cache import VerdictCache
 
 POLICY = Policy.from_dict(
@@ -55,10 +56,74 @@ conversations = st.lists(
 
 @given(st.lists(conversations, max_size=4))
 def test_a_remembered_text_decides_as_a_new_one(turns: list[list[ScreenedText]]) -> None:
-    screener, known = Screener(Counting()), VerdictCache(most=4).of("org_1", POLICY)
+    screener, known = Screener(Counting()), VerdictCache(most_bytes=6_000).of("org_1", POLICY)
     for texts in turns:
         anew = screener.check_input(texts, POLICY)
         assert screener.prepare(texts, POLICY, known).run() == anew
+
+
+longer = st.lists(
+    st.builds(ScreenedText, st.sampled_from(["user", "assistant", "tool"]), pieces),
+    min_size=7,
+    max_size=14,
+)
+
+
+@given(longer, st.data())
+def test_a_conversation_that_goes_on_decides_as_a_new_one(
+    whole: list[ScreenedText], data: st.DataObject
+) -> None:
+    """However it was cut before, and whatever was changed at its end, or exchanged for the same
+    characters in other texts."""
+    screener, known = Screener(Counting()), VerdictCache().of("org_1", POLICY)
+    for _ in range(4):
+        texts = whole[: data.draw(st.integers(1, len(whole)))]
+        if data.draw(st.booleans()):
+            texts = [*texts[:-1], ScreenedText("user", data.draw(pieces))]
+        if len(texts) > 1 and data.draw(st.booleans()):
+            at = data.draw(st.integers(0, len(texts) - 2))
+            first, second = texts[at], texts[at + 1]
+            joined = ScreenedText(first.role, first.text + second.text)
+            texts = [*texts[:at], joined, ScreenedText(second.role, ""), *texts[at + 2 :]]
+        tools = data.draw(st.lists(pieces, max_size=3))
+        texts = [*texts, *[ScreenedText("tools", each) for each in tools]]
+        anew = screener.check_input(texts, POLICY)
+        assert screener.prepare(texts, POLICY, known).run() == anew
+
+
+def test_a_long_conversation_is_one_look_up() -> None:
+    screener, cache = Screener(Counting()), VerdictCache()
+    texts = [ScreenedText("user", f"{number} a fight") for number in range(40)]
+    screener.prepare(texts, POLICY, cache.of("org_1", POLICY)).run()
+    asked = cache.of("org_1", POLICY)
+    again = screener.prepare([*texts, ScreenedText("user", "next")], POLICY, asked)
+    assert (again.unseen, list(asked._asked)) == (4, ["next"])
+    assert again.run().flagged == ("violence",)
+
+
+def test_tools_stand_beside_a_conversation_that_goes_on() -> None:
+    screener, cache = Screener(Counting()), VerdictCache()
+    tools = [ScreenedText("tools", f"tool {number}") for number in range(9)]
+    few, many = ([ScreenedText("user", f"{n} a fight") for n in range(size)] for size in (1, 20))
+    for turns in (few, many):
+        screener.prepare([*turns, *tools], POLICY, cache.of("org_1", POLICY)).run()
+        asked = cache.of("org_1", POLICY)
+        again = screener.prepare([*turns, ScreenedText("user", "next"), *tools], POLICY, asked)
+        known = [] if turns is many else [each.text for each in turns]
+        assert list(asked._asked) == [*known, "next", *[each.text for each in tools]]
+        assert again.run().flagged == ("violence",)
+
+
+def test_no_other_texts_have_the_digest_of_a_beginning() -> None:
+    """The same bytes cut otherwise, or with the numbers that end what is hashed as text."""
+    cache = VerdictCache()
+    tail = (1).to_bytes(8, "little") + (1).to_bytes(8)
+    lists = [["a", "b"], ["ab", ""], ["", "ab"], ["ab"], ["a", "b", ""], ["a" + tail.decode()]]
+    found = [cache.digests_of_first(each, [len(each)])[0] for each in lists]
+    assert len(set(found)) == len(lists)
+    whole = [str(number) for number in range(9)]
+    each = cache.digests_of_first(whole, range(10))
+    assert each == [cache.digests_of_first(whole[:n], [n])[0] for n in range(10)]
 
 
 def test_a_turn_screens_only_what_is_new() -> None:
@@ -89,7 +154,7 @@ def test_a_tenant_and_a_policy_have_their_own_verdicts() -> None:
 
 
 def test_the_memory_is_bounded_and_holds_no_text() -> None:
-    screener, cache = Screener(Counting()), VerdictCache(most=10)
+    screener, cache = Screener(Counting()), VerdictCache(most_bytes=17_000)
     known = cache.of("org_1", POLICY)
     for number in range(50):
         screener.prepare([ScreenedText("user", f"secret {number}")], POLICY, known).run()
@@ -160,3 +225,27 @@ def test_work_is_done_in_small_steps(length: int) -> None:
         if not more:
             break
     assert classifier.seen >= length and most <= 16 * 400
+
+
+def test_what_is_kept_takes_no_more_than_its_bytes_whatever_was_found() -> None:
+    """Long texts have many windows, and some texts many findings."""
+    most = 2 << 20
+    cache = VerdictCache(most)
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        for number in range(4_000):
+            rows: list[Mapping[str, float]] = [
+                {name: number / (7 + row + at) for at, name in enumerate(SCORED)}
+                for row in range(20)
+            ]
+            spans = [
+                Span(0, at + 900, at + 990, "email", f"email:{number}:{at}", Action.REDACT)
+                for at in range(number % 9)
+            ]
+            cache.put(("org_1", "v", number.to_bytes(16)), Findings(spans=spans, rows=rows))
+        del rows, spans
+        taken = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert 0.5 * most < taken < 1.1 * most, f"{taken:,} bytes for {len(cache)} entries"
