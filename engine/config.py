@@ -60,6 +60,7 @@ class EngineConfig:
 
     speculation: str = "auto"  # auto: verify guessed tokens where that is faster; off: never guess
     draft_model: str | None = None  # a smaller model of the same tokenizer that guesses, on a CPU
+    draft_heads: str = "auto"  # heads that guess: a folder, none, or auto: beside the model
     overlap: bool | None = None  # launch a step before the last is read; None: the runner decides
     listen: str = "tcp://127.0.0.1:0"  # address for gateways: tcp:// or ipc://
     server_key_file: str | None = None  # CURVE certificate of this engine, with its secret key
@@ -108,6 +109,10 @@ def _check(config: EngineConfig) -> None:
         raise ConfigError(f"speculation is {config.speculation!r}: use one of {names}")
     if config.draft_model is not None and config.speculation == "off":
         raise ConfigError("draft_model is set and speculation is off: leave one of them out")
+    named = config.draft_heads not in ("auto", "none")
+    if named and (config.speculation == "off" or config.draft_model is not None):
+        other = "speculation is off" if config.speculation == "off" else "so is draft_model"
+        raise ConfigError(f"draft_heads is set and {other}: leave one of them out")
     for field in fields(config):
         value = getattr(config, field.name)
         if isinstance(value, bool) or not isinstance(value, int | float):

@@ -47,6 +47,7 @@ def hyper_parameters() -> dict[str, Any]:
         "base": asdict(settings.BASE),
         "polish": asdict(settings.POLISH),
         "opening_tokens": settings.OPENING_TOKENS,
+        "heads": asdict(settings.HEADS),
         "adapters": [asdict(style) for style in settings.STYLES],
     }
 

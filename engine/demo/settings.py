@@ -45,6 +45,20 @@ class Style:
     schedule: Schedule
 
 
+@dataclass(frozen=True)
+class HeadsPlan:
+    """Draft heads: how many prompts are answered in at most `longest` tokens, how wide the network
+    is, which number of ids it may guess (0: all), and its training."""
+
+    prompts: int
+    longest: int
+    inner: int
+    steps: int
+    batch: int
+    vocabulary: int = 0
+    schedule: Schedule = Schedule(dialogues=0, learning_rate=2e-3)
+
+
 SHAPE = Shape()
 BASE = Schedule(dialogues=26_000, learning_rate=2e-3)
 POLISH = Schedule(dialogues=8_000, openings=50_000, learning_rate=1.5e-3)
@@ -54,3 +68,5 @@ STYLES = (
     Style("pirate", 16, Schedule(dialogues=2_800, learning_rate=2e-3, tokens_per_step=768)),
     Style("json", 4, Schedule(dialogues=2_400, learning_rate=3e-3, tokens_per_step=768)),
 )
+HEADS = HeadsPlan(prompts=1_200, longest=160, inner=384, steps=600, batch=512)
+OTHER_HEADS = HeadsPlan(prompts=300, longest=96, inner=1024, steps=600, batch=256, vocabulary=8_192)

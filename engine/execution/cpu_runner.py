@@ -30,6 +30,8 @@ from engine.lora.cpu_adapters import CpuAdapters
 from engine.models.load import LoadedModel, load_model
 from engine.models.pooling_files import declared_pooling
 from engine.speculation.draft_model import load_draft_model
+from engine.speculation.heads import DraftHeads
+from engine.speculation.heads_file import find_heads
 from engine.speculation.verify import sampled_rows, verified
 
 
@@ -47,6 +49,7 @@ class CpuRunner(ModelRunner):
         self._plan = StepPlanner(self.pool, self._angles(model.dtype), windows, self.adapters.step)
         self._last: dict[int, int] = {}
         self._pooling = Pooling()
+        self.heads: DraftHeads | None = None
         self.info = replace(self.info, pooling=declared_pooling(model.path))
         # A row without its mask is computed again, which an overlapped loop cannot do: its next step
         # is launched by then.
@@ -69,7 +72,8 @@ class CpuRunner(ModelRunner):
             each for row in verifying for each in sampled_rows(row, self._first_of(row))
         ]
         groups = self._sampler.begin(rows_to_sample)
-        outputs, embeddings = self._forward(rows, inputs)
+        outputs, operations = self._forward(inputs)
+        embeddings = self._pooling(rows, operations.pooled)
         logits, scoring = split_logits(rows, outputs)
         scores = host_scores(scoring)
         if not rows_to_sample:
@@ -77,15 +81,16 @@ class CpuRunner(ModelRunner):
         choice = self._sampler(rows_to_sample, logits, groups, self._patience_s)
         found = verified(verifying, host_samples(rows_to_sample, choice))
         sampled = self._sampler.accept(verifying, found)
+        if self.heads is not None and operations.states is not None:
+            self.heads.observe(verifying, split_logits(rows, operations.states)[0], sampled)
         self._last.update((each.seq, each.tokens[-1]) for each in sampled if each.tokens)
         return with_scores(sampled + embeddings, scores)
 
-    def _forward(self, rows: list[Row], inputs: StepInputs) -> tuple[torch.Tensor, list[Sampled]]:
-        """The logits in float32, [rows, vocab], and the embeddings that are complete."""
-        spec = self._model.spec
-        operations = CpuOperations(spec, self.pool, inputs)
-        logits = finish_logits(self._model.decoder(operations).float(), spec)
-        return logits, self._pooling(rows, operations.states)
+    def _forward(self, inputs: StepInputs) -> tuple[torch.Tensor, CpuOperations]:
+        """The logits in float32, [rows, vocab], and the operations that have their states."""
+        operations = CpuOperations(self._model.spec, self.pool, inputs)
+        logits = self._model.decoder(operations).float()
+        return finish_logits(logits, self._model.spec), operations
 
     def _with_last(self, row: Row) -> Row:
         """The row with its last sampled id in the history, where sampling reads it."""
@@ -115,7 +120,8 @@ def load_runner(config: EngineConfig) -> Runner:
     Raises CheckpointError or ConfigError, whose message says what to change.
     """
     torch.set_num_threads(config.threads or physical_cores())
-    model = load_model(config)
+    heads = find_heads(config)
+    model = load_model(config, None if heads is None else heads.check)
     if config.threads is None and model.bytes < _SMALL_MODEL:
         torch.set_num_threads(1)
     if model.device.type == "cpu":
@@ -123,9 +129,15 @@ def load_runner(config: EngineConfig) -> Runner:
         collapse_into_huge_pages()
         runner = CpuRunner(config, model)
         runner.drafter = load_draft_model(config, model, runner.info)
+        if heads is not None:
+            runner.drafter = runner.heads = DraftHeads(heads, model)
         return runner
-    if config.draft_model is not None:
-        raise ConfigError("draft_model is used on a CPU only: leave it out, or set device to cpu")
+    for name, given in (
+        ("draft_model", config.draft_model is not None),
+        ("draft_heads", config.draft_heads not in ("auto", "none")),
+    ):
+        if given:
+            raise ConfigError(f"{name} is used on a CPU only: leave it out, or set device to cpu")
     with imports_of("gpu", "A CUDA device"):
         from engine.execution.gpu_runner import GpuRunner
 

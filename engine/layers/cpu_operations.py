@@ -33,7 +33,10 @@ class CpuOperations:
         self._pool = pool
         self._step = step
         self._lora = step.all_rows.lora
-        self.states: torch.Tensor | None = None  # of pooled tokens, in the order of their rows
+        self.pooled: torch.Tensor | None = (
+            None  # states of pooled tokens, in the order of their rows
+        )
+        self.states: torch.Tensor | None = None  # that the logits are computed from
 
     def embed(self, table: Embedding, scale: float, norm: RmsNorm | None) -> torch.Tensor:
         x = table(self._step.tokens)
@@ -132,8 +135,9 @@ class CpuOperations:
         extras = self._lora.extras if self._lora is not None else []
         if self._step.pooled is not None:
             pooled, sampled = self._step.pooled
-            self.states = norm(x.index_select(0, pooled))
+            self.pooled = norm(x.index_select(0, pooled))
             x, extras = x.index_select(0, sampled), among(extras, sampled)
         if not x.shape[0]:
             return x.new_empty((0, self._spec.vocab))
-        return head_of_rows(extras, head, norm(x)) if extras else head(norm(x))
+        self.states = h = norm(x)
+        return head_of_rows(extras, head, h) if extras else head(h)

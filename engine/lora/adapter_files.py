@@ -11,8 +11,9 @@ from engine.layers.adapter_extras import AdapterExtras, Pair
 from engine.layers.matrices import own_name
 from engine.lora.adapter_digest import CONFIG, WEIGHTS, digest_of, read_config
 from engine.lora.peft.config import check_config, check_modules, invalid
-from engine.lora.peft.keys import HEAD, TABLE, read_tensors
+from engine.lora.peft.keys import read_tensors
 from engine.lora.peft.modules import all_modules, inner_modules, layer_modules
+from engine.lora.peft.names import HEAD, TABLE
 from engine.lora.peft.reading import Reading
 from engine.models.base_weights import BaseWeights
 

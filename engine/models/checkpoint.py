@@ -20,6 +20,7 @@ from engine.models.safetensors_source import SafetensorsSource
 from engine.models.weights import TensorSource
 
 _MIB = 1 << 20
+DRAFT_HEADS = "draft_heads.safetensors"  # beside the weights; see `engine.speculation.heads`
 _WANTED = ["*.json", "*.safetensors", "*.jinja"]
 
 
@@ -100,6 +101,8 @@ def _directory_digest(directory: Path) -> str:
     """Over names, sizes and content of the configuration and the weight files."""
     digest = hashlib.sha256()
     for path in sorted(directory.glob("*")):
+        if path.name == DRAFT_HEADS:
+            continue  # guesses change no key and no value
         if path.suffix in (".json", ".safetensors") and path.is_file():
             digest.update(f"{path.name}\0".encode())
             _add_content(digest, path)

@@ -1,6 +1,7 @@
 """Loads a model: finds its directory, and chooses dtype, device and context length."""
 
 import hashlib
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,8 +32,13 @@ class LoadedModel:
     path: Path | None = None  # of the checkpoint
 
 
-def load_model(config: EngineConfig) -> LoadedModel:
-    """Raises CheckpointError naming the file at fault, ConfigError for a wrong setting."""
+def load_model(
+    config: EngineConfig, check: Callable[[ModelSpec, Path], None] | None = None
+) -> LoadedModel:
+    """Raises CheckpointError naming the file at fault, ConfigError for a wrong setting.
+
+    `check` sees the model's shape and path before its weights are read.
+    """
     path = model_path(config.model)
     checkpoint = open_checkpoint(path)
     with closing(checkpoint.source) as source:
@@ -43,6 +49,8 @@ def load_model(config: EngineConfig) -> LoadedModel:
         device = choose_device(config.device)
         if device.type != "cpu":
             refuse_on_gpu(spec)
+        if check is not None:
+            check(spec, path)
         dtype = choose_dtype(config.dtype, source.stored_dtype(), device)
         _check_quantization(config.quantization, source, device)
         read = usual_names(source, spec)

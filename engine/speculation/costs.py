@@ -3,6 +3,8 @@
 from itertools import pairwise
 
 _STALE = 256  # steps after which a measurement is dropped
+_DOUBTED = 16  # the same for the first `_SURE` of a size, which may contain work that is done once
+_SURE = 3
 _NEW = 0.25  # the weight of a new measurement
 
 
@@ -11,8 +13,8 @@ class StepCosts:
 
     def __init__(self) -> None:
         self._points: dict[
-            int, tuple[float, float, int]
-        ] = {}  # tokens, seconds, number of the step
+            int, tuple[float, float, int, int]
+        ] = {}  # tokens, seconds, number of the step, how many steps
         self._steps = 0
 
     def record(self, tokens: int, seconds: float) -> None:
@@ -20,11 +22,12 @@ class StepCosts:
         size = (tokens - 1).bit_length()
         old = self._points.get(size)
         if old is None or self._is_stale(old):
-            self._points[size] = float(tokens), seconds, self._steps
+            count = 1 if old is None else old[3] + 1
+            self._points[size] = float(tokens), seconds, self._steps, count
             return
         seconds = min(seconds, 4 * old[1])  # one step that the machine interrupted says little
         mean = old[0] + _NEW * (tokens - old[0]), old[1] + _NEW * (seconds - old[1])
-        self._points[size] = (*mean, self._steps)
+        self._points[size] = (*mean, self._steps, old[3] + 1)
 
     def measured(self, tokens: int) -> bool:
         """Whether steps of about so many tokens ran lately."""
@@ -43,8 +46,8 @@ class StepCosts:
         slope = seconds / max(16.0, 2 * last) if token_s is None else token_s
         return [*rising, (last + 1024, seconds + 1024 * slope)]
 
-    def _is_stale(self, point: tuple[float, float, int]) -> bool:
-        return self._steps - point[2] > _STALE
+    def _is_stale(self, point: tuple[float, float, int, int]) -> bool:
+        return self._steps - point[2] > (_STALE if point[3] >= _SURE else _DOUBTED)
 
 
 def seconds_of(curve: list[tuple[float, float]], tokens: int) -> float:

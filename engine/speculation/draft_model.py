@@ -4,7 +4,6 @@ It has keys and values of its own. Its greedy tokens are guesses like any others
 verifies them, so they change no answer. It runs without adapters.
 """
 
-import json
 import time
 from dataclasses import dataclass, field, replace
 
@@ -18,8 +17,8 @@ from engine.layers.kv import KvPool
 from engine.layers.rotary import rotary_tables
 from engine.layers.step import StepPlanner, clear_unwritten, order_rows, token_ids
 from engine.models.load import LoadedModel, load_model
-from engine.models.tokenizer_file import tokenizer_json
 from engine.protocol import EngineInfo, SamplingParams
+from engine.speculation.vocabulary import vocabulary_of
 
 _GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
 _READ = 256  # tokens of histories that a call computes beyond one for each sequence
@@ -150,7 +149,7 @@ def load_draft_model(
 
 
 def _check_vocabulary(config: EngineConfig, served: LoadedModel, draft: LoadedModel) -> None:
-    ours, theirs = _vocabulary(served), _vocabulary(draft)
+    ours, theirs = vocabulary_of(served.path), vocabulary_of(draft.path)
     if ours is None and theirs is None:  # checkpoints without tokenizers: as many ids must do
         same = served.spec.vocab == draft.spec.vocab
     else:
@@ -161,18 +160,6 @@ def _check_vocabulary(config: EngineConfig, served: LoadedModel, draft: LoadedMo
             f"draft_model {config.draft_model} has another vocabulary than the model ({sizes}): "
             "use a smaller model of the same tokenizer"
         )
-
-
-def _vocabulary(model: LoadedModel) -> dict[str, int] | None:
-    text = tokenizer_json(model.path)
-    if text is None:
-        return None
-    content = json.loads(text)
-    found = content["model"]["vocab"]
-    if not isinstance(found, dict):  # of Unigram models: pairs of a token and its score
-        found = {token: number for number, (token, _) in enumerate(found)}
-    added = {each["content"]: each["id"] for each in content.get("added_tokens") or ()}
-    return {**found, **added}
 
 
 def _size(vocabulary: dict[str, int] | None, model: LoadedModel) -> int:

@@ -39,17 +39,22 @@ class PromptLookup:
         self._read = end
         return end - begin
 
-    def guesses(self, history: list[int], unknown: int, most: int) -> tuple[list[int], list[float]]:
+    def guesses(
+        self, history: list[int], unknown: int, most: int, least: float
+    ) -> tuple[list[int], list[float]]:
         """The ids expected after the history and `unknown` more, and the probability that each, and
-        all before it, are right. Nothing while the history is not read to its end."""
+        all before it, are right: those of a probability of at least `least`. Nothing while the history
+        is not read to its end."""
         if not self._cursor or self._read < len(history):
             return [], []
         ids: list[int] = []
         chances: list[float] = []
         likely, period = 1.0, len(history) - self._cursor
         for n in range(unknown + most):
-            ids.append(history[self._cursor + n] if n < period else ids[n - period])
             likely *= self._share(self._matched + n)
+            if likely < least:
+                break
+            ids.append(history[self._cursor + n] if n < period else ids[n - period])
             chances.append(likely)
         return ids[unknown:], chances[unknown:]
 

@@ -15,6 +15,7 @@ _MOST = 16  # guesses of a sequence in a step
 _READ = 1024  # ids that a step reads to find repeats, of all sequences: about 0.5 ms
 _WINDOW = 16 * 1024  # ids of a prompt that are read: its last ones
 _UNLIKELY = 0.1  # no guess of a smaller chance is considered
+_FORGOTTEN = 0.995  # of a draft's measured time at each step without: it is tried again some time
 _GAIN = 1.05  # by which a step with guesses must be better
 
 Guesses = dict[int, list[int]]  # by the sequence's number
@@ -104,6 +105,7 @@ class Speculation:
         for number in ranked[size:]:
             self._accepted[number].rest()
         if not size:
+            drafter.step_s *= _FORGOTTEN
             return {}
         found = drafter.guesses({n: able[n].history for n in ranked[:size]}, count)
         return {number: ids[: _most(able[number])] for number, ids in found.items()}
@@ -118,14 +120,12 @@ class Speculation:
             first = max(0, seq.prompt_len - _WINDOW)
             lookup = self._lookups[seq.number] = PromptLookup(first, seq.prompt_len)
         self._left -= lookup.read(seq.history, self._left)
-        ids, chances = lookup.guesses(seq.history, seq.pending, most)
-        count = sum(chance >= _UNLIKELY for chance in chances)
-        ids, chances = ids[:count], chances[:count]
-        if not seq.pending:
+        ids, chances = lookup.guesses(seq.history, seq.pending, most, _UNLIKELY)
+        if not seq.pending or not ids:
             return ids, chances
         # An overlapped sequence has no row in the next step: where its tokens will be is not known
         # before this one is read.
-        worth = sum(chances) - 1
+        count, worth = len(ids), sum(chances) - 1
         return (ids, [worth / count] * count) if worth > 0 else ([], [])
 
     def _best(self, offers: list[tuple[float, int, int]], rows: int, token_s: float | None) -> int:

@@ -2,6 +2,7 @@
 
 import json
 import random
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -46,6 +47,36 @@ def engine_of(base: Path, draft: Path | None = None, **changes: object) -> Engin
     name = str(draft) if draft is not None else None
     config = EngineConfig(model=str(base), draft_model=name, **fields)  # type: ignore[arg-type]
     return Engine(config, load_runner(config))
+
+
+def check_preempted(asks: list[GenerateRequest], engines: Iterable[Engine]) -> None:
+    """The second engine drafts, also for sequences that were preempted, and answers as the first."""
+    found = []
+    for engine in engines:
+        for one in asks:
+            engine.submit(one, "g")
+            engine.step()
+        found.append(run_until_idle(engine))
+        assert engine.metrics.counters["preemptions"] > 0
+    assert found[0].tokens == found[1].tokens
+    assert engine.metrics.counters["drafted_tokens"] > 0
+
+
+def check_grammars(engines: Iterable[Engine]) -> None:
+    """The second engine drafts under grammars, and answers as the first."""
+    schema = '{"type":"array","items":{"type":"integer","maximum":99},"minItems":3,"maxItems":9}'
+    asks = [
+        constrained("a", "json_schema", schema, temperature=0.0),
+        constrained("b", "regex", "(ab|ac){9}d"),
+        ask("free", [5, 9, 30], 40),
+    ]
+    found = []
+    for engine in engines:
+        for one in asks:
+            engine.submit(one, "g")
+        found.append(run_until_idle(engine))
+    assert found[0].tokens == found[1].tokens and found[0].reasons == found[1].reasons
+    assert engine.metrics.counters["drafted_tokens"] > 20
 
 
 def always(monkeypatch: pytest.MonkeyPatch, count: int = 4) -> None:
@@ -121,34 +152,14 @@ def test_a_preempted_sequence_and_a_long_prompt_are_read_in_parts(
     asks = [
         ask(f"r{n}", [3 + (n * 17 + i) % 200 for i in range(60)], 40, priority=n) for n in range(4)
     ]
-    found = []
-    for draft in (None, similar):
-        engine = engine_of(base, draft, num_blocks=16, max_running=4, prefix_cache=False)
-        for one in asks:
-            engine.submit(one, "g")
-            engine.step()
-        found.append(run_until_idle(engine))
-        assert engine.metrics.counters["preemptions"] > 0
-    assert found[0].tokens == found[1].tokens
-    assert engine.metrics.counters["drafted_tokens"] > 0
+    small = {"num_blocks": 16, "max_running": 4, "prefix_cache": False}
+    check_preempted(asks, (engine_of(base, draft, **small) for draft in (None, similar)))
 
 
 def test_grammars_hold_with_a_draft_model(monkeypatch: pytest.MonkeyPatch) -> None:
     always(monkeypatch)
-    schema = '{"type":"array","items":{"type":"integer","maximum":99},"minItems":3,"maxItems":9}'
-    asks = [
-        constrained("a", "json_schema", schema, temperature=0.0),
-        constrained("b", "regex", "(ab|ac){9}d"),
-        ask("free", [5, 9, 30], 40),
-    ]
-    found = []
-    for draft in (None, MODEL_DIR):
-        engine = engine_of(MODEL_DIR, draft, speculation="auto", max_batch_tokens=256)
-        for one in asks:
-            engine.submit(one, "g")
-        found.append(run_until_idle(engine))
-    assert found[0].tokens == found[1].tokens and found[0].reasons == found[1].reasons
-    assert engine.metrics.counters["drafted_tokens"] > 20
+    changes = {"speculation": "auto", "max_batch_tokens": 256}
+    check_grammars(engine_of(MODEL_DIR, draft, **changes) for draft in (None, MODEL_DIR))
 
 
 def test_sampled_tokens_follow_the_models_distribution(

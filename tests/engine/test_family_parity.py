@@ -281,7 +281,7 @@ class LogitDriver(Driver):
         with torch.inference_mode():
             tokens = [token for row in decodes + prefills for token in row.tokens]
             inputs = runner._plan(decodes, prefills, tokens, all_logits=True)
-            found, _ = runner._forward([], inputs)
+            found, _ = runner._forward(inputs)
         first = 0
         for row in decodes + prefills:
             if row.seq == sequence.number:

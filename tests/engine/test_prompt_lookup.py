@@ -29,7 +29,7 @@ def test_the_guesses_follow_an_earlier_occurrence() -> None:
     guessed = 0
     for _ in range(300):
         history = [dice.randrange(6) for _ in range(dice.randrange(4, 60))]
-        ids, chances = read(history).guesses(history, 0, 5)
+        ids, chances = read(history).guesses(history, 0, 5, 0.0)
         pair = history[-2:]
         places = [n for n in range(2, len(history)) if history[n - 2 : n] == pair]
         if not places:
@@ -44,27 +44,27 @@ def test_the_guesses_follow_an_earlier_occurrence() -> None:
 
 def test_a_period_goes_on() -> None:
     history = [9, *[1, 2, 3] * 4]
-    assert read(history).guesses(history, 0, 7)[0] == [1, 2, 3, 1, 2, 3, 1]
-    assert read(history).guesses(history, 1, 3)[0] == [2, 3, 1]
+    assert read(history).guesses(history, 0, 7, 0.0)[0] == [1, 2, 3, 1, 2, 3, 1]
+    assert read(history).guesses(history, 1, 3, 0.0)[0] == [2, 3, 1]
 
 
 def test_a_replaced_id_does_not_end_a_copy() -> None:
     text = list(range(100, 140))
     history = [*text, 1, 2, *text[:20], 7, *text[21:22]]
-    ids, _ = read(history).guesses(history, 0, 4)
+    ids, _ = read(history).guesses(history, 0, 4, 0.0)
     assert ids == text[22:26]
 
 
 def test_the_shares_follow_what_the_answer_does() -> None:
     text = [random.Random(3).randrange(500) for _ in range(60)]
     copied = [*text, 1, *text[:40]]
-    chance = read(copied, 61).guesses(copied, 0, 4)[1][3]
+    chance = read(copied, 61).guesses(copied, 0, 4, 0.0)[1][3]
     noise = random.Random(4)
     other = list(text)
     for n in range(0, 50, 2):
         other += [*text[n : n + 2], noise.randrange(500, 900)]
     other += text[4:6]
-    low = read(other, 60).guesses(other, 0, 4)[1][0]
+    low = read(other, 60).guesses(other, 0, 4, 0.0)[1][0]
     assert chance > 0.6
     assert low < 0.1
 
@@ -128,6 +128,17 @@ def test_off_guesses_nothing() -> None:
     assert run(1, 0.03, 0.002, 200, "off").metrics.counters["drafted_tokens"] == 0
     with pytest.raises(ConfigError, match="speculation is 'on': use one of auto, off"):
         make_config(speculation="on")
+
+
+def test_the_first_measurements_of_a_size_are_doubted() -> None:
+    """They may contain work that is done once: a size is tried again soon, until three are known."""
+    costs = StepCosts()
+    for number in range(5):
+        costs.record(4, 0.9 if number == 0 else 0.012)
+        for _ in range(17):
+            costs.record(1, 0.010)
+        assert costs.measured(1) and costs.measured(4) == (number >= 2)
+    assert seconds_of(costs.curve(None), 4) < 0.02
 
 
 def test_costs_interpolate_between_what_was_measured() -> None:

@@ -110,7 +110,7 @@ def test_decoding(prefix_cache: bool) -> None:
         run(engine, 30)  # reads the prompt for repeats, over some steps
         count_sequences(engine, count)
         found.append(count.of(lambda engine=engine: run(engine, 20)))
-    assert found[1] <= found[0] * 1.02
+    assert found[1] <= found[0] * 1.03
 
 
 def test_chunks_of_a_prompt() -> None:

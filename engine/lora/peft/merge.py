@@ -13,8 +13,9 @@ from engine.layers.matrices import own_name
 from engine.lora.adapter_digest import CONFIG, WEIGHTS, read_config
 from engine.lora.adapter_files import read_adapter
 from engine.lora.peft.config import scale_of
-from engine.lora.peft.keys import HEAD, TABLE, Found, read_tensors
+from engine.lora.peft.keys import Found, read_tensors
 from engine.lora.peft.modules import all_modules
+from engine.lora.peft.names import HEAD, TABLE
 from engine.model_spec import ModelSpec
 from engine.models.base_weights import BaseWeights
 from engine.models.registry import model_spec

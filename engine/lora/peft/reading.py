@@ -13,7 +13,8 @@ from engine.layers.linear import DenseLinear
 from engine.layers.matrices import fused_rows, own_name, part_shape
 from engine.lora.adapter_digest import CONFIG, WEIGHTS
 from engine.lora.peft.config import invalid, scale_of
-from engine.lora.peft.keys import HEAD, TABLE, Found
+from engine.lora.peft.keys import Found
+from engine.lora.peft.names import HEAD, TABLE
 from engine.models.base_weights import BaseWeights
 
 

@@ -1,0 +1,94 @@
+"""Draft heads: guesses from the served model's own last state, by one small recurrent network.
+
+After EAGLE (arXiv 2401.15077), which predicts the model's next state from its last one and the sampled
+token, and Hydra (arXiv 2402.05109), whose heads see the guesses before them; Medusa's (arXiv 2401.10774)
+do not. This one is a gated MLP without attention, applied again for each guess, so it has no keys and
+values of its own. Logits are those of the model's head, or of its rows of the most frequent ids, as in
+EAGLE-3 (arXiv 2503.01840).
+"""
+
+import time
+
+import torch
+import torch.nn.functional as F
+
+from engine.batch import Row, Sampled
+from engine.decoding.sampling import best_ids
+from engine.layers.linear import DenseGatedLinear, DenseLinear
+from engine.models.load import LoadedModel
+from engine.speculation.heads_file import HeadsFile
+
+_NEW = 0.2  # the weight of a new measurement
+
+
+class DraftHeads:
+    """Implements `engine.batch.Drafter`."""
+
+    def __init__(self, file: HeadsFile, model: LoadedModel) -> None:
+        """Raises CheckpointError naming a tensor that is not finite."""
+        dtype, decoder = model.dtype, model.decoder
+        self._merge = DenseLinear(file.read("merge.weight", dtype))
+        self._gate_up = DenseGatedLinear(file.read("gate_up.weight", dtype))
+        self._down = DenseLinear(file.read("down.weight", dtype))
+        self._embedding, self._head = decoder.embedding, decoder.head
+        self._ids: torch.Tensor | None = None
+        if "ids" in file.shapes:
+            self._ids = file.read("ids", torch.int64)
+            self._head = DenseLinear(file.read("head.weight", dtype))
+        # By the sequence's number: states, which of them gave its last token, and that token's position.
+        self._known: dict[int, tuple[torch.Tensor, int, int]] = {}
+        self.step_s = 0.0
+        self._warm_up(model.spec.hidden, dtype)
+
+    @torch.inference_mode()
+    def _warm_up(self, width: int, dtype: torch.dtype) -> None:
+        """The first products take many times as long as all others."""
+        for _ in range(2):
+            self._head(
+                self._next(torch.ones(1, width, dtype=dtype), torch.zeros(1, dtype=torch.long))
+            )
+
+    def observe(self, rows: list[Row], states: torch.Tensor, sampled: list[Sampled]) -> None:
+        """The states, [tokens, hidden], that gave a step's logits, and what was taken of each row."""
+        first = 0
+        for row, each in zip(rows, sampled, strict=True):
+            taken = len(each.tokens)
+            if taken:
+                position = row.position - row.drafts + taken - 1
+                self._known[row.seq] = states, first + taken - 1, position
+            first += 1 + row.drafts
+
+    def forget(self, number: int) -> None:
+        self._known.pop(number, None)
+
+    @torch.inference_mode()
+    def guesses(self, histories: dict[int, list[int]], count: int) -> dict[int, list[int]]:
+        """`count` guesses after each history whose last token this engine has sampled last."""
+        began = time.perf_counter()
+        last = {n: known for n in histories if (known := self._known.get(n)) is not None}
+        ready = [n for n, known in last.items() if known[2] == len(histories[n]) - 1]
+        if not ready:
+            return {}
+        state = torch.stack([last[n][0][last[n][1]] for n in ready])
+        tokens = torch.tensor([histories[n][-1] for n in ready])
+        found = []
+        for _ in range(count):
+            state = self._next(state, tokens)
+            tokens = best_ids(self._head(state))
+            if self._ids is not None:
+                tokens = self._ids[tokens]
+            found.append(tokens)
+        ids = torch.stack(found, 1).tolist()
+        self._measure((time.perf_counter() - began) / count)
+        return dict(zip(ready, ids, strict=True))
+
+    def _next(self, state: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        """The state that is expected after these tokens."""
+        size = state.shape[-1:]
+        both = F.rms_norm(state, size), F.rms_norm(self._embedding(tokens), size)
+        x = self._merge(torch.cat(both, -1))
+        return self._down.plus(self._gate_up.gated(F.rms_norm(x, size), "silu"), x)
+
+    def _measure(self, seconds: float) -> None:
+        seconds = min(seconds, 4 * self.step_s or seconds)
+        self.step_s += _NEW * (seconds - self.step_s) if self.step_s else seconds
