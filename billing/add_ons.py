@@ -44,15 +44,20 @@ def listed(session: Session) -> list[AddOn]:
     return list(session.scalars(select(AddOn).order_by(AddOn.name)))
 
 
-def set_quantity(session: Session, tenant_id: str, name: str, quantity: int, at: datetime) -> AddOn:
-    """The tenant has this many units from `at` on; 0 removes the add-on. Prorated by the microsecond."""
-    account = lock_account(session, tenant_id)
+def named(session: Session, name: str) -> AddOn:
     add_on = session.scalar(select(AddOn).where(AddOn.name == name))
     if add_on is None:
         raise NotFound(
             f"There is no add-on {name[:80]!r}.",
             next_step="Create it with `tollhouse tenant add-on-add`.",
         )
+    return add_on
+
+
+def set_quantity(session: Session, tenant_id: str, name: str, quantity: int, at: datetime) -> AddOn:
+    """The tenant has this many units from `at` on; 0 removes the add-on. Prorated by the microsecond."""
+    account = lock_account(session, tenant_id)
+    add_on = named(session, name)
     if not 0 <= quantity <= MOST:
         raise BadRequest(f"quantity is {quantity}; it must be 0 to {MOST:,}.", param="quantity")
     if add_on.currency != account.currency:

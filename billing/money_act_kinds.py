@@ -12,7 +12,15 @@ from typing import Any
 from sqlalchemy import or_, select
 from sqlalchemy.orm import Session
 
-from billing import credit_notes, credits, invoices, settlement, subscriptions
+from billing import (
+    act_reversals,
+    add_ons,
+    credit_notes,
+    credits,
+    invoices,
+    settlement,
+    subscriptions,
+)
 from billing.accounts import ensure_account
 from billing.models import Invoice, MoneyAct, Payment, Plan
 from billing.payments import commands
@@ -31,10 +39,11 @@ class Kind(StrEnum):
     WRITE_OFF = "write_off"
     WIRE = "wire"
     PLAN = "plan"
+    ADD_ON = "add_on"
     UNDO = "undo"
 
 
-UNDONE = (Kind.GRANT, Kind.WIRE, Kind.CREDIT_NOTE, Kind.WRITE_OFF)  # the kinds that can be undone
+FEES = (Kind.PLAN, Kind.ADD_ON)  # they change what the next invoices bill
 # Names in the audit log.
 ACTIONS = {
     Kind.GRANT: "credit.grant",
@@ -44,14 +53,15 @@ ACTIONS = {
     Kind.WRITE_OFF: "invoice.write_off",
     Kind.WIRE: "payment.wire",
     Kind.PLAN: "subscription.change",
+    Kind.ADD_ON: "add_on.set",
     Kind.UNDO: "money_act.undo",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class ActRequest:
-    """`target` is a tenant for grant and plan, a payment for refund, an act for undo, an invoice for the
-    others; a wire without an invoice names a tenant. `amount` is in picounits; None is all that is
+    """`target` is a tenant for grant, plan and add-on, a payment for refund, an act for undo, else an
+    invoice; a wire without an invoice names a tenant. `amount` is in picounits; None is all that is
     open."""
 
     kind: Kind
@@ -79,8 +89,8 @@ def find(session: Session, request: ActRequest, now: datetime) -> Subject:
 def resolve(session: Session, request: ActRequest, now: datetime) -> Subject:
     """The same; BadRequest for an amount that it cannot have."""
     found = find(session, request, now)
-    whole = request.kind in (Kind.GRANT, Kind.PLAN, Kind.UNDO)  # these may be exact to the picounit
-    if found.amount < 0 or (found.amount == 0 and request.kind is not Kind.PLAN):
+    whole = request.kind in (*FEES, Kind.GRANT, Kind.UNDO)  # these may be exact to the picounit
+    if found.amount < 0 or (found.amount == 0 and request.kind not in FEES):
         raise BadRequest(
             f"The amount is {decimal_of(found.amount)} {found.currency}; it must be above zero.",
             next_step="Give the amount in major units, such as 12.50.",
@@ -139,6 +149,7 @@ _TERMS: dict[Kind, dict[str, Callable[[Any], Any]]] = {
     Kind.WRITE_OFF: {},
     Kind.WIRE: {},
     Kind.PLAN: {"plan": str, "seats": int, "overrides": _amounts},
+    Kind.ADD_ON: {"add_on": str, "quantity": int},
     Kind.UNDO: {},
 }
 
@@ -152,7 +163,7 @@ def _tenant(session: Session, request: ActRequest, now: datetime) -> Subject:
             next_step="List tenants with: tollhouse tenant list",
         )
     account = ensure_account(session, tenant_id, now)
-    if request.amount is None and request.kind is not Kind.PLAN:
+    if request.amount is None and request.kind not in FEES:
         raise BadRequest("There is no amount.", next_step="Give one.", param="amount")
     return Subject(tenant_id, tenant_id, account.currency, request.amount or 0)
 
@@ -170,6 +181,14 @@ def _plan(session: Session, request: ActRequest, now: datetime) -> Subject:
     seats = max(0, int(terms.get("seats", 0)) - plan.included_seats)
     base, seat = (agreed.get(name, getattr(plan, name)) for name in ("base_fee", "seat_fee"))
     return Subject(found.tenant_id, found.target, found.currency, base + seats * seat)
+
+
+def _add_on(session: Session, request: ActRequest, now: datetime) -> Subject:
+    """The amount is the fee of all units for a month or year, for the rule of the second person."""
+    found, terms = _tenant(session, request, now), request.terms or {}
+    add_on = add_ons.named(session, str(terms.get("add_on", "")))
+    units = add_on.fee * int(terms.get("quantity", 0))
+    return Subject(found.tenant_id, found.target, found.currency, units)
 
 
 def _invoice(session: Session, request: ActRequest, _now: datetime) -> Subject:
@@ -209,11 +228,7 @@ def _undo(session: Session, request: ActRequest, _now: datetime) -> Subject:
             f"There is no act {request.target[:80]!r}.",
             next_step="List acts with: tollhouse money list",
         )
-    if act.status != "posted" or Kind(act.kind) not in UNDONE:
-        raise Conflict(
-            f"The act is a {act.kind.replace('_', ' ')}, {act.status}; it cannot be undone.",
-            next_step="Only a posted grant, wire, credit note or write-off can.",
-        )
+    act_reversals.refuse(act)
     if request.amount not in (None, act.amount):
         raise BadRequest(
             f"An act is undone as a whole: {decimal_of(act.amount)} {act.currency}.",
@@ -224,29 +239,10 @@ def _undo(session: Session, request: ActRequest, _now: datetime) -> Subject:
 
 
 def _post_undo(session: Session, act: MoneyAct, at: datetime) -> dict[str, Any]:
-    """A grant's posting is reversed, a wire goes back like a refund of all of it, a credit note is taken
-    back by one below zero, and a written-off invoice is open again."""
     original = session.get_one(MoneyAct, act.target)
     _refuse_undone(session, act)
     note = act.reason or f"undo of {original.reference}"
-    if original.kind == Kind.GRANT:
-        grant = credits.take_back(session, str(original.result["id"]), at, note)
-        return {"act": original.id, "grant": grant.id}
-    if original.kind == Kind.CREDIT_NOTE:
-        issued = credit_notes.get(session, str(original.result["number"]))
-        cancelling = credit_notes.cancel(session, issued, note, at)
-        return {"act": original.id, "number": cancelling.label}
-    if original.kind == Kind.WRITE_OFF:
-        settlement.undo_write_off(session, original.target, at, note)
-        return {"act": original.id} | _settled_invoice(session, original.target)
-    payment = session.get_one(Payment, str(original.result["payment"]))
-    if payment.refunded_minor:
-        raise Conflict(
-            "A part of the wire is refunded already.",
-            next_step="Refund what is left of the payment.",
-        )
-    refund = commands.request_refund(session, payment.id, None, act.reference, at, reason=note)
-    return {"act": original.id} | describe_refund(refund)
+    return act_reversals.post(session, act_reversals.Undoing(act, original, at, note))
 
 
 def _refuse_undone(session: Session, act: MoneyAct) -> None:
@@ -346,6 +342,17 @@ def _post_plan(session: Session, act: MoneyAct, at: datetime) -> dict[str, Any]:
     }
 
 
+def _post_add_on(session: Session, act: MoneyAct, at: datetime) -> dict[str, Any]:
+    name, quantity = str(act.terms.get("add_on", "")), int(act.terms.get("quantity", 0))
+    add_ons.set_quantity(session, act.tenant_id, name, quantity, at)
+    return {
+        "tenant_id": act.tenant_id,
+        "add_on": name,
+        "quantity": quantity,
+        "from": at.isoformat(),
+    }
+
+
 def _overrides(terms: Mapping[str, Any]) -> dict[str, int]:
     """Amounts of the contract, decimals in the terms."""
     return {name: units_of(amount) for name, amount in terms.get("overrides", {}).items()}
@@ -366,13 +373,7 @@ def _refuse_other_amount(act: MoneyAct, now_minor: int) -> None:
 
 
 def _settled(session: Session, act: MoneyAct) -> dict[str, Any]:
-    return _settled_invoice(session, act.target)
-
-
-def _settled_invoice(session: Session, invoice_id: str) -> dict[str, Any]:
-    invoice = session.get_one(Invoice, invoice_id)
-    still = minor(settlement.open_minor(invoice), invoice.currency)
-    return {"invoice": invoice.label, "status": invoice.status, "open": still}
+    return act_reversals.settled_invoice(session, act.target)
 
 
 _RESOLVED: dict[Kind, Callable[[Session, ActRequest, datetime], Subject]] = {
@@ -383,6 +384,7 @@ _RESOLVED: dict[Kind, Callable[[Session, ActRequest, datetime], Subject]] = {
     Kind.WRITE_OFF: _invoice,
     Kind.WIRE: _wire,
     Kind.PLAN: _plan,
+    Kind.ADD_ON: _add_on,
     Kind.UNDO: _undo,
 }
 _PERFORMED: dict[Kind, Callable[[Session, MoneyAct, datetime], dict[str, Any]]] = {
@@ -393,5 +395,6 @@ _PERFORMED: dict[Kind, Callable[[Session, MoneyAct, datetime], dict[str, Any]]] 
     Kind.WRITE_OFF: _post_write_off,
     Kind.WIRE: _post_wire,
     Kind.PLAN: _post_plan,
+    Kind.ADD_ON: _post_add_on,
     Kind.UNDO: _post_undo,
 }

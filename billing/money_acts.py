@@ -16,6 +16,7 @@ from billing.accounts import Periods, lock_account
 from billing.models import Invoice, MoneyAct
 from billing.money_act_kinds import (
     ACTIONS,
+    FEES,
     ActRequest,
     Kind,
     Subject,
@@ -246,7 +247,7 @@ def _waiting(session: Session, act_id: str) -> MoneyAct:
 
 def _state(session: Session, clock: Clock, act: MoneyAct) -> dict[str, str]:
     """What a preview compares: the invoice's state, or the draft of a tenant whose plan changes."""
-    if act.kind == Kind.PLAN:
+    if Kind(act.kind) in FEES:
         account = lock_account(session, act.tenant_id)
         period = Periods(session).around(account, clock.now())
         session.flush()

@@ -280,12 +280,12 @@ def void(session: Session, invoice_id: str, at: datetime, reason: str) -> None:
         Entry(AccountKind.ROUNDING, Money(rounding, currency)),
         Entry(AccountKind.RECEIVABLE, Money(-(due + credit), currency)),
     ]
-    reference = f"void:{invoice.id}"
+    reference = _next_reference(session, f"void:{invoice.id}")
     shown = tuple(entry for entry in entries if entry.money.units)
     if shown:
         post(session, Transaction(invoice.tenant_id, "void", reference, at, shown, reason))
     note = f"credit of void invoice {invoice.label}"
-    cause = credits.Return(f"void:{invoice.id}", at, note, AccountKind.RECEIVABLE)
+    cause = credits.Return(reference, at, note, AccountKind.RECEIVABLE)
     credits.give_back(session, used, cause)
     invoice.status, invoice.settled_at = VOID, at
     session.flush()

@@ -54,10 +54,16 @@ def claim(session: Session, worker: str, now: datetime) -> list[int]:
 
 def hold(session: Session, worker: str, shards: Collection[int], now: datetime) -> list[int]:
     """Lock the leases of these shards until the transaction ends; returns those that are still the
-    worker's."""
+    worker's. One that another worker's transaction locks is left alone: that worker may stand still."""
+    free = (
+        select(RatingShard.shard)
+        .where(RatingShard.shard.in_(shards), RatingShard.worker == worker)
+        .order_by(RatingShard.shard)
+        .with_for_update(skip_locked=True)
+    )
     held = session.scalars(
         update(RatingShard)
-        .where(RatingShard.shard.in_(shards), RatingShard.worker == worker)
+        .where(RatingShard.shard.in_(session.scalars(free).all()))
         .values(leased_until=now + LEASE)
         .returning(RatingShard.shard)
         .execution_options(synchronize_session=False)
@@ -79,8 +85,11 @@ def release(session: Session, worker: str) -> None:
 def _others(session: Session, worker: str, now: datetime) -> int:
     """The number of other workers; registers this one, and forgets those that ended long ago."""
     session.merge(RatingWorker(worker=worker, alive_until=now + LEASE))
-    long_ago = delete(RatingWorker).where(RatingWorker.alive_until < now - 100 * LEASE)
-    session.execute(long_ago.execution_options(synchronize_session=False))
+    ended = select(RatingWorker.worker).where(RatingWorker.alive_until < now - 100 * LEASE)
+    gone = session.scalars(ended.with_for_update(skip_locked=True)).all()
+    if gone:
+        forget = delete(RatingWorker).where(RatingWorker.worker.in_(gone))
+        session.execute(forget.execution_options(synchronize_session=False))
     alive = select(func.count()).select_from(RatingWorker)
     found = session.scalar(
         alive.where(RatingWorker.worker != worker, RatingWorker.alive_until >= now)

@@ -5,6 +5,8 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from msgspec import Struct
+
 from core.clock import Clock
 from core.counters import (
     DAY_MS,
@@ -15,11 +17,13 @@ from core.counters import (
     Cap,
     Denial,
     HeldMoney,
+    Hold,
     Slot,
     Take,
 )
 
 _IDLE_MS = 2 * DAY_MS
+_SWEEP_EVERY = 5_000  # reservations
 
 
 @dataclass(slots=True)
@@ -38,13 +42,13 @@ class _MoneyAccount:
     seeded: bool = True
 
 
-@dataclass(slots=True)
-class _Record:
+class _Record(Struct):
     bucket_request: BucketRequest
     amounts: list[int]
     held: int
     expires: int
     grant: BucketGrant
+    buckets: Sequence[_Bucket] = ()  # of its takes; empty: to be looked up
     kept: bool = False  # its money outlives the lease
     live: bool = True  # False once the lease expired
 
@@ -71,7 +75,8 @@ class MemoryCounters:
         """`reserve` for callers without an event loop."""
         with self._lock:
             now = self._now()
-            self._expire(now)
+            if self._leases and self._leases[0][0] <= now:
+                self._expire(now)
             known = self._records.get((bucket_request.group, bucket_request.id))
             if known is not None:
                 return known.grant
@@ -93,11 +98,13 @@ class MemoryCounters:
     async def settle(self, group: str, id: str, amounts: Sequence[int], spent: int) -> bool:
         with self._lock:
             now = self._now()
-            self._expire(now)
+            if self._leases and self._leases[0][0] <= now:
+                self._expire(now)
             record = self._records.pop((group, id), None)
             if record is None:
                 return False
-            self._set_amounts(group, record, amounts, now)
+            if amounts and amounts != record.amounts:
+                self._set_amounts(group, record, amounts, now)
             self._release_slots(record)
             self._return_money(record, spent)
             return True
@@ -172,9 +179,11 @@ class MemoryCounters:
         return None
 
     def _reserve(self, bucket_request: BucketRequest, now: int) -> BucketGrant | Denial:
-        group, takes = bucket_request.group, bucket_request.takes
-        self._sweep(now)
-        buckets = self._refilled(group, takes, now)
+        group, takes, hold = bucket_request.group, bucket_request.takes, bucket_request.hold
+        self._writes += 1
+        if self._writes % _SWEEP_EVERY == 0:
+            self._sweep(now)
+        buckets = self._buckets_of(group, takes, now)
         full: list[Take | Slot] = [
             take
             for take, bucket in zip(takes, buckets, strict=True)
@@ -182,71 +191,96 @@ class MemoryCounters:
         ]
         holders = []
         for slot in bucket_request.slots:
-            held = self._slots.setdefault((group, slot.key), set())
+            held = self._slots.get((group, slot.key))
+            if held is None:
+                held = self._slots[(group, slot.key)] = set()
             holders.append(held)
             if len(held) >= slot.limit:
                 full.append(slot)
         shadow = tuple([each.key for each in full if each.shadow]) if full else ()
         refused = tuple([each.key for each in full if not each.shadow]) if full else ()
-        if self._is_unseeded(bucket_request):
+        if hold is not None and not hold.seeds and self._is_unseeded(group, hold):
             counts = tuple([len(held) for held in holders])
-            states = _states(takes, buckets)
-            return Denial(states, counts, refused, shadow=shadow, unseeded=True)
-        free = self._affordable(bucket_request)
-        unaffordable = (
-            bucket_request.hold is not None
-            and min(free.values(), default=0) < bucket_request.hold.need
-        )
-        if refused or (unaffordable and free):
-            need = bucket_request.hold.need if bucket_request.hold else 0
+            before = _states(takes, buckets)
+            return Denial(before, counts, refused, shadow=shadow, unseeded=True)
+        accounts = self._seeded(group, hold.caps) if hold is not None else []
+        free, granted, need = list[int](), 0, 0
+        if hold is not None and accounts:
+            free = [
+                cap.cap - account.spent - account.held
+                for cap, account in zip(hold.caps, accounts, strict=True)
+            ]
+            granted, need = min(hold.want, *free), hold.need
+        if refused or (free and min(free) < need):
+            caps = hold.caps if hold is not None else ()
             return Denial(
                 _states(takes, buckets),
                 tuple([len(held) for held in holders]),
                 refused,
-                tuple([key for key, left in free.items() if left < need]),
+                tuple([cap.key for cap, left in zip(caps, free, strict=True) if left < need]),
                 shadow,
-                max(0, min(free.values(), default=0)),
+                max(0, min(free, default=0)),
             )
-        states = _take_all(takes, buckets)
+        states, amounts = [], []
+        for take, bucket in zip(takes, buckets, strict=True):
+            key, capacity, period, amount = take.key, take.capacity, take.period_ms, take.amount
+            bucket.debt = debt = bucket.debt + amount * period
+            remaining = capacity + -debt // period
+            if remaining < 0:
+                remaining = 0
+            wait = 0 if amount <= capacity else None
+            states.append(BucketState(key, capacity, period, remaining, -(-debt // capacity), wait))
+            amounts.append(amount)
         for held in holders:
             held.add(bucket_request.id)
-        granted = (
-            min(bucket_request.hold.want, *free.values()) if bucket_request.hold and free else 0
-        )
-        for key in free:
-            self._accounts[(group, key)].held += granted
-        grant = BucketGrant(states, tuple([len(held) for held in holders]), granted, shadow)
+        for account in accounts:
+            account.held += granted
+        used = tuple([len(held) for held in holders])
+        grant = BucketGrant(tuple(states), used, granted, shadow)
         if bucket_request.lease_ms == 0:
             return grant
         expires = now + bucket_request.lease_ms
-        amounts = [take.amount for take in takes]
         self._records[(group, bucket_request.id)] = _Record(
-            bucket_request, amounts, granted, expires, grant
+            bucket_request, amounts, granted, expires, grant, buckets
         )
         heapq.heappush(self._leases, (expires, group, bucket_request.id))
         return grant
 
-    def _is_unseeded(self, bucket_request: BucketRequest) -> bool:
-        hold = bucket_request.hold
-        if hold is None or hold.seeds:
-            return False
-        known = [self._accounts.get((bucket_request.group, cap.key)) for cap in hold.caps]
-        return any(account is None or not account.seeded for account in known)
+    def _buckets_of(self, group: str, takes: Sequence[Take], now: int) -> list[_Bucket]:
+        """The takes' buckets, refilled up to `now`."""
+        known = self._buckets.get(group)
+        if known is None:
+            known = self._buckets[group] = {}
+        buckets = []
+        for take in takes:
+            bucket = known.get(take.key)
+            if bucket is None:
+                bucket = known[take.key] = _Bucket(0, now)
+            elif bucket.at < now:
+                _refill(bucket, take.capacity, now)
+            buckets.append(bucket)
+        return buckets
 
-    def _affordable(self, bucket_request: BucketRequest) -> dict[str, int]:
-        """Nano-units left in each cap, after `spent` is applied."""
-        if bucket_request.hold is None:
-            return {}
-        left = {}
-        for cap in bucket_request.hold.caps:
-            account = self._accounts.setdefault(
-                (bucket_request.group, cap.key), _MoneyAccount(0, 0, seeded=False)
-            )
+    def _is_unseeded(self, group: str, hold: Hold) -> bool:
+        for cap in hold.caps:
+            account = self._accounts.get((group, cap.key))
+            if account is None or not account.seeded:
+                return True
+        return False
+
+    def _seeded(self, group: str, caps: Sequence[Cap]) -> list[_MoneyAccount]:
+        """The caps' accounts, after `spent` is applied."""
+        accounts = []
+        for cap in caps:
+            account = self._accounts.get((group, cap.key))
+            if account is None:
+                account = self._accounts[(group, cap.key)] = _MoneyAccount(0, 0, seeded=False)
             if not account.seeded:
                 account.spent, account.seeded = account.spent + cap.spent, True
-            account.spent = max(account.spent, cap.spent)
-            left[cap.key] = cap.cap - account.spent - account.held
-        return left
+            elif account.spent < cap.spent:
+                account.spent = cap.spent
+            accounts.append(account)
+        return accounts
 
     def _hold_more(self, record: _Record, need: int, want: int) -> int:
         hold = record.bucket_request.hold
@@ -265,29 +299,18 @@ class MemoryCounters:
         record.held += granted
         return granted
 
-    def _refilled(self, group: str, takes: Sequence[Take], now: int) -> list[_Bucket]:
-        """The takes' buckets, refilled up to `now`."""
-        known = self._buckets.setdefault(group, {})
-        refilled = []
-        for take in takes:
-            bucket = known.get(take.key)
-            if bucket is None:
-                bucket = known[take.key] = _Bucket(0, now)
-            elif (elapsed := now - bucket.at) > 0:
-                left = bucket.debt - elapsed * take.capacity
-                bucket.debt, bucket.at = left if left > 0 else 0, now
-            refilled.append(bucket)
-        return refilled
-
     def _set_amounts(self, group: str, record: _Record, amounts: Sequence[int], now: int) -> None:
         """Set the takes to `amounts`; takes beyond its length are unchanged."""
         takes, held = record.bucket_request.takes, record.amounts
+        buckets = record.buckets or self._buckets_of(group, takes, now)
         for number, amount in enumerate(amounts):
-            if amount == held[number]:
+            more = amount - held[number]
+            if more == 0:
                 continue
-            take = takes[number]
-            (bucket,) = self._refilled(group, (take,), now)
-            debt = bucket.debt + (amount - held[number]) * take.period_ms
+            take, bucket = takes[number], buckets[number]
+            if bucket.at < now:
+                _refill(bucket, take.capacity, now)
+            debt = bucket.debt + more * take.period_ms
             bucket.debt = debt if debt > 0 else 0
             held[number] = amount
 
@@ -328,10 +351,9 @@ class MemoryCounters:
             self._slots[(record.bucket_request.group, slot.key)].discard(record.bucket_request.id)
 
     def _sweep(self, now: int) -> None:
-        """Every 5,000 calls, drop buckets unused for longer than the longest period."""
-        self._writes += 1
-        if self._writes % 5_000:
-            return
+        """Drop buckets unused for longer than the longest period."""
+        for record in self._records.values():
+            record.buckets = ()
         for group, buckets in list(self._buckets.items()):
             left = {key: each for key, each in buckets.items() if now - each.at <= _IDLE_MS}
             if left:
@@ -343,18 +365,9 @@ class MemoryCounters:
         return round(self._clock.monotonic() * 1000)
 
 
-def _take_all(takes: Sequence[Take], buckets: Sequence[_Bucket]) -> tuple[BucketState, ...]:
-    """Takes from every bucket; the states afterwards."""
-    states = []
-    for take, bucket in zip(takes, buckets, strict=True):
-        key, capacity, period, amount = take.key, take.capacity, take.period_ms, take.amount
-        bucket.debt = debt = bucket.debt + amount * period
-        remaining = capacity + -debt // period
-        if remaining < 0:
-            remaining = 0
-        wait = 0 if amount <= capacity else None
-        states.append(BucketState(key, capacity, period, remaining, -(-debt // capacity), wait))
-    return tuple(states)
+def _refill(bucket: _Bucket, capacity: int, now: int) -> None:
+    left = bucket.debt - (now - bucket.at) * capacity
+    bucket.debt, bucket.at = left if left > 0 else 0, now
 
 
 def _states(takes: Sequence[Take], buckets: Sequence[_Bucket]) -> tuple[BucketState, ...]:

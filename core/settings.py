@@ -93,6 +93,11 @@ class Settings(BaseSettings):
         description="Smaller model of the same tokenizer, named as in TOLLHOUSE_MODEL, whose guesses a "
         "local engine verifies several at a time (speculative decoding, on a CPU); empty: none.",
     )
+    draft_heads: str = Field(
+        "auto",
+        description="Folder or file of draft heads, which guess tokens like a draft model; auto: those "
+        "beside the model's weights, if there are any, or none.",
+    )
     adapter_dirs: Annotated[tuple[Path, ...], NoDecode] = Field(
         (), description="Colon-separated directories from which `lora_path` may load adapters."
     )

@@ -1,6 +1,7 @@
 """Bank statements as camt.053 (ISO 20022, BankToCustomerStatement), versions 2 to 13.
 
-Only booked entries count. An entry of several transactions gives a line for each. The file comes from
+Only booked entries count. An entry of several transactions gives a line for each. Where a statement has
+its opening and its closing balance, the entries must lead from one to the other. The file comes from
 outside, so a document type declaration, on which entity bombs and external entities rest, is refused
 before it is read, and depth and number of elements are bounded.
 """
@@ -12,6 +13,7 @@ from xml.parsers import expat
 
 from billing.bank.lines import MOST_LINES, StatementLine, checked, clipped, minor_of
 from core.errors import BadRequest
+from core.money import format_minor
 
 _MOST_DEPTH = 40
 _MOST_ELEMENTS = 2_000_000
@@ -27,6 +29,8 @@ def parse(content: bytes) -> list[StatementLine]:
             f"The document is a {root.tag[:40]!r} without {_MESSAGE}.",
             next_step="Export the statement as camt.053; camt.052 and camt.054 have no final bookings.",
         )
+    for statement in message.findall("Stmt"):
+        _check_balances(statement)
     lines = [
         line
         for statement in message.findall("Stmt")
@@ -40,6 +44,45 @@ def parse(content: bytes) -> list[StatementLine]:
             next_step=f"Import at most {MOST_LINES} at once.",
         )
     return lines
+
+
+def _check_balances(statement: Element) -> None:
+    """The opening balance and the booked entries make the closing one. A page of a longer statement, and
+    one of a bank that sends no balances, lacks one of them."""
+    opening, closing = _balance(statement, "OPBD", "PRCD"), _balance(statement, "CLBD")
+    if opening is None or closing is None:
+        return
+    name = _text(statement, "Id")[:40]
+    currency, begins = _signed(opening, f"The opening balance of {name}")
+    other, ends = _signed(closing, f"The closing balance of {name}")
+    entries = [
+        (number, entry)
+        for number, entry in enumerate(statement.findall("Ntry"), 1)
+        if _text(entry, "Sts/Cd", "Sts") == "BOOK"
+    ]
+    booked = 0
+    for number, entry in entries:
+        own, minor = _signed(entry, f"Entry {number} of {name}")
+        booked += minor if own == currency else 0
+    difference = ends - begins - booked
+    if difference or other != currency:
+        shown = [format_minor(each, currency) for each in (begins, booked, ends, difference)]
+        raise BadRequest(
+            f"Statement {name} opens with {shown[0]}, its {len(entries)} entries sum to {shown[1]}, and "
+            f"it closes with {shown[2]} {other}: {shown[3]} {currency} are missing.",
+            next_step="Nothing is imported: export the statement again, with all of its entries.",
+        )
+
+
+def _balance(statement: Element, *codes: str) -> Element | None:
+    """The first balance of the first of these types that there is one of."""
+    found = {_text(each, "Tp/CdOrPrtry/Cd"): each for each in reversed(statement.findall("Bal"))}
+    return next((found[code] for code in codes if code in found), None)
+
+
+def _signed(element: Element, where: str) -> tuple[str, int]:
+    """Currency and minor units of an entry or a balance."""
+    return _currency(element), _amount(element, element, where) or 0
 
 
 def _lines(statement: Element, entry: Element, where: str) -> Iterator[StatementLine]:

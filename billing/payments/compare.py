@@ -179,7 +179,9 @@ def _one_invoice(
         yield _differs(check, message, there.total_minor - invoice.due_minor, currency, name)
     left = max(0, invoice.due_minor - lowered)
     wanted = "paid" if left == 0 else "open"
-    if invoice.status in (VOID, UNCOLLECTIBLE):
+    # A payment that was on its way when the invoice became void is the customer's credit.
+    is_credit = invoice.status == VOID and left == 0 and there.status == "paid"
+    if invoice.status in (VOID, UNCOLLECTIBLE) and not is_credit:
         wanted, left = invoice.status, 0
     if there.status != wanted or there.remaining_minor != left:
         message = (

@@ -10,12 +10,22 @@ from fractions import Fraction
 from typing import Any, NamedTuple
 from zoneinfo import ZoneInfo
 
-from tests.billing.simulated_plans import of_plan
+from tests.billing.simulated_organisations import (
+    CENT,
+    MILLION,
+    Since,
+    cents,
+    in_force,
+    of_add_ons,
+    of_child,
+    of_parents,
+)
+from tests.billing.simulated_plans import of_plan, parts_of
 from tests.billing.simulated_rows import Books, moment_of, rows_of
+from tests.billing.simulated_statements import Transfer, of_transfers
 
-MILLION = 1_000_000
-CENT = 10**10  # picounits
-TOKENS = ("input", "cached_input", "output", "waived")
+PER_MILLION = ("input", "cached_input", "output", "waived", "character")
+UNITS = {"audio": "audio_second", "speech": "character", "image": "image"}
 
 
 class Outcome(NamedTuple):
@@ -25,6 +35,7 @@ class Outcome(NamedTuple):
     waived: int
     status: int
     quantity: int
+    units: int = 0  # seconds, characters or images, by kind
 
 
 GIVEN_UP = Outcome(0, 0, 0, 0, 500, 1)
@@ -70,6 +81,11 @@ class Happened:
     rates: dict[str, list[tuple[datetime, int]]] = field(default_factory=dict)  # tenant: since, ppm
     moves: list[Move] = field(default_factory=list)
     corrected: dict[tuple[str, datetime, str], int] = field(default_factory=dict)
+    links: dict[str, Since] = field(default_factory=lambda: defaultdict(list))  # of children
+    # By tenant and add-on: quantities since; and fees in picounits.
+    add_ons: dict[tuple[str, str], Since] = field(default_factory=lambda: defaultdict(list))
+    fees: dict[str, int] = field(default_factory=dict)
+    transfers: list[Transfer] = field(default_factory=list)
 
     def opened(self, opened: Any) -> None:
         self.requests[opened.request_id] = Request(
@@ -137,7 +153,7 @@ class Happened:
         before, count, whole = place
         price = self.prices[version]
         rule = price.written.get(component)
-        per = MILLION if component in TOKENS else 1
+        per = MILLION if component in PER_MILLION else 1
         if rule is None:
             return 0
         if isinstance(rule, dict) and rule["scheme"] == "volume":
@@ -173,6 +189,7 @@ def counts(request: Request, outcome: Outcome) -> list[tuple[str, int]]:
         ("waived", outcome.waived),
         ("request", answered),
         ("adapter", answered if request.adapter else 0),
+        *([(UNITS[request.kind], outcome.units)] if request.kind in UNITS else []),
     ]
 
 
@@ -212,16 +229,10 @@ def month_around(at: datetime, zone: str) -> tuple[datetime, datetime]:
     return starts[0].astimezone(UTC), starts[1].astimezone(UTC)
 
 
-def cents(units: int) -> int:
-    """Half a cent rounds away from zero."""
-    rounded = (2 * abs(units) + CENT) // (2 * CENT)
-    return rounded if units >= 0 else -rounded
-
-
 def stored_outcomes(books: Books, *, rated: bool) -> list[tuple[str, Outcome]]:
     rows = books.execute(
         "select e.request_id, input_tokens, cached_tokens, output_tokens, waived_tokens, status,"
-        " quantity from usage_events e join usage_batches b on b.id = e.batch_id"
+        " quantity, units from usage_events e join usage_batches b on b.id = e.batch_id"
         + (" where b.rated_at is not null" if rated else "")
     )
     return [(row[0], Outcome(*row[1:])) for row in rows]
@@ -239,6 +250,8 @@ def problems(books: Books, happened: Happened) -> Iterator[str]:
     events = [(happened.requests[n], stored[n]) for n in stored if n in happened.requests]
     for tenant in happened.zones:
         yield from _of_tenant(books, happened, tenant, [e for e in events if e[0].tenant == tenant])
+    yield from of_parents(books, happened.links)
+    yield from of_transfers(books, happened.transfers)
 
 
 def _of_tenant(books: Books, happened: Happened, tenant: str, events: list[Event]) -> Iterator[str]:
@@ -281,11 +294,17 @@ def _of_invoice(books: Books, happened: Happened, invoice: dict[str, Any]) -> It
             yield f"{name}: {line['exact']} is rounded to {line['amount_minor']}"
     yield from of_plan(books, invoice, net, name)
     subtotal = sum(line["amount_minor"] for line in net)
+    held = [(fee, happened.add_ons[(tenant, each)]) for each, fee in happened.fees.items()]
+    yield from of_add_ons(held, invoice, net, parts_of(books, invoice))
     gifts = _credit(books, invoice, "promo")
     gift = subtotal - cents(sum(line["exact"] for line in net) - gifts) if gifts else 0
     if invoice["status"] == "draft":
         return
+    link = in_force(happened.links[tenant], moment_of(invoice["final_at"]))
+    yield from of_child(link, invoice, net, (gifts, _credit(books, invoice, "prepaid")))
     tax = _tax(happened.rates.get(tenant, []), invoice, net, gift)
+    if subtotal == gift and any(line["kind"] == "transfer" for line in net):
+        tax = 0  # the parent's invoice has it
     total = subtotal - gift + tax
     expected = (subtotal, gift, tax, total, total - invoice["prepaid_minor"])
     columns = ("subtotal_minor", "promo_minor", "tax_minor", "total_minor", "due_minor")

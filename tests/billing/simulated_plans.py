@@ -39,6 +39,12 @@ def of_plan(
                 yield f"{name}: the corrected {kind} is {kinds[kind]}, was {was}, is {now}"
 
 
+def parts_of(books: Books, invoice: dict[str, Any]) -> int:
+    """How many plans the invoice's period is of."""
+    times = moment_of(invoice["period_start"]), moment_of(invoice["period_end"])
+    return _shares(books, invoice["tenant_id"], *times)[1]
+
+
 def _shares(
     books: Books, tenant: str, start: datetime, end: datetime
 ) -> tuple[dict[str, Fraction], int]:

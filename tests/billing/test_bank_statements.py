@@ -233,6 +233,45 @@ def test_camt_053_is_matched_and_only_what_is_booked_counts(customer: Customer) 
     assert balances(customer) == {"cash": 1200, "revenue": -1200}
 
 
+BALANCE = """<Bal><Tp><CdOrPrtry><Cd>{code}</Cd></CdOrPrtry></Tp><Amt Ccy="{currency}">{amount}</Amt>
+<CdtDbtInd>{sign}</CdtDbtInd><Dt><Dt>2026-02-10</Dt></Dt></Bal>"""
+
+
+def balance(code: str, amount: str, sign: str = "CRDT", currency: str = "USD") -> str:
+    return BALANCE.format(code=code, amount=amount, sign=sign, currency=currency)
+
+
+@pytest.mark.parametrize("opening", ["OPBD", "PRCD"])
+def test_entries_lead_from_the_opening_to_the_closing_balance(
+    customer: Customer, opening: str
+) -> None:
+    """3.50 overdrawn, 12.00 in and 1.25 out, is 7.25."""
+    fee = ENTRY.format(amount="1.25", sign="DBIT", state="BOOK", name="A-2", details="")
+    whole = [
+        balance(opening, "3.50", "DBIT"),
+        balance("ITAV", "99.00"),
+        balance("CLBD", "7.25"),
+        entry("12.00", REFERENCE),
+        fee,
+        entry("99.00", REFERENCE, state="PDNG"),
+    ]
+    missing = (
+        r"S-7 opens with -3.50, its 1 entries sum to 12.00, and it closes with 7.25 USD: -1.25 USD"
+    )
+    with pytest.raises(BadRequest, match=missing):
+        load(customer, camt(*whole[:4]))
+    with pytest.raises(BadRequest, match=r"0\.00 USD are missing"):
+        load(customer, camt(*whole[:2], balance("CLBD", "7.25", currency="EUR"), *whole[3:]))
+    assert balances(customer) == {"receivable": 1200, "revenue": -1200}
+    assert load(customer, camt(*whole)).matched == 1
+    assert balances(customer) == {"cash": 1200, "revenue": -1200}
+
+
+def test_a_page_of_a_longer_statement_has_no_closing_balance(customer: Customer) -> None:
+    part = [balance("OPBD", "1.00"), balance("ITBD", "500.00"), entry("12.00", REFERENCE)]
+    assert load(customer, camt(*part)).matched == 1
+
+
 def test_a_batched_entry_is_a_line_for_each_payment(customer: Customer) -> None:
     own = '<Amt Ccy="USD">{}</Amt><CdtDbtInd>CRDT</CdtDbtInd>'
     details = DETAIL.format(reference=REFERENCE, amount=own.format("7.00"))

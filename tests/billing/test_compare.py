@@ -118,6 +118,31 @@ def test_what_is_on_its_way_is_no_difference(till: Till) -> None:
     assert _listed(till) == []
 
 
+def test_an_invoice_that_became_void_as_its_card_was_charged_is_credit_and_no_difference(
+    till: Till,
+) -> None:
+    till.collect_by_stripe()
+    invoice = till.invoice(12)
+    till.settle()
+    name = till.read(invoice.id).external_id
+    assert name is not None
+    till.leave_card()
+    books = till.stripe.books  # where it is paid, and nobody here has heard of it
+    (open_payment,) = books.all("invoice_payment", invoice=name, status="open")
+    intent = books.get("payment_intent", open_payment["payment"]["payment_intent"])
+    assert payments.attempt(books, intent, books.all("payment_method")[0]) is None
+    invoices.paid_by(books, books.get("invoice", name), open_payment, intent)
+    with till.deployment.database.transaction() as session:
+        settlement.void(session, invoice.id, till.deployment.clock.now(), "wrong")
+    till.settle()
+    assert till.read(invoice.id).status == "void"
+    (payment,) = till.payments()
+    assert (payment.status, payment.amount_minor) == ("succeeded", 1200)
+    with till.deployment.database.read() as session:
+        assert settlement.wallet(session, "acme", "USD") == 1200 * 10**10
+    assert _listed(till) == []
+
+
 def _theirs_gone(books: StripeState, kind: str) -> None:
     del books.objects[kind][books.all(kind)[-1]["id"]]
 

@@ -10,11 +10,13 @@ from prometheus_client import REGISTRY
 from sqlalchemy import select, text
 from sqlalchemy.exc import DBAPIError
 
-from billing import budgets, credits, guards, partitions, tasks, top_ups
-from billing.models import CreditGrant, OutboxMessage, Payment
+from billing import budgets, credits, guards, ledger, partitions, tasks, top_ups
+from billing.ledger import AccountKind, Entry, Transaction
+from billing.models import CreditGrant, LedgerTransaction, OutboxMessage, Payment
 from billing.payments import tasks as payment_tasks
 from billing.usage_buckets import BucketQuery, Width, usage_buckets
 from core.database import Database
+from core.errors import InvariantBroken
 from core.money import Money
 from core.queue import TaskContext
 from core.settings import Settings
@@ -194,3 +196,25 @@ def test_a_downgrade_is_confirmed(
     assert main(["migrate", "--down", "--to", "base", "--yes"]) == 0
     assert current(database) is None
     database.close()
+
+
+def test_a_transaction_that_does_not_sum_to_zero_is_refused_before_it_is_written(
+    lite: Deployment,
+) -> None:
+    """By the code too: SQLite has no deferred trigger that would."""
+    now, usd, eur = lite.clock.now(), Money(5, "USD"), Money(-5, "EUR")
+    for number, entries in enumerate(
+        (
+            (Entry(AccountKind.CASH, usd),),
+            (Entry(AccountKind.CASH, usd), Entry(AccountKind.REVENUE, eur)),
+            (),
+        )
+    ):
+        wrong = Transaction("acme", "usage", f"wrong {number}", now, entries)
+        with (
+            pytest.raises(InvariantBroken, match="does not sum to zero"),
+            lite.database.transaction() as session,
+        ):
+            ledger.post(session, wrong)
+    with lite.database.read() as session:
+        assert session.query(LedgerTransaction).count() == 0

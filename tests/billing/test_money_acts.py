@@ -7,7 +7,7 @@ import pytest
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from billing import credits, money_acts, subscriptions
+from billing import add_ons, credits, money_acts, organisations, subscriptions
 from billing.ledger import AccountKind, balance
 from billing.models import CreditNote, Invoice, LedgerTransaction, MoneyAct, Payment
 from billing.money_act_kinds import ActRequest, Kind
@@ -170,9 +170,9 @@ def test_only_a_posted_grant_or_wire_is_undone_and_as_a_whole(customer: Customer
     second = submit(customer, ActRequest(Kind.UNDO, posted.id, "u4", reason="x"), ABOVE_TEN)
     assert second.status == "waiting", "an undo needs a second person like the act itself"
     assert confirm(customer, second, BOB).status == "posted"
-    void = submit(customer, ActRequest(Kind.VOID, "TH-000001", "v", reason="in error"))
-    with pytest.raises(Conflict, match="is a void"):
-        submit(customer, ActRequest(Kind.UNDO, void.id, "u5", reason="wrong"))
+    with pytest.raises(Conflict, match="is a undo") as refused:
+        submit(customer, ActRequest(Kind.UNDO, second.id, "u5", reason="wrong"))
+    assert refused.value.next_step == "Ask for the act itself again."
 
 
 def test_a_wire_that_is_refunded_in_part_is_not_undone(customer: Customer) -> None:
@@ -482,3 +482,132 @@ def test_what_a_provider_knows_is_not_undone_here(customer: Customer) -> None:
         undo(customer, lost)
     with pytest.raises(Conflict, match="at the payment provider"):
         undo(customer, noted, "u2")
+
+
+def test_a_void_is_undone_and_void_again(customer: Customer) -> None:
+    first = submit(customer, ActRequest(Kind.VOID, "TH-000001", "v", reason="wrong"))
+    assert balances(customer) == {}
+    undo(customer, first)
+    assert balances(customer) == {"receivable": 1200, "revenue": -1200}
+    with customer.deployment.database.read() as session:
+        invoice = session.query(Invoice).one()
+        assert (invoice.status, invoice.settled_at) == ("final", None)
+    with pytest.raises(Conflict, match="undone already"):
+        undo(customer, first, "again")
+    second = submit(customer, ActRequest(Kind.VOID, "TH-000001", "v2", reason="wrong"))
+    assert balances(customer) == {}
+    clean(customer.deployment)
+    undo(customer, second, "u2")
+    submit(customer, ActRequest(Kind.WIRE, "TH-000001", "manual:1"))
+    assert balances(customer) == {"cash": 1200, "revenue": -1200}
+    clean(customer.deployment)
+
+
+def test_the_credit_of_an_undone_void_is_taken_back_while_all_of_it_is_left(
+    deployment: Deployment,
+) -> None:
+    customer = Customer(deployment)
+    submit(customer, ActRequest(Kind.GRANT, "acme", "g", units_of("5"), terms={"kind": "prepaid"}))
+    customer.invoiced()
+    before = balances(customer)
+    assert before == {"cash": 500, "receivable": 700, "revenue": -1200}
+    act = submit(customer, ActRequest(Kind.VOID, "TH-000001", "v", reason="wrong"))
+    assert balances(customer) == {"cash": 500, "prepaid": -500}
+    undo(customer, act)
+    assert balances(customer) == before
+    clean(deployment)
+    again = submit(customer, ActRequest(Kind.VOID, "TH-000001", "v2", reason="wrong"))
+    with deployment.database.transaction() as session:
+        grants = credits.open_grants(session, ["acme"], deployment.clock.now())
+        credits.draw(grants["acme"], units_of("1"))
+        with pytest.raises(Conflict, match="of this credit are used"):
+            preview_in(session, customer, again)
+        session.rollback()
+
+
+def test_a_void_that_a_provider_knows_of_is_not_undone(customer: Customer) -> None:
+    act = submit(customer, ActRequest(Kind.VOID, "TH-000001", "v", reason="wrong"))
+    with customer.deployment.database.transaction() as session:
+        session.query(Invoice).one().external_id = "in_1"
+    with pytest.raises(Conflict, match="provider has closed its copy"):
+        undo(customer, act)
+    assert balances(customer) == {}
+
+
+def test_a_void_of_fees_that_were_billed_ahead_is_not_undone(lite: Deployment) -> None:
+    customer = Customer(lite)
+    with lite.database.transaction() as session:
+        now, fee = lite.clock.now(), units_of("31")
+        fields = {"name": "ahead", "currency": "USD", "base_fee": fee, "in_advance": True}
+        subscriptions.create_plan(session, now, fields)
+        subscriptions.subscribe(session, "acme", "ahead", now)
+    act = submit(customer.invoiced(), ActRequest(Kind.VOID, "TH-000001", "v", reason="wrong"))
+    with pytest.raises(Conflict, match="billed ahead"):
+        undo(customer, act)
+
+
+def test_a_void_of_what_passed_to_a_parent_is_not_undone(lite: Deployment) -> None:
+    lite.tenant("holding")
+    with lite.database.transaction() as session:
+        draft = organisations.LinkDraft("acme", "holding", "self", "12.5")
+        organisations.set_parent(session, lite.clock, draft)
+    customer = Customer(lite).invoiced()
+    act = submit(customer, ActRequest(Kind.VOID, "TH-000001", "v", reason="wrong"))
+    with pytest.raises(Conflict, match="parent organisation"):
+        undo(customer, act)
+
+
+def test_a_refund_by_hand_that_never_left_is_undone_and_one_of_a_provider_is_not(
+    customer: Customer,
+) -> None:
+    wired = submit(customer, ActRequest(Kind.WIRE, "TH-000001", "manual:1"))
+    payment = str(wired.result["payment"])
+    sent = submit(customer, ActRequest(Kind.REFUND, payment, "r", units_of("5"), "asked for it"))
+    assert balances(customer) == {"cash": 700, "receivable": 500, "revenue": -1200}
+    with pytest.raises(Conflict, match="refunded already"):
+        undo(customer, wired)
+    undo(customer, sent, "u2")
+    assert balances(customer) == {"cash": 1200, "revenue": -1200}
+    with customer.deployment.database.read() as session:
+        assert session.query(Invoice).one().status == "paid"
+        assert session.get_one(Payment, payment).refunded_minor == 0
+    clean(customer.deployment)
+    told = submit(customer, ActRequest(Kind.REFUND, payment, "r2", units_of("5"), "asked again"))
+    with customer.deployment.database.transaction() as session:
+        row = session.get_one(Payment, payment)
+        row.provider, row.external_id = "stripe", "pi_1"
+    with pytest.raises(Conflict, match="stripe has been told"):
+        undo(customer, told, "u3")
+
+
+def test_an_add_on_above_the_amount_waits_for_a_second_person(customer: Customer) -> None:
+    deployment = customer.deployment
+    with deployment.database.transaction() as session:
+        now = deployment.clock.now()
+        add_ons.create(session, now, "support", units_of("4"), currency="USD")
+        fields = {"name": "pro", "currency": "USD", "base_fee": 0}
+        subscriptions.create_plan(session, now, fields)
+        subscriptions.subscribe(session, "acme", "pro", now)
+
+    def _asked(quantity: int) -> ActRequest:
+        terms = {"add_on": "support", "quantity": quantity}
+        return ActRequest(Kind.ADD_ON, "acme", f"add-on-{quantity}", terms=terms)
+
+    def _held() -> list[int]:
+        with deployment.database.read() as session:
+            return [each["quantity"] for each in add_ons.of_tenant(session, "acme")]
+
+    act = submit(customer, _asked(3), ABOVE_TEN)
+    assert (act.status, act.amount, _held()) == ("waiting", units_of("12"), [])
+    with pytest.raises(Forbidden):
+        confirm(customer, act, ANN)
+    confirm(customer, act, BOB)
+    assert _held() == [3]
+    deployment.clock.advance(seconds=1)
+    assert submit(customer, _asked(0), ABOVE_TEN).status == "posted"
+    with pytest.raises(NotFound, match="no add-on"):
+        terms = {"add_on": "gold", "quantity": 1}
+        submit(customer, ActRequest(Kind.ADD_ON, "acme", "other", terms=terms))
+    with pytest.raises(Conflict, match="add on, posted") as refused:
+        undo(customer, act)
+    assert "Set the earlier quantity" in refused.value.next_step

@@ -62,6 +62,68 @@ def clean(database: Database) -> None:
     assert report.clean, report.as_json()
 
 
+def test_a_transaction_rates_the_oldest_batch_s_shard_first_and_no_shard_waits_for_ever(
+    deployment: Deployment,
+) -> None:
+    """The fewer tenants it has, the fewer roll-ups and accounts it writes for the same events."""
+    for name in TENANTS:
+        deployment.tenant(name)
+    fill(deployment, rounds=3)
+
+    def _waiting() -> list[tuple[int, int]]:
+        with deployment.database.read() as session:
+            query = select(UsageBatch.id, UsageBatch.shard).where(UsageBatch.rated_at.is_(None))
+            return [(row[0], row[1]) for row in session.execute(query.order_by(UsageBatch.id))]
+
+    seen = []
+    while waiting := _waiting():
+        with deployment.database.transaction() as session:
+            rating.rate(session, deployment.clock, most_events=3 * _largest(deployment))
+        left = _waiting()
+        rated = [each for each in waiting if each not in left]
+        oldest = waiting[0][1]
+        assert [each for each in waiting if each[1] == oldest] == [
+            each for each in rated if each[1] == oldest
+        ]
+        assert len({shard for _, shard in rated}) < len({shard for _, shard in waiting}) or not left
+        seen += rated
+    assert len(seen) == 3 * len({shard for _, shard in seen})
+    assert charged(deployment.database) == Counter(dict.fromkeys(TENANTS, 3))
+    clean(deployment.database)
+
+
+def _largest(deployment: Deployment) -> int:
+    with deployment.database.read() as session:
+        return session.scalar(select(func.max(UsageBatch.events))) or 0
+
+
+def test_a_worker_that_stands_still_in_a_transaction_holds_up_no_other(
+    shared: Deployment,
+) -> None:
+    """It may have locked any lease, and be forgetting a worker that ended long ago."""
+    fill(shared, rounds=1)
+    database, now = shared.database, shared.clock.now()
+    with database.transaction() as session:
+        session.add(RatingWorker(worker="ended", alive_until=now - timedelta(days=1)))
+    leased = claim(shared, "ann")
+    with database.transaction() as still:
+        still.execute(text("delete from rating_workers where worker = 'ended'"))
+        locked = leased[: len(leased) // 2]
+        query = select(RatingShard).where(RatingShard.shard.in_(locked))
+        assert still.scalars(query.with_for_update()).all()
+        with database.transaction() as session:
+            session.execute(text("set local lock_timeout = '2s'"))
+            assert set(shards.claim(session, "ann", now)) == set(leased) - set(locked)
+            held = shards.hold(session, "ann", leased, now)
+            assert set(held) == set(leased) - set(locked)
+            assert rating.rate(session, shared.clock, shards=held).events > 0
+    with database.transaction() as session:
+        shards.release(session, "ann")
+    assert rate_all(database, shared.clock) > 0
+    assert charged(database) == Counter(dict.fromkeys(TENANTS, 1))
+    clean(database)
+
+
 def test_a_batch_holds_one_shard_and_counts_what_is_new(deployment: Deployment) -> None:
     for name in TENANTS:
         deployment.tenant(name)

@@ -92,6 +92,18 @@ async def test_a_bucket_gives_its_capacity_and_refills_continuously(
     assert (await _granted(counters, bucket_request(_take(10)))).buckets[0].remaining == 0
 
 
+async def test_a_bucket_that_two_limits_share_keeps_at_least_what_was_used(
+    counters: Counters, bucket_request: Make
+) -> None:
+    """A limit of every project and one of this project have the same key."""
+    for used, most_left in ((4, 16), (0, 16)):
+        asked = bucket_request(_take(6, 20, keep=0), _take(6, 15, keep=0))
+        await _granted(counters, asked)
+        assert await counters.settle("org_a", asked.id, [used, used], 0)
+        probe = await _granted(counters, bucket_request(_take(0, 20)))
+        assert 8 <= probe.buckets[0].remaining <= most_left
+
+
 async def test_refill_drifts_by_nothing_over_many_small_steps(
     counters: Counters, clock: FakeClock, bucket_request: Make
 ) -> None:

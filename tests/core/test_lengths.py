@@ -43,10 +43,10 @@ def test_every_text_of_an_event_has_a_length_and_a_column_of_that_width() -> Non
 
 class _Exchange:
     def __init__(self, value: str) -> None:
-        self._value = value
+        self.headers = {b"x-request-id": value.encode()}
 
     def header(self, name: bytes) -> str | None:
-        return self._value if name == b"x-request-id" else None
+        return self.headers[name].decode() if name in self.headers else None
 
 
 @pytest.mark.parametrize("extra", [0, 1])

@@ -15,7 +15,9 @@ import httpx
 import psycopg
 import pytest
 import yaml
+from sqlalchemy import func, select
 
+from billing.models import UsageEventRow
 from billing.prices import ensure_default_prices
 from core.celery_queue import CeleryQueue
 from core.clock import FakeClock, SystemClock
@@ -26,7 +28,8 @@ from core.settings import Settings
 from gateway.metering.spool import SpoolFile, Statement, move_to_outbox
 from gateway.worker import make_worker
 from tests.billing.conftest import Deployment as Ledger
-from tests.conftest import RABBITMQ, REDIS, need_rabbitmq, need_redis
+from tests.conftest import RABBITMQ, REDIS, need_nats, need_rabbitmq, need_redis
+from tests.contracts.usage_streams import nats_url
 from tests.gateway.metering.test_spool import closed
 from tests.journeys.deployments import (
     ROOT,
@@ -116,10 +119,14 @@ class Site:
 
 
 @pytest.fixture
-def site(tmp_path: Path, postgres_url: str) -> Iterator[Site]:
+def site(tmp_path: Path, postgres_url: str, request: pytest.FixtureRequest) -> Iterator[Site]:
+    """With a stream between the gateway and the worker, if the test asks for one."""
     need_redis()
     need_rabbitmq()
     prefix = f"test-{uuid.uuid4().hex[:10]}"
+    stream = {}
+    if hasattr(request, "param"):
+        stream["TOLLHOUSE_STREAM_URL"] = request.getfixturevalue("stream_url")
     command = Command(
         tmp_path,
         {
@@ -127,7 +134,8 @@ def site(tmp_path: Path, postgres_url: str) -> Iterator[Site]:
             "TOLLHOUSE_REDIS_URL": REDIS,
             "TOLLHOUSE_BROKER_URL": RABBITMQ,
             "TOLLHOUSE_ADMIN_TOKEN": secrets.token_hex(16),
-        },
+        }
+        | stream,
     )
     gateway = serve(command)
     port = free_port()
@@ -162,6 +170,14 @@ def _answers(url: str) -> bool:
         return httpx.get(url, timeout=5).status_code == 200
     except httpx.HTTPError:
         return False
+
+
+def serve_one(site: Site) -> None:
+    body = {"model": "tollhouse-demo", "prompt": "hi", "max_tokens": 1}
+    sent = httpx.post(
+        f"{site.gateway.url}/v1/completions", json=body, headers=site.gateway.headers, timeout=60
+    )
+    assert sent.status_code == 200, sent.text
 
 
 @pytest.mark.timeout(300)
@@ -223,14 +239,32 @@ def test_every_billing_alert_is_raised_by_its_fault(site: Site) -> None:
     site.wait(lambda: site.raised("SpoolParked"))
 
     site.sql("alter table usage_batches rename to not_there")
-    body = {"model": "tollhouse-demo", "prompt": "hi", "max_tokens": 1}
-    sent = httpx.post(
-        f"{site.gateway.url}/v1/completions", json=body, headers=site.gateway.headers, timeout=60
-    )
-    assert sent.status_code == 200, sent.text
+    serve_one(site)
     site.wait(lambda: site.raised("SpoolStuck", threshold=1.0))
     site.sql("alter table not_there rename to usage_batches")
     site.wait(lambda: not site.raised("SpoolStuck", threshold=1.0))
+
+
+@pytest.fixture
+def stream_url() -> Iterator[str]:
+    need_nats()
+    with nats_url() as url:
+        yield url
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("site", ["stream"], indirect=True)
+def test_usage_that_stays_in_the_stream_raises_an_alert(site: Site) -> None:
+    """The database does not take it: the gateway's spool is empty, and the stream keeps it."""
+    site.wait(lambda: not site.raised("StreamStuck", threshold=1.0))
+    site.sql("alter table usage_batches rename to not_there")
+    serve_one(site)
+    site.wait(lambda: site.raised("StreamStuck", threshold=1.0))
+    assert not site.raised("SpoolStuck", threshold=60.0)
+    site.sql("alter table not_there rename to usage_batches")
+    site.wait(lambda: not site.raised("StreamStuck", threshold=1.0))
+    with site.database.read() as session:
+        assert session.scalar(select(func.count()).select_from(UsageEventRow)) >= 1
 
 
 def test_the_processes_that_prometheus_scrapes_are_those_that_serve(site: Site) -> None:

@@ -1,16 +1,18 @@
 """Members and their sessions: argon2 passwords, revocable sign-ins, single sign-on identities."""
 
+import hashlib
 from collections.abc import Iterator
 from datetime import timedelta
 
 import pytest
+from sqlalchemy import select
 
 from core.clock import FakeClock
 from core.counters_memory import MemoryCounters
 from core.database import Database
 from core.errors import BadRequest, Conflict, Forbidden, RateLimited, Unauthenticated
 from core.tenants import audit, keys, members, sessions
-from core.tenants.models import DashboardSession
+from core.tenants.models import DashboardSession, Member
 from core.tenants.organisations import change_tenant, create_project, create_tenant
 from core.tenants.roles import Roles
 from core.tenants.scope import TenantScope, scope_of_operator
@@ -66,6 +68,22 @@ def test_a_password_opens_a_session_that_ends_with_time_or_sign_out(
     assert _role(sqlite_database, dashboard_auth, first) is None
     clock.advance(hours=12)
     assert _role(sqlite_database, dashboard_auth, second) is None
+
+
+def test_passwords_and_sessions_are_stored_as_hashes_alone(
+    sqlite_database: Database, member: str, dashboard_auth: DashboardAuth
+) -> None:
+    entered = {"email": "ann@acme.example", "password": PASSWORD}
+    cookie = _sign_in(sqlite_database, dashboard_auth, **entered)
+    with sqlite_database.read() as session:
+        opened, stored = (
+            session.scalars(select(DashboardSession)).one(),
+            session.get(Member, member),
+        )
+        assert stored is not None and (stored.password_hash or "").startswith("$argon2id$")
+        rows = f"{vars(opened)} {vars(stored)}"
+    assert cookie not in rows and PASSWORD not in rows
+    assert opened.secret_sha256 == hashlib.sha256(cookie.encode()).hexdigest()
 
 
 @pytest.mark.parametrize(
