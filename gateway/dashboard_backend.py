@@ -31,6 +31,7 @@ from gateway.screening.policy_view import PolicyView
 
 CELERY_PREFIX = "tollhouse"
 _AUDIT_WAIT_S = 20.0
+_PRELOAD = 64.0  # as many requests as keep an adapter preloaded for five half-lives, 25 minutes
 _ENGINE_STATES = {"ready": "healthy", "drained": "draining", "loading": "loading"}
 
 
@@ -49,7 +50,14 @@ class DashboardBackend:
     refresh_engines: Callable[[], None]  # which are drained
 
     def engines(self) -> Sequence[EngineView]:
-        return [_engine_view(each) for each in self.router.replicas()]
+        models: dict[str, list[str]] = {}
+        for model, replicas in self.router.models():
+            for each in replicas:
+                models.setdefault(each.name, []).append(model)
+        return [
+            _engine_view(each, ", ".join(models.get(each.name, ())))
+            for each in self.router.replicas()
+        ]
 
     def base_models(self) -> Sequence[str]:
         return self.adapters.catalog.model_names()
@@ -111,6 +119,9 @@ class DashboardBackend:
         files = _store_upload(self.adapters.store, scope.tenant_id, upload)
         self.adapters.register(scope, name, base_model, files)
 
+    def preload(self, digest: str) -> None:
+        self.router.popularity.note(digest, _PRELOAD)
+
     def collects_by(self) -> str:
         payments = self.card_pages.payments
         return payments.name if payments.collects else ""
@@ -163,10 +174,9 @@ def _store_upload(store: AdapterStore, tenant_id: str, upload: Upload) -> Adapte
     )
 
 
-def _engine_view(replica: Replica) -> EngineView:
+def _engine_view(replica: Replica, model: str) -> EngineView:
     client = replica.client
-    info, stats = client.info(), client.stats()
-    model = info.model if info else ""
+    stats = client.stats()
     state = _ENGINE_STATES.get(replica.state(), "silent")
     if stats is None:
         return EngineView(client.engine_id, model, state)

@@ -101,7 +101,7 @@ class Pipeline:
             await self._prepare(ctx)
 
     async def _authenticate(self, ctx: RequestContext) -> None:
-        with ctx.span("auth"):
+        with ctx.trace.span("auth"):
             ctx.principal = await self.auth.principal(ctx.exchange, ctx.surface.route)
 
     async def _read(self, ctx: RequestContext) -> None:
@@ -118,14 +118,14 @@ class Pipeline:
         ctx.prompt = await prepare_for(ctx.request, ctx.target, ctx.principal)
 
     async def _admit(self, ctx: RequestContext) -> None:
-        with ctx.span("admission"):
+        with ctx.trace.span("admission"):
             ctx.reservation = await self.admission.reserve(AdmissionRequest.from_context(ctx))
 
     async def _screen(self, ctx: RequestContext) -> None:
         if ctx.screening is not None:
             return  # the prompt of a fallback is screened already
         given = ctx.prompt.request
-        with ctx.span("moderation"):
+        with ctx.trace.span("moderation"):
             ctx.screening = await self.moderator.screen(ctx.request_id, ctx.principal, given)
         ctx.request = ctx.screening.request
         if ctx.request is not given:
@@ -136,7 +136,7 @@ class Pipeline:
         model of the fallback chain."""
         if ctx.lookup is not None and self.cache.find(ctx, ctx.lookup):
             return await self.cache.deliver(ctx, self)
-        with ctx.span("engine"):
+        with ctx.trace.span("engine"):
             route, final = self.router.route(Query.from_context(ctx)), not ctx.fallbacks
             replica = route.next()
             if replica is None and not (final and route.is_starting()):

@@ -2,6 +2,7 @@
 
 import logging
 from dataclasses import dataclass, field
+from datetime import datetime
 from functools import cache
 
 import orjson
@@ -49,7 +50,8 @@ class Responses:
 
     def delivery(self, ctx: RequestContext, meter: Meter, keep_alive_s: float) -> Delivery:
         assert ctx.reservation is not None
-        request, extra = ctx.prompt.request, self._extra_headers(ctx)
+        request, now = ctx.prompt.request, self.clock.now()
+        extra = self._extra_headers(ctx, now)
         if "store" in request.extra:
             self.completions.watch(ctx)
         kind = Delivery if ctx.lookup is None else delivery_of(ctx, ctx.lookup)
@@ -57,7 +59,7 @@ class Responses:
             ctx.surface,
             ctx.exchange,
             request,
-            self._info(ctx),
+            self._info(ctx, now),
             guards=lambda: self.moderator.guard(ctx.request_id, ctx.principal, request.choices),
             meter=meter,
             reservation=ctx.reservation,
@@ -92,21 +94,22 @@ class Responses:
         _request_counter(ctx.surface.route, status).inc()
         _duration_histogram(ctx.surface.route).observe(self.clock.monotonic() - ctx.started)
 
-    def _info(self, ctx: RequestContext) -> ResponseInfo:
+    def _info(self, ctx: RequestContext, now: datetime) -> ResponseInfo:
         return ResponseInfo(
             ctx.request_id,
-            int(self.clock.now().timestamp()),
+            int(now.timestamp()),
             ctx.target.public_name,
             ctx.target.model.codec,
             len(ctx.prompt.ids),
         )
 
-    def _extra_headers(self, ctx: RequestContext) -> Headers:
+    def _extra_headers(self, ctx: RequestContext, now: datetime) -> Headers:
         assert ctx.reservation is not None and ctx.screening is not None
-        extra = limit_headers(
-            ctx.surface.style, ctx.reservation.limits(), ctx.principal.plan, self.clock.now()
-        )
-        extra = [*extra, *(ctx.screening.headers or ()), *ctx.prompt.header_list()]
+        extra = limit_headers(ctx.surface.style, ctx.reservation.limits(), ctx.principal.plan, now)
+        if ctx.screening.headers:
+            extra += ctx.screening.headers
+        if ctx.prompt.headers:
+            extra += ctx.prompt.header_list()
         if ctx.lookup is not None:
             extra.append((CACHE_HEADER, ctx.lookup.note.encode()))
         if ctx.canary_of:

@@ -68,7 +68,8 @@ class Limiter:
         """Raises RateLimited with an exact `retry_after_s`, InsufficientQuota or Unavailable; nothing
         is held then."""
         started = self._clock.monotonic()
-        await self._concurrency.acquire(request)
+        if not self._concurrency.try_acquire(request.plan.priority):
+            await self._concurrency.acquire(request)
         try:
             held = await self._reserve(request)
         except BaseException:
@@ -78,7 +79,7 @@ class Limiter:
         if held.queued_ms >= MIN_RECORDED_WAIT_MS and self._rejections is not None:
             self._rejections.waited(request.tenant_id, "queue", held.queued_ms)
         self._leases.add(held)
-        for key in held.shadow:
+        for key in held.grant.shadow:
             metrics.limit_shadow.labels(key.rpartition(":")[0]).inc()
         return held
 
@@ -158,7 +159,7 @@ class Limiter:
         if self._queues.has_waiting(request.tenant_id):
             return await self._queues.wait(request, self._attempt)  # no overtaking
         answer = await self._attempt(request)
-        if isinstance(answer, Reservation):
+        if not isinstance(answer, Denial):
             return answer
         if request.plan.queue_wait_s > 0 and self._may_wait(request, answer):
             return await self._queues.wait(request, self._attempt)

@@ -27,7 +27,7 @@ from gateway.admission.request import AdmissionRequest, MoneyLimit
 log = logging.getLogger("tollhouse.prices")
 REFRESH_S = 1.0
 _LIMITS_TTL = timedelta(minutes=10)  # after a key's last request its limits are dropped
-_MAX_CACHED_BOUNDS = 20_000
+_MAX_CACHED_BOUNDS = 4_096  # at most 1 MB
 
 Owner = tuple[str, str, str]  # tenant, project, key
 Limits = tuple[MoneyLimit, ...]

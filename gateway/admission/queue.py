@@ -39,9 +39,15 @@ class ConcurrencyLimiter:
         self._last_release = clock.monotonic()
         self._mean_interval_s = 1.0  # moving mean of the time between two completions
 
+    def try_acquire(self, priority: int) -> bool:
+        """Whether the request runs without waiting: `release` follows then."""
+        if self._capacity and (len(self._queue) or not self._admits(priority)):
+            return False
+        self._active += 1
+        return True
+
     async def acquire(self, request: AdmissionRequest) -> None:
-        if self._capacity == 0 or (self._admits(request.plan.priority) and not len(self._queue)):
-            self._active += 1
+        if self.try_acquire(request.plan.priority):
             return
         if request.plan.queue_wait_s <= 0 or len(self._queue) >= request.plan.queue_length:
             raise self._overloaded()
@@ -70,6 +76,8 @@ class ConcurrencyLimiter:
         self._mean_interval_s += _SMOOTHING * (now - self._last_release - self._mean_interval_s)
         self._last_release = now
         self._active -= 1
+        if not len(self._queue):
+            return
         while self._active < self._capacity and len(self._queue):
             ticket = self._queue.heads()[0]
             self._queue.serve(ticket)

@@ -85,7 +85,8 @@ class AdmissionRequest(Struct, frozen=True):
 
     def estimated_output(self, expected: int) -> int:
         """Output tokens to reserve, where `expected` is usual for one choice."""
-        return min(expected, self.max_output_tokens or expected) * self.choices
+        most = self.max_output_tokens
+        return (most if most and most < expected else expected) * self.choices
 
     @property
     def queue_cost(self) -> int:

@@ -38,7 +38,10 @@ LEASE_MS = 30_000
 NO_LIMIT = 1 << 60
 _EXTEND_TOKENS = 64  # output tokens by which a money hold is extended
 _MAX_LAYOUTS = 20_000
-_MAX_SIZES = 20_000  # at most 15 MB
+_MAX_SIZES = 4_096  # at most 3 MB
+_REQUESTS, _INPUT, _OUTPUT, _TOTAL = (
+    *(Unit.REQUESTS, Unit.INPUT_TOKENS, Unit.OUTPUT_TOKENS, Unit.TOTAL_TOKENS),
+)
 
 
 class PlannedBuckets(Struct, frozen=True):
@@ -56,8 +59,7 @@ class Settler(Protocol):
     async def settle(self, reservation: "Reservation", usage: SettledUsage) -> None: ...
 
 
-@dataclass(slots=True, eq=False)
-class Reservation:
+class Reservation(Struct, eq=False):
     """`covered` is how many output tokens the held money pays for; deliver none beyond it before
     `extend`."""
 
@@ -243,10 +245,10 @@ def _amounts_by_unit(plan: Plan, usage: SettledUsage) -> dict[Unit, int]:
     weighted = usage.input_tokens - usage.cached_tokens
     weighted += -(-usage.cached_tokens * plan.cached_permille // 1000)
     return {
-        Unit.REQUESTS: usage.requests,
-        Unit.INPUT_TOKENS: weighted,
-        Unit.OUTPUT_TOKENS: usage.output_tokens,
-        Unit.TOTAL_TOKENS: weighted + usage.output_tokens,
+        _REQUESTS: usage.requests,
+        _INPUT: weighted,
+        _OUTPUT: usage.output_tokens,
+        _TOTAL: weighted + usage.output_tokens,
     }
 
 

@@ -7,6 +7,8 @@ from core.errors import BadRequest
 from engine.errors import AdapterError
 from engine.lora.adapter_digest import CONFIG, WEIGHTS, adapter_digest, read_config
 from engine.lora.peft.config import refuse_unserved
+from engine.lora.peft.shapes import check_shapes
+from engine.model_spec import ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,10 +19,17 @@ class AdapterFiles:
     bytes: int
     unserved: str = ""  # why the built-in engine does not serve it; upstreams decide for themselves
 
-    def check_served(self) -> None:
-        """Raises BadRequest where the built-in engine does not serve it."""
+    def check_served(self, spec: ModelSpec | None) -> None:
+        """Raises BadRequest where the built-in engine does not serve it, or its tensors have not the
+        shapes of its base model, if that is known."""
         if self.unserved:
             raise _invalid(self.unserved)
+        if spec is None:
+            return
+        try:
+            check_shapes(self.path, spec)
+        except AdapterError as error:
+            raise _invalid(error.message.replace(f"{self.path}/", "")) from None
 
 
 def read_adapter(directory: Path) -> AdapterFiles:

@@ -43,7 +43,7 @@ class AdapterRegistry:
         """The adapter as the API shows it."""
         model = self.catalog.served(base_model)
         if model is not None and model.parameters is None:
-            files.check_served()
+            files.check_served(model.spec)
         with self.database.transaction() as session:
             adapter = adapters.register(
                 session,

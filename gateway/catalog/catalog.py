@@ -8,6 +8,7 @@ from msgspec import Struct
 
 from core.errors import Forbidden, ModelNotFound
 from core.tenants.keys import Principal
+from engine.model_spec import ModelSpec
 from gateway.prompts.tokenizing import TextCodec
 
 # For a model whose upstream reports no context length and applies its own. Above any real one.
@@ -32,6 +33,7 @@ class ServedModel:
     endpoints: frozenset[str] = frozenset()  # of audio and images, such as audio/speech
     # Fields of the body that its upstreams take and the gateway does not know.
     extra_fields: frozenset[str] = frozenset()
+    spec: ModelSpec | None = None  # its shape, where this gateway has its configuration
 
     @property
     def known_context(self) -> int | None:

@@ -57,6 +57,17 @@ def check_servable(path: Path) -> None:
     _spec(path, config)
 
 
+def spec_of(config: dict[str, Any]) -> "ModelSpec | None":
+    """The model's shape; None for a family that the engine does not serve."""
+    from engine.errors import CheckpointError
+    from engine.models.registry import model_spec
+
+    try:
+        return model_spec(config)
+    except CheckpointError:
+        return None
+
+
 def _spec(path: Path, config: dict[str, Any]) -> "ModelSpec":
     from engine.errors import CheckpointError
     from engine.models.registry import model_spec

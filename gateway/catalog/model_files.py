@@ -6,7 +6,7 @@ from typing import Any
 from core.errors import SettingError
 from core.settings import Settings
 from gateway.catalog.catalog import ServedModel
-from gateway.catalog.checkpoint import check_servable, read_checkpoint, read_generation
+from gateway.catalog.checkpoint import check_servable, read_checkpoint, read_generation, spec_of
 from gateway.catalog.model_source import locate_configured, locate_draft, short_name
 from gateway.prompts.tokenizing import codec_of
 from gateway.upstreams.config import read_upstreams
@@ -57,6 +57,7 @@ def served_model(settings: Settings, path: Path) -> ServedModel:
         files.context_length,
         int(described.stat().st_mtime),
         defaults=sampling_of(files.generation),
+        spec=spec_of(files.config),
     )
 
 

@@ -27,8 +27,17 @@ class BodyLimits:
     default: int
     uploads: Mapping[bytes, int] = field(default_factory=dict)
     own: frozenset[bytes] = frozenset()
+    _known: dict[bytes, "BodyLimit"] = field(default_factory=dict)  # of the `own`
 
     def of(self, path: bytes) -> "BodyLimit":
+        known = self._known.get(path)
+        if known is None:
+            known = self._of(path)
+            if path in self.own:
+                self._known[path] = known
+        return known
+
+    def _of(self, path: bytes) -> "BodyLimit":
         upload = self.uploads.get(path.rstrip(b"/"))
         if upload is not None:
             return BodyLimit(upload, UPLOAD_RATE)

@@ -14,9 +14,13 @@ class TrustedProxies:
         self._networks = [ipaddress.ip_network(each) for each in networks]
         self._trusts = lru_cache(maxsize=4096)(self._is_trusted)
 
+    def trusts(self, peer: str) -> bool:
+        """Whether what the peer says of its client is believed."""
+        return bool(self._networks) and self._trusts(peer)
+
     def client_of(self, peer: str, headers: RawHeaders) -> str:
         """The peer itself unless it is a trusted proxy."""
-        if not self._networks or not self._trusts(peer):
+        if not self.trusts(peer):
             return peer
         chain = b",".join(value for name, value in headers if name == b"x-forwarded-for")
         client = peer
@@ -30,7 +34,7 @@ class TrustedProxies:
         return client
 
     def scheme_of(self, peer: str, headers: RawHeaders, scheme: str) -> str:
-        if not self._networks or not self._trusts(peer):
+        if not self.trusts(peer):
             return scheme
         given = [value for name, value in headers if name == b"x-forwarded-proto"]
         last = given[-1].rpartition(b",")[2].strip().lower() if given else b""

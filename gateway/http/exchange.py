@@ -2,6 +2,7 @@
 
 import asyncio
 import zlib
+from collections import Counter
 from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
@@ -38,12 +39,12 @@ class Exchange:
         self._send = send
         self._watcher: asyncio.Future[Any] | None = None
         self._disconnect_callback: Callable[[], None] | None = None
-        self.headers: dict[bytes, bytes] = {}
-        self.repeated: set[bytes] = set()
-        for name, value in scope["headers"]:
-            if name in self.headers:
-                self.repeated.add(name)
-            self.headers[name] = value
+        listed: list[tuple[bytes, bytes]] = scope["headers"]
+        self.headers: dict[bytes, bytes] = dict(listed)
+        self.repeated: frozenset[bytes] = frozenset()
+        if len(self.headers) != len(listed):
+            names = Counter(name for name, _ in listed)
+            self.repeated = frozenset(name for name, count in names.items() if count > 1)
 
     @property
     def address(self) -> str:

@@ -1,6 +1,7 @@
 """Request headers besides authentication, and the headers of every response."""
 
 from datetime import datetime
+from functools import lru_cache
 from http import HTTPStatus
 
 from msgspec import Struct
@@ -20,6 +21,7 @@ from gateway.http.exchange import Exchange, Headers
 
 WARM_UP_HEADER = "x-tollhouse-warm-up"  # its value is the operator's token
 _WARM_UP = WARM_UP_HEADER.encode()
+_OPTIONS = frozenset((b"x-request-timeout-ms", b"x-request-id", _WARM_UP))
 
 
 class RequestOptions(Struct, frozen=True):
@@ -31,6 +33,8 @@ class RequestOptions(Struct, frozen=True):
 
 
 def read_options(exchange: Exchange, max_timeout_s: float, operator_token: str) -> RequestOptions:
+    if _OPTIONS.isdisjoint(exchange.headers):
+        return _default_options(max_timeout_s)
     timeout_s = max_timeout_s
     value = exchange.header(b"x-request-timeout-ms")
     if value is not None:
@@ -52,6 +56,12 @@ def read_options(exchange: Exchange, max_timeout_s: float, operator_token: str) 
     token = exchange.header(_WARM_UP)
     is_warm_up = token is not None and is_operator_token(operator_token, token)
     return RequestOptions(timeout_s, client_id, is_warm_up)
+
+
+@lru_cache(maxsize=8)
+def _default_options(timeout_s: float) -> RequestOptions:
+    """Of a request that sets none: most of them."""
+    return RequestOptions(timeout_s, None)
 
 
 def response_headers(request_id: str, millis: int, extra: Headers) -> Headers:

@@ -28,6 +28,7 @@ _TOO_LARGE = (
 
 # Headers that uvicorn, or a middleware (CORS), must handle.
 _UVICORN_HEADERS = frozenset((b"expect", b"origin"))
+_VERSIONS = ("1.1", "1.0")
 ExchangeHandler = Callable[[Exchange], Coroutine[Any, Any, None]]
 
 
@@ -76,11 +77,13 @@ class BoundedHttp(HttpToolsProtocol):
         if sum(map(len, chain.from_iterable(self.headers))) > MAX_HEADERS:
             self._refuse(_TOO_LARGE)
             return
-        if not self._expect_body():
+        fields = dict(self.headers)  # a second content-length is an error of the parser
+        if not self._expect_body(fields):
             return
-        self._resolve_client()
+        if self._proxies is not None and self.client is not None:
+            self._resolve_client(self._proxies, self.client[0])
         handler = self._direct_routes.get(self.url)
-        if handler is None or not self._is_simple():
+        if handler is None or not self._is_simple(fields):
             super().on_headers_complete()
             return
         scope: dict[str, Any] = self.scope  # type: ignore[assignment]
@@ -104,21 +107,20 @@ class BoundedHttp(HttpToolsProtocol):
         task.add_done_callback(self._served)
         self.tasks.add(task)
 
-    def _resolve_client(self) -> None:
-        if self._proxies is None or self.client is None:
+    def _resolve_client(self, proxies: TrustedProxies, peer: str) -> None:
+        if not proxies.trusts(peer):
             return
-        peer = self.client[0]
-        client = self._proxies.client_of(peer, self.headers)
+        client = proxies.client_of(peer, self.headers)
         if client != peer:
             self.scope["client"] = (client, 0)
-        self.scope["scheme"] = self._proxies.scheme_of(peer, self.headers, self.scope["scheme"])
+        self.scope["scheme"] = proxies.scheme_of(peer, self.headers, self.scope["scheme"])
 
-    def _expect_body(self) -> bool:
+    def _expect_body(self, fields: Mapping[bytes, bytes]) -> bool:
         """Begins to watch the request's body. False if its declared length is refused."""
         if self._body_limits is None:
             return True
-        length = next((value for name, value in self.headers if name == b"content-length"), b"")
-        if length in (b"", b"0") and not any(n == b"transfer-encoding" for n, _ in self.headers):
+        length = fields.get(b"content-length", b"")
+        if length in (b"", b"0") and b"transfer-encoding" not in fields:
             return True
         self._body_limit = limit = self._body_limits.of(self.url.partition(b"?")[0])
         if limit.refuses_length(length):
@@ -182,15 +184,15 @@ class BoundedHttp(HttpToolsProtocol):
         if isinstance(self.cycle, DirectCycle) and self.cycle.disconnect_callback is not None:
             self.cycle.disconnect_callback()
 
-    def _is_simple(self) -> bool:
+    def _is_simple(self, fields: Mapping[bytes, bytes]) -> bool:
         """Whether the request needs none of uvicorn's other features or middleware."""
         return (
             self.parser.get_method() == b"POST"
-            and self.parser.get_http_version() in ("1.1", "1.0")
+            and self.parser.get_http_version() in _VERSIONS
             and not self.parser.should_upgrade()
             and (self.cycle is None or self.cycle.response_complete)
             and self.limit_concurrency is None
-            and _UVICORN_HEADERS.isdisjoint([name for name, _ in self.headers])
+            and _UVICORN_HEADERS.isdisjoint(fields)
         )
 
     def _served(self, task: "asyncio.Task[None]") -> None:

@@ -1,5 +1,6 @@
 """vLLM's `structured_outputs` and its older `guided_*` fields, as one engine parameter."""
 
+from operator import attrgetter
 from typing import Any
 
 from core.errors import BadRequest, UnsupportedParameter
@@ -7,6 +8,8 @@ from gateway.inference.sampling import SamplingBody
 
 _KINDS = ("json", "regex", "choice", "grammar", "json_object")
 _GUIDED = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
+_guided = attrgetter(*_GUIDED)
+_NOT_GUIDED = (None,) * len(_GUIDED)
 
 
 def structured_of(body: SamplingBody, form: Any = None) -> dict[str, Any]:
@@ -29,11 +32,11 @@ def structured_of(body: SamplingBody, form: Any = None) -> dict[str, Any]:
 
 def _asked(body: SamplingBody) -> dict[str, tuple[str, Any]]:
     """The kind and the value by the name of the field."""
-    asked = {
-        name: (name.removeprefix("guided_"), value)
-        for name in _GUIDED
-        if (value := getattr(body, name)) is not None
-    }
+    asked: dict[str, tuple[str, Any]] = {}
+    if _guided(body) != _NOT_GUIDED:
+        for name in _GUIDED:
+            if (value := getattr(body, name)) is not None:
+                asked[name] = name.removeprefix("guided_"), value
     given = body.structured_outputs
     if given is None:
         return asked

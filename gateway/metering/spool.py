@@ -5,6 +5,10 @@ Records of one turn of the event loop share a commit, which takes tens of micros
 `normal` mode leaves the fsync to the checkpoint. A killed process loses nothing; a power failure may
 lose what was written since the last checkpoint. `opened` holds running requests, `outbox` holds
 records to ship to the database, and `parked` holds records that cannot be read, settled or stored.
+
+Measured on an EPYC: 42 us of CPU a request with one request a turn, 27 with two. It is the transaction
+(locks and pages of the WAL): one table for both kinds, one row a turn or smaller pages take as long. A
+framed append would take 8, but other processes read, count and repair this file as it is.
 """
 
 import asyncio

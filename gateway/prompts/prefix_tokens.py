@@ -11,12 +11,13 @@ Pieces are cached per tenant, so that timing reveals nothing about another tenan
 import re
 import sys
 import threading
-from array import array
 from collections import OrderedDict
+from collections.abc import Sequence
 
 from tokenizers import Tokenizer
 
 from gateway.prompts.encoding import TextEncoder, TooManyTokens
+from gateway.prompts.word_cache import WordCache
 
 # Characters; for a shorter piece a lookup costs as much as encoding it.
 _MIN_PIECE = 512
@@ -25,6 +26,18 @@ _MAX_BYTES = 32 * 2**20
 _ENTRY_BYTES = 300  # dictionary overhead, beside text and ids
 
 _Key = tuple[str, str]
+# One object a number: the ids of a cached piece are references, which a prompt takes up by the
+# thousand in microseconds. As new objects they take ten times as long, and four times the memory.
+_NUMBERS: list[int] = []
+
+
+def _shared_ids(ids: Sequence[int], vocabulary: int) -> list[int]:
+    if len(_NUMBERS) < vocabulary:
+        _NUMBERS.extend(range(len(_NUMBERS), vocabulary))
+    try:
+        return list(map(_NUMBERS.__getitem__, ids))
+    except IndexError:  # a token beside the vocabulary
+        return list(ids)
 
 
 class PrefixTokenCache:
@@ -37,19 +50,22 @@ class PrefixTokenCache:
         max_bytes: int = _MAX_BYTES,
         min_piece: int = _MIN_PIECE,
         encoder: TextEncoder | None = None,
+        words: WordCache | None = None,
     ) -> None:
         self._encoder = encoder or TextEncoder(tokenizer)
+        self._words = words
         self._max_bytes = max_bytes
         self._min_piece = min_piece
         self._cuts = _cuts(tokenizer)
-        self._entries: OrderedDict[_Key, array[int]] = OrderedDict()
+        self._vocabulary = tokenizer.get_vocab_size(with_added_tokens=True)
+        self._entries: OrderedDict[_Key, list[int]] = OrderedDict()
         self._lock = threading.Lock()
         self.bytes = 0
 
     def pieces(self, tenant_id: str, text: str) -> "Pieces":
         """The text in pieces, with the cached ids. Encodes nothing."""
         cut = self._cut(text)
-        found: list[array[int] | None] = []
+        found: list[list[int] | None] = []
         with self._lock:
             for piece in cut[:-1]:
                 key = (tenant_id, piece)
@@ -60,9 +76,14 @@ class PrefixTokenCache:
         return Pieces(self, tenant_id, cut, [*found, None])
 
     def encode(self, text: str, at_most: int | None = None) -> list[int]:
-        return self._encoder.encode(text, at_most=at_most)
+        ids = self._words.encode(text) if self._words is not None else None
+        return self._encoder.encode(text, at_most=at_most) if ids is None else ids
 
-    def store(self, tenant_id: str, new: "list[tuple[str, array[int]]]") -> None:
+    def shared(self, ids: list[int]) -> list[int]:
+        """The same ids, as `store` keeps them."""
+        return _shared_ids(ids, self._vocabulary)
+
+    def store(self, tenant_id: str, new: list[tuple[str, list[int]]]) -> None:
         with self._lock:
             for piece, ids in new:
                 if (tenant_id, piece) not in self._entries:
@@ -77,11 +98,10 @@ class PrefixTokenCache:
         of a text differently does so only once. The end of a piece never depends on later text."""
         if self._cuts is None:
             return [text]
-        cut, begun = [], 0
-        for found in self._cuts.finditer(text):
-            if found.start() - begun >= self._min_piece:
-                cut.append(text[begun : found.start()])
-                begun = found.start()
+        cut, begun, find, least = [], 0, self._cuts.search, self._min_piece
+        while (found := find(text, begun + least)) is not None:
+            cut.append(text[begun : found.start()])
+            begun = found.start()
         return [*cut, text[begun:]]
 
 
@@ -93,7 +113,7 @@ class Pieces:
         prefix_tokens: PrefixTokenCache,
         tenant_id: str,
         cut: list[str],
-        known: "list[array[int] | None]",
+        known: list[list[int] | None],
     ) -> None:
         self._cache = prefix_tokens
         self._tenant_id = tenant_id
@@ -104,12 +124,12 @@ class Pieces:
     def new_characters(self) -> int:
         """Number of characters that `ids` has to encode."""
         pairs = zip(self._cut, self._known, strict=True)
-        return sum(len(piece) for piece, ids in pairs if ids is None)
+        return sum([len(piece) for piece, ids in pairs if ids is None])
 
     def ids(self, at_most: int | None = None) -> list[int]:
         """Raises TooManyTokens, before all is encoded, where there are more than `at_most`."""
         whole: list[int] = []
-        new: list[tuple[str, array[int]]] = []
+        new: list[tuple[str, list[int]]] = []
         for piece, known in zip(self._cut, self._known, strict=True):
             if known is not None:
                 whole += known
@@ -120,13 +140,13 @@ class Pieces:
             except TooManyTokens as error:
                 raise TooManyTokens(len(whole) + error.tokens) from None
             whole += ids
-            new.append((piece, array("I", ids)))
+            new.append((piece, self._cache.shared(ids)))
         if new := new[:-1]:
             self._cache.store(self._tenant_id, new)
         return whole
 
 
-def _size(piece: str, ids: "array[int]") -> int:
+def _size(piece: str, ids: list[int]) -> int:
     return sys.getsizeof(piece) + sys.getsizeof(ids) + _ENTRY_BYTES
 
 
@@ -142,12 +162,18 @@ def _cuts(tokenizer: Tokenizer) -> re.Pattern[str] | None:
         and token.special
         and not (token.normalized or token.lstrip)
         and not any(_overlap(other, token.content) for other in texts if other != token.content)
+        and not _begins_within(
+            token.content, token.content
+        )  # so that a search may begin anywhere in the text
     ]
     return re.compile("|".join(map(re.escape, safe))) if safe else None
 
 
 def _overlap(other: str, token: str) -> bool:
     """Whether a match of `other` can span the start of `token`."""
-    if token in other:
-        return True
+    return token in other or _begins_within(other, token)
+
+
+def _begins_within(other: str, token: str) -> bool:
+    """Whether the token begins with an end of `other`, which is not the whole of it."""
     return any(token.startswith(other[at:]) for at in range(1, len(other)))

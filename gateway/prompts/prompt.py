@@ -33,9 +33,10 @@ MAX_TOKENS_HEADER = (
     "x-tollhouse-max-tokens"  # where the context leaves fewer than the SDK's default
 )
 NOTE_HEADER = "x-tollhouse-note"
-_ORDERS = frozenset(PromptOrder)
-# Longer requests are prepared in a thread: their rendering alone takes a millisecond.
-_INLINE_CHARACTERS = 20_000
+_ORDERS = {order.value: order for order in PromptOrder}
+# Longer requests are prepared in a thread: their rendering alone may take half a millisecond.
+_INLINE_CHARACTERS = 64_000
+_INLINE_PROMPT = 20_000  # characters or ids, which are decoded
 _INLINE_MESSAGES = 100
 _INLINE_NEW_CHARACTERS = 2_000  # longer texts are encoded in a thread; about a millisecond
 
@@ -129,11 +130,11 @@ def is_long(request: InferenceRequest) -> bool:
     """Whether preparing the request may take the event loop longer than a millisecond."""
     if request.truncation != "disabled" or request.inputs is not None:
         return True
-    prompts = sum(map(len, request.prompts))
+    if request.messages is None:
+        return sum(map(len, request.prompts)) > _INLINE_PROMPT
     # Tools are rendered as text too; five hundred are allowed.
-    texts = sum(map(len, texts_of(request))) if request.messages is not None else 0
-    many = len(request.messages or ()) > _INLINE_MESSAGES or len(request.tools or ()) > 16
-    return many or prompts + texts > _INLINE_CHARACTERS
+    many = len(request.messages) > _INLINE_MESSAGES or len(request.tools or ()) > 16
+    return many or sum(map(len, texts_of(request))) > _INLINE_CHARACTERS
 
 
 def _prepare_now(request: InferenceRequest, target: _Target) -> Prompt:
@@ -216,7 +217,7 @@ def _embedded(request: InferenceRequest, codec: TextCodec | None, context_length
 
 
 def _media_parts(request: InferenceRequest) -> int:
-    if CAPABILITIES.isdisjoint(request.engine_parameters):
+    if not request.engine_parameters or CAPABILITIES.isdisjoint(request.engine_parameters):
         return 0
     contents = [message.get("content") for message in request.messages or ()]
     parts = [part for content in contents if isinstance(content, list) for part in content]
@@ -246,11 +247,11 @@ def apply_prompt_order(
     the order with its changes, for example `full:tools+volatile`; None for a prompt without messages.
     """
     order_setting = principal.settings.get("prompt_order", PromptOrder.SAFE)
-    if request.messages is None or order_setting not in _ORDERS:
+    order = _ORDERS.get(order_setting)
+    if request.messages is None or order is None:
         return request, None
-    order = PromptOrder(order_setting)
     if order is not PromptOrder.FULL and not request.tools:
-        return request, order.value
+        return request, str(order)
     rules = principal.settings.get("volatile") or {}
     try:
         rule = _rule(tuple(rules.get("kinds", ("dates", "ids"))), tuple(rules.get("patterns", ())))

@@ -14,6 +14,7 @@ from gateway.prompts.tokenizing import TextCodec
 NO_CHAT_TEMPLATE = "no_chat_template"
 _encoder = json.JSONEncoder(ensure_ascii=False)
 _GATEWAY_MARKS = ("cache_control", "volatile", "rank")  # hidden from the template
+_PLAIN_FIELDS = 2  # of a message that has a role and content alone
 
 
 class RenderedPrompt(Struct, frozen=True):
@@ -117,8 +118,12 @@ def render_chat(
 
 
 def _template_message(message: dict[str, Any]) -> dict[str, Any]:
+    content = message.get("content")
+    if len(message) == _PLAIN_FIELDS and isinstance(content, str):
+        if message["role"] != "developer":
+            return message  # role and content: the template reads it as it is
+        return {"role": "system", "content": content}
     result = {k: v for k, v in message.items() if k not in _GATEWAY_MARKS}
-    content = result.get("content")
     if isinstance(content, list):
         result["content"] = "".join(part.get("text", "") for part in content)
     if result["role"] == "developer":

@@ -33,8 +33,8 @@ class TextCodec:
         self.tokenizer = tokenizer
         self.encoder = TextEncoder(tokenizer)
         self.control = ControlTokens(tokenizer)
-        self.prefix_tokens = PrefixTokenCache(tokenizer, encoder=self.encoder)
-        self._word_cache = WordCache(tokenizer)
+        self._word_cache = words = WordCache(tokenizer)
+        self.prefix_tokens = PrefixTokenCache(tokenizer, encoder=self.encoder, words=words)
         self.template = template
         self.eos_token_ids = eos_token_ids
         self.vocab_size = tokenizer.get_vocab_size(with_added_tokens=True)

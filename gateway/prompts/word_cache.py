@@ -6,6 +6,7 @@ normalisation changes nothing. Other texts and other tokenizers are left to the 
 """
 
 import re
+from itertools import chain
 
 from tokenizers import Tokenizer
 
@@ -40,8 +41,12 @@ class WordCache:
             if index % 2:
                 result.append(self._added[part])
                 continue
-            for word in self._words.findall(part):
-                ids = cached.get(word)
+            words = self._words.findall(part)
+            found = list(map(cached.get, words))
+            if all(found):
+                result.extend(chain.from_iterable(found))  # type: ignore[arg-type]
+                continue
+            for word, ids in zip(words, found, strict=True):
                 if ids is None:
                     new += 1
                     if new > _MAX_NEW_WORDS:

@@ -43,11 +43,13 @@ class Breaker:
 
     def allows(self) -> bool:
         """Whether a request may be sent. Half open, only one may be in progress."""
+        if self._opened_at is None:
+            return True
         state = self.state
         return state is State.CLOSED or (state is State.HALF_OPEN and not self._probing)
 
     def sent(self) -> None:
-        self._probing = self.state is State.HALF_OPEN
+        self._probing = self._opened_at is not None and self.state is State.HALF_OPEN
 
     def succeeded(self) -> None:
         self._failed.clear()

@@ -47,9 +47,13 @@ class HungEngines:
                     self._move_overdue(replica, replicas, now)
 
     def _update_silence(self, replica: Replica, *, silent: bool) -> None:
-        if silent != replica.silent:
-            replica.silent = silent
-            log.warning("%s %s", replica.name, "stopped responding" if silent else "responds again")
+        if silent == replica.silent:
+            return
+        replica.silent = silent
+        if silent:
+            log.warning("%s stopped responding", replica.name)
+        elif replica.client.healthy():  # else it has disconnected, which its client logs
+            log.warning("%s responds again", replica.name)
 
     def _move_overdue(self, replica: Replica, replicas: list[Replica], now: float) -> None:
         """Move overdue requests away, if another replica can take them."""

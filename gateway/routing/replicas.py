@@ -2,7 +2,8 @@
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from core import metrics
 from core.clock import Clock
@@ -17,8 +18,7 @@ _SMOOTHING = 0.1
 _MIN_TOKENS = 64  # shorter prompts measure the overhead of a step rather than its speed
 
 
-@dataclass(frozen=True, slots=True)
-class WaitingRequest:
+class WaitingRequest(Struct, frozen=True):
     """A request that was sent to a replica and has no first token yet."""
 
     generation: Generation

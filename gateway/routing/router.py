@@ -98,19 +98,17 @@ class Router:
         """The best replica outside `excluded`; None if no replica can take the request."""
         replicas = [
             p
-            for p in self.of(query.target.model.name)
+            for p in self._replicas.get(query.target.model.name, ())
             if p.name not in excluded and p.serves(query.namespace)
         ]
         if len(replicas) > 1:
             replicas = [replica for replica in replicas if not replica.silent] or replicas
         if self.canaries:
             replicas = self._in_turn(replicas, query)
-        if len(replicas) < 2:
-            return (
-                Choice(replicas[0], self._why_alone(replicas[0]), len(query.ids))
-                if replicas
-                else None
-            )
+        if not replicas:
+            return None
+        if len(replicas) == 1:
+            return Choice(replicas[0], self._why_alone(replicas[0]), len(query.ids))
         hashes = self._prefix_hashes(query)
         last_replica = self._conversations.last(hashes)
         overlap, below = self._overlap(replicas, query)
@@ -250,9 +248,11 @@ class Route:
     def next(self) -> Replica | None:
         """Choose the replica to send to; None if there is none. A replica whose process was lost is
         eligible again after a restart."""
-        excluded = {
-            name for name, (p, lost) in self._excluded.items() if lost in (None, p.process())
-        }
+        excluded: Container[str] = ()
+        if self._excluded:
+            excluded = {
+                name for name, (p, lost) in self._excluded.items() if lost in (None, p.process())
+            }
         choice = self._router.best(self.query, excluded)
         if choice is None:
             self.replica = None
@@ -299,8 +299,10 @@ class Route:
 
     def why(self) -> str:
         """The reason for the choice, in at most 120 characters, for the usage event."""
-        past = "".join(f"{code} at {name}; " for name, code in self.tried.items())
-        return (past + (self._choice.why if self._choice is not None else ""))[:120]
+        why = self._choice.why if self._choice is not None else ""
+        if self.tried:
+            why = "".join(f"{code} at {name}; " for name, code in self.tried.items()) + why
+        return why[:120]
 
     def sent(self, generation: Generation | None = None) -> None:
         """The request was sent. A `generation` is broken off if the replica hangs."""

@@ -21,10 +21,10 @@ from gateway.prompts.template_variables import texts_of_variables, with_texts
 from gateway.prompts.truncation import texts_of
 from moderation.policy import SAME_ROLE
 from moderation.rules import merged
+from moderation.screener import TOOLS
 from moderation.verdict import ScreenedText, Span
 
 MAX_JOINED = 4_000
-TOOLS = "tools"
 _GATEWAY_MARKS = ("cache_control", "volatile", "rank")
 
 _encoder = json.JSONEncoder(ensure_ascii=False)
@@ -73,15 +73,39 @@ def documents_of(request: InferenceRequest) -> list[Document]:
     return [_document(role, segments) for role, segments in _walk(request)]
 
 
-def screened_texts(documents: Iterable[Document]) -> list[ScreenedText]:
-    return [ScreenedText(each.role, each.text) for each in documents]
+def screened_texts(request: InferenceRequest) -> list[ScreenedText]:
+    """The role and text of each document."""
+    texts = _texts_of_turns(request.messages) if request.messages else None
+    if texts is None:
+        return [_text(role, segments) for role, segments in _walk(request)]
+    return [*texts, *[_text(role, segments) for role, segments in _beside_messages(request)]]
 
 
-def with_redactions(
-    request: InferenceRequest, documents: Sequence[Document], spans: Sequence[Span]
-) -> InferenceRequest:
+def _text(role: str, segments: Sequence[tuple[str, str]]) -> ScreenedText:
+    if len(segments) == 1:
+        return ScreenedText(role, segments[0][0])
+    return ScreenedText(role, _document(role, segments).text)
+
+
+def _texts_of_turns(messages: Sequence[Mapping[str, Any]]) -> list[ScreenedText] | None:
+    """Of plain messages whose roles take turns, where each is a document; None for others. It does
+    in a third of the time what `_walk` does."""
+    texts: list[ScreenedText] = []
+    before, same = "", SAME_ROLE.get
+    for message in messages:
+        role, content = message["role"], message.get("content")
+        own = same(role, role)
+        if own == before or len(message) != len(_PLAIN) or not isinstance(content, str):
+            return None
+        before = own
+        texts.append(ScreenedText(own, content))
+    return texts
+
+
+def with_redactions(request: InferenceRequest, spans: Sequence[Span]) -> InferenceRequest:
     """The request with the spans cut out of its texts. ContentBlocked for one that cannot be: the
     description of an answer's form."""
+    documents = documents_of(request)
     by_document: dict[int, list[Span]] = {}
     for span in spans:
         by_document.setdefault(span.index, []).append(span)
@@ -101,9 +125,10 @@ def _walk(request: InferenceRequest) -> Iterator[tuple[str, list[tuple[str, str]
         yield from (("user", [(text, "")]) for text in texts_of(request))
         return
     role, joined, size = "", list[tuple[str, str]](), 0
+    same = SAME_ROLE.get
     for message in request.messages:
         own = message["role"]
-        own = SAME_ROLE.get(own, own)
+        own = same(own, own)
         content = message.get("content")
         if isinstance(content, str) and len(message) == len(_PLAIN):
             found, length = [(content, "\n")], len(content)
@@ -117,6 +142,10 @@ def _walk(request: InferenceRequest) -> Iterator[tuple[str, list[tuple[str, str]
         joined += found
     if joined:
         yield role, joined
+    yield from _beside_messages(request)
+
+
+def _beside_messages(request: InferenceRequest) -> Iterator[tuple[str, list[tuple[str, str]]]]:
     for tool in request.tools or ():
         yield TOOLS, [(_json(_without_marks(tool)), "")]
     for value in _described(request):

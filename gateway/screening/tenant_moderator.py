@@ -16,7 +16,7 @@ from gateway.http.exchange import Headers
 from gateway.inference.request import InferenceRequest
 from gateway.screening.decisions import DecisionLog
 from gateway.screening.moderator import PromptBlocked, ScreeningResult
-from gateway.screening.prompt_texts import documents_of, screened_texts, with_redactions
+from gateway.screening.prompt_texts import screened_texts, with_redactions
 from gateway.screening.second_opinions import SecondOpinions
 from gateway.streaming.choices import OutputGuard
 from moderation.guard import StreamGuard
@@ -59,8 +59,7 @@ class TenantModerator:
         policy = self._policies.policy_of(principal)
         if not policy.roles:
             return ScreeningResult(request)
-        documents = documents_of(request)
-        texts = screened_texts(documents)
+        texts = screened_texts(request)
         started = self._clock.monotonic()
         verdict = await self._screen(texts, policy, principal)
         metrics.moderation_seconds.observe(self._clock.monotonic() - started)
@@ -68,7 +67,7 @@ class TenantModerator:
             question = "\n\n".join(each.text for each in texts if policy.screens(each.role))
             verdict = await self._opinions.request(question, policy, verdict)
         _count_check("input", verdict)
-        whole = "\x00".join(each.text for each in texts)
+        whole = "\x00".join([each.text for each in texts])
         self._log.record(request_id, principal, "input", verdict, whole)
         if verdict.blocked:
             raise PromptBlocked(
@@ -78,7 +77,7 @@ class TenantModerator:
                 paid_by=_payer(verdict, policy.blocked_input_paid_by),
             )
         if verdict.action is Action.REDACT:
-            request = with_redactions(request, documents, verdict.spans)
+            request = with_redactions(request, verdict.spans)
         action = "unscanned" if verdict.unscanned else _action_name(verdict)
         return ScreeningResult(request, action, _headers(verdict))
 

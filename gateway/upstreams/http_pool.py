@@ -14,12 +14,15 @@ import select
 import ssl
 import time
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Protocol, cast
 from urllib.parse import urlsplit
 
 import httptools
 
 CONNECT_S = 5.0
+_FRAMING = (b"content-length", b"transfer-encoding")
+_LENGTHS_READ = frozenset(map(len, (b"content-type", *_FRAMING)))  # of the names of headers
 # Uvicorn, Node and llama.cpp close a connection that was idle for 5 s. One that closes while a
 # request is on its way fails that request.
 _IDLE_S = 4.0
@@ -58,6 +61,7 @@ class HttpPool:
         if lines.count("\n") != len(all_headers):
             raise ValueError("a header of an upstream holds a line break")
         self._headers = lines.encode("latin-1")
+        self._heads: dict[str, bytes] = {}  # of a request, by path, up to its length
         self._idle: list[Connection] = []
         self._connections: set[Connection] = set()
         self.last_byte_at = 0.0  # monotonic time of the last byte received
@@ -67,15 +71,16 @@ class HttpPool:
 
         Raises OSError or TimeoutError if no connection can be made.
         """
-        request = b"POST %b%b HTTP/1.1\r\n%bcontent-length: %d\r\n\r\n%b" % (
-            self._prefix,
-            path.encode("ascii"),
-            self._headers,
-            len(body),
-            body,
-        )
-        call = Call(receiver, request)
-        self._dispatch(call, self._idle_connection() or await self._connect())
+        head = self._heads.get(path)
+        if head is None:
+            line = b"POST %b%b HTTP/1.1\r\n" % (self._prefix, path.encode("ascii"))
+            head = self._heads[path] = line + self._headers + b"content-length: "
+        call = Call(receiver, b"%b%d\r\n\r\n%b" % (head, len(body), body))
+        connection = self._idle_connection()
+        if connection is None:
+            self._dispatch(call, await self._connect())
+        else:
+            connection.send(call)
         return call.terminate
 
     def close(self) -> None:
@@ -197,10 +202,12 @@ class Connection(asyncio.Protocol):
         self._content_type = ""
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        if len(name) not in _LENGTHS_READ:
+            return
         lowered = name.lower()
         if lowered == b"content-type":
-            self._content_type = value.decode("latin-1").partition(";")[0].strip().lower()
-        elif lowered in (b"content-length", b"transfer-encoding"):
+            self._content_type = _media_type(value)
+        elif lowered in _FRAMING:
             self._framed = True
 
     def on_headers_complete(self) -> None:
@@ -229,3 +236,8 @@ class Connection(asyncio.Protocol):
         self.close()
         if call is not None:
             call.fail(error)
+
+
+@lru_cache(maxsize=64)
+def _media_type(value: bytes) -> str:
+    return value.decode("latin-1").partition(";")[0].strip().lower()

@@ -29,6 +29,7 @@ class EngineOptions:
     quantization: str = "auto"
     kv_dtype: str = "auto"
     draft_model: Path | None = None
+    draft_heads: str = "auto"
     kv_memory_mb: int = 0  # MiB; 0: the engine decides
     extra: tuple[str, ...] = ()
 
@@ -39,6 +40,8 @@ class EngineOptions:
         arguments += ["--kv-dtype", self.kv_dtype]
         if self.draft_model is not None:
             arguments += ["--draft-model", str(self.draft_model)]
+        if self.draft_heads != "auto":
+            arguments += ["--draft-heads", self.draft_heads]
         if self.kv_memory_mb:
             arguments += ["--kv-memory-bytes", str(self.kv_memory_mb << 20)]
         return [*arguments, *self.extra]

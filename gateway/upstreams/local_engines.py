@@ -55,6 +55,7 @@ class LocalEngines:
                     quantization=settings.quantization,
                     kv_dtype=settings.kv_dtype,
                     draft_model=draft,
+                    draft_heads=settings.draft_heads,
                     kv_memory_mb=settings.kv_memory_mb,
                     extra=tier_options(settings, slot),
                 )
@@ -101,4 +102,7 @@ class LocalEngines:
 
 
 def _named(settings: Settings) -> str:
-    return "TOLLHOUSE_MODEL" + (" and TOLLHOUSE_DRAFT_MODEL" if settings.draft_model else "")
+    names = ["TOLLHOUSE_MODEL"]
+    names += ["TOLLHOUSE_DRAFT_MODEL"] if settings.draft_model else []
+    names += ["TOLLHOUSE_DRAFT_HEADS"] if settings.draft_heads not in ("auto", "none") else []
+    return " and ".join(names)

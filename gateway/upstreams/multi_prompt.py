@@ -20,8 +20,6 @@ _WHOLE = (FinishReason.STOP, FinishReason.LENGTH)
 
 
 async def generate(client: EngineClient, job: Job) -> Generation:
-    if not job.parts:
-        return await client.generate(job)
     started = await start_all(client, job.parts)
     return MergedGeneration(job.engine_request.request_id, started, job.request.n)
 

@@ -68,6 +68,8 @@ class OpenAIEngine:
         self._polled_at: float | None = None  # monotonic time of an unanswered state request
         clock = SystemClock()
         self._limits = limits or UpstreamLimits(upstream, MemoryCounters(clock), clock)
+        self._is_limited = bool(self._limits)
+        self._report = reporting(self)
 
     async def start(self) -> None:
         self._session = aiohttp.ClientSession(
@@ -126,8 +128,8 @@ class OpenAIEngine:
                 open_context=not self._context,
             )
         )
-        permit = await self._limits.acquire() if self._limits else None
-        mailbox = Mailbox(request_id, self._cancel, reporting(self))
+        permit = await self._limits.acquire() if self._is_limited else None
+        mailbox = Mailbox(request_id, self._cancel, self._report)
         on_close = partial(self._release, permit)
         answer = ResponseParser(self.engine_id, job, mailbox, on_close, self._count_tokens)
         self._running[request_id] = answer
@@ -135,8 +137,8 @@ class OpenAIEngine:
             answer.terminate = await self._pool.post(path_of(job.request), body, answer)
         except (OSError, TimeoutError) as error:
             answer.on_error(error)
-        except asyncio.CancelledError:
-            answer.abort()
+        except asyncio.CancelledError:  # while it connected: nothing was sent, or is to be paid
+            answer.on_error(ConnectionAbortedError("the request ended before it was sent"))
             raise
         return mailbox
 
@@ -147,7 +149,7 @@ class OpenAIEngine:
         """Post a body as it is. Raises aiohttp.ClientError or OSError, also while the answer is read,
         and RateLimited at the entry's limits."""
         assert self._session is not None
-        permit = await self._limits.acquire() if self._limits else None
+        permit = await self._limits.acquire() if self._is_limited else None
         headers = {"content-type": content_type, "accept-encoding": "identity"}
         try:
             async with self._session.post(

@@ -162,7 +162,12 @@ def path_of(request: InferenceRequest) -> str:
 
 
 def _chat(request: InferenceRequest, body: dict[str, Any]) -> None:
-    body["messages"] = [_without_gateway_fields(message) for message in request.messages or []]
+    body["messages"] = [
+        message  # role and content: nothing to remove
+        if len(message) == len(_PLAIN_FIELDS) and isinstance(message.get("content"), str)
+        else _without_gateway_fields(message)
+        for message in request.messages or []
+    ]
     if request.tools:
         body["tools"] = request.tools
         if request.single_tool_call:
@@ -185,8 +190,6 @@ def _text_of(parts: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
 
 def _without_gateway_fields(message: dict[str, Any]) -> dict[str, Any]:
     content = message.get("content")
-    if len(message) == len(_PLAIN_FIELDS) and isinstance(content, str):
-        return message  # role and content: nothing to remove
     if isinstance(content, list):
         parts = [{k: v for k, v in part.items() if k not in GATEWAY_FIELDS} for part in content]
         message = {**message, "content": _text_of(parts)}

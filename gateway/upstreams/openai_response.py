@@ -15,6 +15,15 @@ import orjson
 
 from core.errors import TollhouseError
 from engine.protocol import FinishReason, Receipt
+from gateway.upstreams.answer_shapes import (
+    Completion,
+    Embeddings,
+    completion_decoder,
+    embeddings_decoder,
+    logprobs_decoder,
+    plain_answer_decoder,
+    plain_event_decoder,
+)
 from gateway.upstreams.base import Job, Mailbox, TextChunk, calls_text, engine_unavailable
 from gateway.upstreams.upstream_errors import error_of_event, error_of_status
 from gateway.upstreams.upstream_usage import CountTokens, UsageCounter
@@ -28,54 +37,6 @@ _LARGEST_ANSWER = 256 << 20  # bytes of an answer that is not streamed
 _MALFORMED = (
     *(TollhouseError, ValueError, KeyError, TypeError, AttributeError, msgspec.DecodeError),
 )
-
-
-class _Completion(msgspec.Struct):
-    choices: list[dict[str, msgspec.Raw]]
-    usage: Any = None
-
-
-class _Logprobs(msgspec.Struct):
-    content: list[msgspec.Raw] | None = None
-
-
-class _PlainDelta(msgspec.Struct):
-    content: str | None = None
-    tool_calls: Any = None
-    reasoning_content: Any = None
-    reasoning: Any = None
-
-
-class _PlainChoice(msgspec.Struct):
-    delta: _PlainDelta
-    index: int | None = None
-    finish_reason: Any = None
-    logprobs: Any = None
-
-
-class _PlainEvent(msgspec.Struct):
-    """What most events of a stream are: a piece of one choice's text."""
-
-    choices: tuple[_PlainChoice]
-    usage: Any = None
-    error: Any = None
-
-
-class _Embedding(msgspec.Struct):
-    index: int
-    embedding: msgspec.Raw  # passed on as it is where the client asked for the same format
-
-
-class _Embeddings(msgspec.Struct):
-    data: list[_Embedding]
-    usage: Any = None
-
-
-# These leave the parts that may be many unparsed: a call of a parser holds the interpreter's lock.
-_completion = msgspec.json.Decoder(_Completion)
-_logprobs = msgspec.json.Decoder(_Logprobs)
-_embeddings = msgspec.json.Decoder(_Embeddings)
-_plain_event = msgspec.json.Decoder(_PlainEvent)
 
 
 class ResponseParser:
@@ -140,7 +101,8 @@ class ResponseParser:
             self._after_lines(partial(self._finish, FinishReason.STOP))
         elif len(body) <= _INLINE_BYTES:
             try:
-                self._take_answer(*self._parse_answer(body))
+                if not self._take_plain_answer(body):
+                    self._take_answer(*self._parse_answer(body))
             except _MALFORMED as error:
                 self._fail_for(error)
         else:
@@ -157,7 +119,7 @@ class ResponseParser:
             self._after_lines(partial(self._finish, FinishReason.ABORT))
 
     def _after_lines(self, act: Callable[[], None]) -> None:
-        if self._lines:
+        if self._lines and self._on_close is not None:
             self._at_end = act
         else:
             act()
@@ -187,8 +149,34 @@ class ResponseParser:
             return
         if lines:
             asyncio.get_running_loop().call_soon(self._parse_lines)
-        elif self._at_end is not None:
-            self._at_end()
+        elif (act := self._at_end) is not None:
+            self._at_end = None
+            act()
+
+    def _take_plain_answer(self, body: bytes) -> bool:
+        """Whether the whole answer is the text of one choice and nothing else, and was taken."""
+        try:
+            answer = plain_answer_decoder.decode(body)
+        except (ValueError, RecursionError, msgspec.MsgspecError):
+            return False  # something else, or malformed: the general parser tells
+        choice = answer.choices[0]
+        message, index = choice.message, choice.index or 0
+        if (
+            self._inputs is not None
+            or message.tool_calls
+            or message.reasoning_content
+            or message.reasoning
+            or choice.logprobs is not None
+        ):
+            return False
+        usage, text = self._usage, message.content or ""
+        if text:
+            usage.add(index, "text", text)
+        usage.report(answer.usage, final=True)
+        reason, grown = choice.finish_reason or "stop", usage.grown()
+        chunk = TextChunk(self._mailbox.request_id, index, text, grown, reason, None, [])
+        self._take_answer(usage, (chunk,), usage.receipt(FinishReason.STOP))
+        return True
 
     async def _parse_in_thread(self, body: bytes) -> None:
         try:
@@ -200,9 +188,11 @@ class ResponseParser:
         """Touches no state of the parser, since it may run in a thread."""
         usage = self._new_counter()
         if self._inputs is not None:
-            chunks = self._parse_embeddings(_embeddings.decode(body), len(self._inputs), usage)
+            chunks = self._parse_embeddings(
+                embeddings_decoder.decode(body), len(self._inputs), usage
+            )
         else:
-            chunks = self._parse_completion(_completion.decode(body), usage)
+            chunks = self._parse_completion(completion_decoder.decode(body), usage)
         return usage, chunks, usage.receipt(FinishReason.STOP)
 
     def _take_answer(
@@ -225,9 +215,10 @@ class ResponseParser:
             self._with_receipt(reason, self._mailbox.finish)
 
     def _fail(self, error: TollhouseError) -> None:
+        terminate = self.terminate
         if self._close_once():
-            if self.terminate is not None:
-                self.terminate()
+            if terminate is not None:
+                terminate()
             self._lines.clear()
             if self._usage.received:
                 self._with_receipt(FinishReason.ERROR, partial(self._mailbox.fail, error))
@@ -247,6 +238,8 @@ class ResponseParser:
     def _close_once(self) -> bool:
         """Mark the call as ended. True at the first call only."""
         on_close, self._on_close = self._on_close, None
+        # The call refers to this parser: the request and its prompt would wait for the collector.
+        self.terminate = None
         if on_close is not None:
             on_close(self._mailbox.request_id)
         return on_close is not None
@@ -254,7 +247,7 @@ class ResponseParser:
     def _take_plain(self, event: bytes) -> bool:
         """Whether the event is a piece of text and nothing else, and was taken."""
         try:
-            parsed = _plain_event.decode(event)
+            parsed = plain_event_decoder.decode(event)
         except (ValueError, RecursionError, msgspec.MsgspecError):
             return False  # something else, or malformed: the general parser tells
         choice = parsed.choices[0]
@@ -305,7 +298,7 @@ class ResponseParser:
             if text or reason is not None or calls:
                 self._mailbox.put(self._chunk(choice, text, reason, calls, self._usage.grown()))
 
-    def _parse_completion(self, answer: _Completion, usage: UsageCounter) -> list[TextChunk]:
+    def _parse_completion(self, answer: Completion, usage: UsageCounter) -> list[TextChunk]:
         choices, chunks = [_choice(each) for each in answer.choices], []
         for choice in choices:
             _count(usage, choice, choice.get("message"))
@@ -320,7 +313,7 @@ class ResponseParser:
         return chunks
 
     def _parse_embeddings(
-        self, answer: _Embeddings, expected: int, usage: UsageCounter
+        self, answer: Embeddings, expected: int, usage: UsageCounter
     ) -> list[TextChunk]:
         usage.report(answer.usage, final=True)
         rows = sorted(answer.data, key=lambda row: row.index)
@@ -346,7 +339,7 @@ def _choice(fields: dict[str, msgspec.Raw]) -> dict[str, Any]:
     logprobs = fields.pop("logprobs", None)
     choice = {name: orjson.loads(memoryview(raw)) for name, raw in fields.items()}
     if logprobs is not None and bytes(logprobs) != b"null":
-        listed = _logprobs.decode(logprobs).content or ()
+        listed = logprobs_decoder.decode(logprobs).content or ()
         choice["logprobs"] = {"content": [orjson.loads(memoryview(each)) for each in listed]}
     return choice
 

@@ -169,8 +169,11 @@ class RemoteEngine:
         return next((r for r in reply.receipts if r.request_id == request_id), None)
 
     async def acknowledge(self, request_ids: list[str]) -> None:
+        """An engine that is away keeps its receipts, up to its own limit."""
+        if self._wire is None or not self._wire.connected:
+            return
         try:
-            await self._connected().acknowledge(request_ids)
+            await self._wire.acknowledge(request_ids)
         except EngineError as error:
             raise self._translated(error) from None
 

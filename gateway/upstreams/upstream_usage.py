@@ -8,8 +8,11 @@ proportion to the characters that were delivered.
 
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from core.events import CountedBy
 from engine.protocol import FinishReason, Receipt
@@ -41,8 +44,7 @@ class UpstreamReceipt(Receipt):
         return self.reasoning + visible * delivered // self.characters
 
 
-@dataclass(frozen=True, slots=True)
-class _Report:
+class _Report(Struct, frozen=True):
     """A `usage` object; a number that is not a plausible count is 0."""
 
     prompt: int
@@ -186,13 +188,9 @@ def _read(usage: dict[str, Any], characters: int) -> _Report:
     prompt_details = usage.get("prompt_tokens_details")
     details = usage.get("completion_tokens_details")
     completion = _number(usage, "completion_tokens")
-    return _Report(
-        prompt=_number(usage, "prompt_tokens"),
-        cached=_number(prompt_details, "cached_tokens"),
-        completion=completion,
-        reasoning=min(completion, _number(details, "reasoning_tokens")),
-        characters=characters,
-    )
+    cached = _number(prompt_details, "cached_tokens") if prompt_details else 0
+    reasoning = min(completion, _number(details, "reasoning_tokens")) if details else 0
+    return _Report(_number(usage, "prompt_tokens"), cached, completion, reasoning, characters)
 
 
 def _number(holder: Any, name: str) -> int:

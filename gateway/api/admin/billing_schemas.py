@@ -232,7 +232,9 @@ class NewCreditNote(Body):
 
 
 class NewMoneyAct(Body):
-    kind: Literal["grant", "credit_note", "refund", "void", "write_off", "wire", "plan", "undo"]
+    kind: Literal[
+        "grant", "credit_note", "refund", "void", "write_off", "wire", "plan", "add_on", "undo"
+    ]
     target: str = Field(
         min_length=1,
         max_length=120,

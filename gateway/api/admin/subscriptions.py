@@ -82,13 +82,23 @@ def list_add_ons_of(tenant: str, ctx: ReadAccess) -> dict[str, Any]:
 
 
 @router.put("/tenants/{tenant}/add-ons")
-def set_add_on(tenant: str, body: bodies.AddOnQuantity, ctx: WriteAccess) -> dict[str, Any]:
-    """The tenant has this many units from now on; the fee is prorated."""
+def set_add_on(
+    tenant: str,
+    body: bodies.AddOnQuantity,
+    ctx: MoneyAccess,
+    settings: SettingsDep,
+    response: Response,
+) -> dict[str, Any]:
+    """The tenant has this many units from now on; the fee is prorated. 202 if a second operator has to
+    confirm it."""
+    terms = {"add_on": body.add_on, "quantity": body.quantity}
     with ctx.database.transaction() as session:
         tenant_id = account_of(session, ctx, tenant)
-        add_ons.set_quantity(session, tenant_id, body.add_on, body.quantity, ctx.clock.now())
+        asked = ActRequest(Kind.ADD_ON, tenant_id, new_id("addon"), terms=terms)
+        shown = submitted(session, ctx, asked, settings, response)
+        if response.status_code == 202:
+            return shown
         rows = add_ons.of_tenant(session, tenant_id)
-        record(session, ctx, tenant_id, "add_on.set", body.add_on, {"quantity": body.quantity})
     return {"object": "list", "data": rows}
 
 

@@ -3,11 +3,13 @@
 import argparse
 from typing import Any
 
-from billing import add_ons, subscriptions
-from billing.accounts import ensure_account
+from billing import add_ons, money_acts, subscriptions
 from billing.exchange_rates import check_currency
+from billing.money_act_kinds import ActRequest, Kind
+from core.ids import new_id
 from core.tenants import audit
 from gateway.cli.commands._amounts import units_of_amount
+from gateway.cli.commands._money_acts import submit
 from gateway.cli.commands._tenant_options import ACTOR, add_tenant, scope_named
 from gateway.cli.context import command_context
 from gateway.cli.output import add_json, show
@@ -62,22 +64,13 @@ def _list(arguments: argparse.Namespace) -> int:
 
 
 def _set(arguments: argparse.Namespace) -> int:
-    with command_context() as tools, tools.database.transaction() as session:
-        scope = scope_named(session, arguments.tenant)
-        now = tools.clock.now()
-        ensure_account(session, scope.tenant_id, now)
-        add_ons.set_quantity(session, scope.tenant_id, arguments.name, arguments.quantity, now)
-        audit.record(
-            session,
-            scope,
-            tools.clock,
-            "add_on.set",
-            arguments.name,
-            before=None,
-            after={"quantity": arguments.quantity},
-        )
-        rows = add_ons.of_tenant(session, scope.tenant_id)
-    _show(rows, arguments)
+    terms = {"add_on": arguments.name, "quantity": arguments.quantity}
+    with command_context() as tools:
+        asked = ActRequest(Kind.ADD_ON, arguments.tenant, new_id("addon"), terms=terms)
+        act = submit(tools, asked)
+        if act.status == money_acts.POSTED:
+            with tools.database.read() as session:
+                _show(add_ons.of_tenant(session, act.tenant_id), arguments)
     return 0
 
 

@@ -8,9 +8,12 @@ from core.extras import imports_of
 from core.settings import load_settings
 from core.tenants import adapters
 from engine.errors import EngineError
+from engine.model_spec import ModelSpec
 from gateway.catalog.adapter_files import AdapterFiles
 from gateway.catalog.adapter_store import AdapterStore
-from gateway.catalog.model_source import locate, short_name
+from gateway.catalog.checkpoint import read_config, spec_of
+from gateway.catalog.model_files import model_name
+from gateway.catalog.model_source import locate, locate_configured, short_name
 from gateway.cli.commands._tenant_options import add_tenant, scope_named
 from gateway.cli.context import CommandContext, command_context
 from gateway.cli.output import add_json, show
@@ -60,14 +63,15 @@ def _add(arguments: argparse.Namespace) -> int:
         scope = scope_named(session, arguments.tenant)
         adapters.check_name(arguments.name)
         files = _files(tools, scope.tenant_id, arguments.path)
+        base_model = _base_model(tools, arguments.base_model)
         if not tools.settings.upstreams:
-            files.check_served()
+            files.check_served(_spec(tools, base_model))
         adapter = adapters.register(
             session,
             scope,
             tools.clock,
             name=arguments.name,
-            base_model=_base_model(tools, arguments.base_model),
+            base_model=base_model,
             digest=files.digest,
             path=str(files.path.resolve()),
             rank=files.rank,
@@ -76,6 +80,14 @@ def _add(arguments: argparse.Namespace) -> int:
         shown = adapters.describe(adapter)
     show(shown, as_json=arguments.json, title="adapter")
     return 0
+
+
+def _spec(tools: CommandContext, base_model: str) -> ModelSpec | None:
+    """Of a base model that the settings name; a running server may serve another one."""
+    if base_model != model_name(tools.settings):
+        return None
+    path = locate_configured(tools.settings, weights=False)
+    return spec_of(read_config(path))
 
 
 def _base_model(tools: CommandContext, name: str) -> str:

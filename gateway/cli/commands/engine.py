@@ -2,7 +2,7 @@
 
 Only `--model` and `--draft-model` are read here: a hub id or short name is resolved to a path, and
 fetched, before the engine starts. Without them, TOLLHOUSE_MODEL and TOLLHOUSE_DRAFT_MODEL say which
-models they are.
+models they are, and TOLLHOUSE_DRAFT_HEADS which heads guess.
 """
 
 from core.settings import load_settings
@@ -41,7 +41,13 @@ def with_model_path(options: list[str]) -> list[str]:
         )
     )
     drafting = [] if draft is None else ["--draft-model", str(draft)]
+    if settings.draft_heads != "auto" and not any(_is_heads(each) for each in rest):
+        drafting += ["--draft-heads", settings.draft_heads]
     return ["--model", str(path), *drafting, *rest]
+
+
+def _is_heads(option: str) -> bool:
+    return option.partition("=")[0] == "--draft-heads"
 
 
 def _taken(options: list[str]) -> tuple[list[str], dict[str, str]] | None:

@@ -29,11 +29,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--draft-model",
         help="smaller model of the same tokenizer that guesses tokens (TOLLHOUSE_DRAFT_MODEL)",
     )
+    parser.add_argument(
+        "--draft-heads",
+        help="folder of heads that guess tokens, auto or none (TOLLHOUSE_DRAFT_HEADS)",
+    )
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    names = ("host", "port", "workers", "data_dir", "model", "draft_model")
+    names = ("host", "port", "workers", "data_dir", "model", "draft_model", "draft_heads")
     given = {name: value for name in names if (value := getattr(arguments, name)) is not None}
     settings = load_settings(**given)
     logs.configure(settings.log_level, settings.log_format)

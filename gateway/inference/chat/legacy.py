@@ -29,7 +29,10 @@ def choice_and_tools(body: "ChatBody") -> tuple[Any, "list[Tool] | None"]:
 
 def with_tool_calls(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The messages with function calls and their results written as those of tools."""
-    if not any("function_call" in each or each["role"] == "function" for each in messages):
+    for each in messages:
+        if "function_call" in each or each["role"] == "function":
+            break
+    else:
         return messages
     converted, last = [], "call_0"
     for index, message in enumerate(messages):

@@ -169,7 +169,7 @@ def parse_chat(raw: bytes) -> InferenceRequest:
         single_tool_call=body.parallel_tool_calls is False or bool(body.functions),
         engine_parameters=engine_parameters_of(choice, body.response_format, tools)
         | structured_of(body, body.response_format)
-        | dict.fromkeys(media, True),
+        | (dict.fromkeys(media, True) if media else {}),
         reasoning_effort=_effort(body.reasoning_effort),
         prediction=body.prediction,
         service_tier=None if body.service_tier in ("auto", "default") else body.service_tier,
@@ -197,7 +197,9 @@ def messages_of(body: ChatBody) -> list[Message]:
 
 
 def _effort(given: str | None) -> str | None:
-    if given not in (None, *_EFFORTS):
+    if given is None:
+        return None
+    if given not in _EFFORTS:
         raise _invalid("reasoning_effort", f"one of {', '.join(_EFFORTS)}")
     return None if given == "none" else given
 
@@ -217,7 +219,7 @@ def _continues(body: ChatBody) -> bool:
 def engine_parameters_of(choice: Any, form: Any, tools: list[Tool] | None) -> dict[str, Any]:
     """Validates parameters that only some engines support, and returns those that are set."""
     engine_parameters: dict[str, Any] = {}
-    if choice not in (None, "auto", "none"):
+    if choice is not None and choice not in ("auto", "none"):
         if choice != "required" and not (
             isinstance(choice, dict) and choice.get("type") in ("function", "allowed_tools")
         ):
@@ -225,12 +227,12 @@ def engine_parameters_of(choice: Any, form: Any, tools: list[Tool] | None) -> di
         if not tools:
             raise _invalid("tool_choice", "omitted without tools")
         engine_parameters["tool_choice"] = choice
-    if form not in (None, {"type": "text"}):
+    if form is not None and form != {"type": "text"}:
         kind = form.get("type") if isinstance(form, dict) else None
         if kind not in ("json_object", "json_schema"):
             raise _invalid("response_format", "an object of type text, json_object or json_schema")
         engine_parameters["response_format"] = form
-    if any(tool.function is not None and tool.function.strict for tool in tools or ()):
+    if tools and any(tool.function is not None and tool.function.strict for tool in tools):
         engine_parameters["strict"] = True
     return engine_parameters
 

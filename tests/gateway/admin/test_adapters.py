@@ -14,7 +14,9 @@ import numpy
 import pytest
 from safetensors.numpy import save
 
+from engine.demo.paths import ADAPTERS, MODEL_DIR
 from engine.lora.adapter_digest import CONFIG, WEIGHTS
+from engine.models.registry import model_spec, read_config
 from gateway.catalog import adapter_store
 from gateway.catalog.adapter_store import AdapterStore
 from tests.gateway.admin.conftest import Town
@@ -69,6 +71,27 @@ def test_a_field_that_no_engine_serves_is_refused_by_name(town: Town) -> None:
     assert answer.status_code == 400
     assert "trainable_token_indices is set" in answer.json()["error"]["message"]
     assert "indices" not in town.call("GET", "/v1/models", town.acme.keys["viewer"]).text
+
+
+def test_shapes_of_another_base_are_refused_with_the_tensors_name(
+    town: Town, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before it is registered, not when the engine loads it for the first request."""
+    catalog = town.services.catalog
+    own = catalog.served(BASE)
+    assert own is not None
+    spec = model_spec(read_config(MODEL_DIR))
+    monkeypatch.setattr(catalog, "served", lambda _: replace(own, spec=spec))
+    answer = _upload(town, "foreign", _tar(GOOD))
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert error["code"] == "invalid_adapter"
+    name = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
+    assert f"tensor {name} has shape [4, 8], the base model needs [rank, 256]" in error["message"]
+    assert str(town.services.settings.data_dir) not in answer.text
+    assert "foreign" not in town.call("GET", "/v1/models", town.acme.keys["viewer"]).text
+    files = {n: (ADAPTERS["json"] / n).read_bytes() for n in (CONFIG, WEIGHTS)}
+    assert _upload(town, "fitting", _tar(files)).status_code == 201
 
 
 def test_what_an_upstream_may_serve_is_stored_for_its_model(

@@ -78,6 +78,27 @@ def test_the_older_routes_wait_too(deployment: Deployment) -> None:
     assert rejected.json()["status"] == "rejected"
 
 
+def test_an_add_on_above_the_amount_waits_for_a_second_operator(deployment: Deployment) -> None:
+    """12 units at 1.00 a month; below the amount, 2 units, it is set at once."""
+    root, ann = deployment.services.operator_token, token(deployment, "ann")
+    add_on = {"name": "seats", "currency": "USD", "interval": "month", "fee": "1.00"}
+    assert send(deployment, root, "POST", "/add-ons", add_on).status_code == 201
+    plan = {"name": "team", "currency": "USD", "interval": "month", "base_fee": "5"}
+    assert send(deployment, root, "POST", "/billing-plans", plan).status_code == 201
+    path = "/tenants/demo/add-ons"
+    subscribed = send(deployment, root, "POST", "/tenants/demo/subscription", {"plan": "team"})
+    assert subscribed.status_code == 201, subscribed.text
+    asked = send(deployment, ann, "PUT", path, {"add_on": "seats", "quantity": 12})
+    assert (asked.status_code, asked.json()["status"]) == (202, "waiting"), asked.text
+    assert send(deployment, root, "GET", path).json()["data"] == []
+    act = f"/money-acts/{asked.json()['id']}"
+    assert send(deployment, ann, "POST", f"{act}/confirm").status_code == 403
+    assert send(deployment, root, "POST", f"{act}/confirm").json()["status"] == "posted"
+    assert [row["quantity"] for row in send(deployment, root, "GET", path).json()["data"]] == [12]
+    small = send(deployment, ann, "PUT", path, {"add_on": "seats", "quantity": 2})
+    assert small.status_code == 200 and small.json()["data"][-1]["quantity"] == 2, small.text
+
+
 def test_the_command_asks_and_another_s_token_confirms(
     deployment: Deployment,
     tmp_path: Path,

@@ -259,7 +259,7 @@ async def test_only_the_limits_on_requests_are_taken(  # and given back, or kept
     assert await limited.take(replace(asked, plan=replaced(PLAN, rules=())), may_wait=False) is None
 
 
-@pytest.mark.parametrize(("wait_s", "waits"), [(0.0, False), (29.9, False), (30.0, True)])
+@pytest.mark.parametrize(("wait_s", "waits"), [(0.0, False), (29.98, False), (30.0, True)])
 async def test_a_request_over_the_limit_goes_on_only_where_its_plan_lets_it_wait(
     wait_s: float, waits: bool
 ) -> None:
@@ -292,6 +292,17 @@ async def test_a_refused_prompt_keeps_its_request_and_a_good_one_returns_it() ->
     with pytest.raises(ValueError, match="refused"):
         async with limited._held(waiting):
             raise ValueError("refused")
+
+
+async def test_the_limits_on_requests_are_held_while_a_large_prompt_is_prepared() -> None:
+    limited, asked = rate(1)
+    owner = SimpleNamespace(tenant_id="org_a", project_id="proj_a", key_id="key_a", plan=asked.plan)
+    target = SimpleNamespace(model=SimpleNamespace(name="demo"))
+    ctx = SimpleNamespace(large=True, request_id="req_1", principal=owner, target=target)
+    async with limited.held_for_large(ctx):  # type: ignore[arg-type]
+        with pytest.raises(RateLimited):
+            await limited.count(replace(asked, request_id="req_2"))
+    await limited.count(replace(asked, request_id="req_3"))
 
 
 def test_a_small_request_is_not_held() -> None:

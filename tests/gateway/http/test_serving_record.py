@@ -16,6 +16,7 @@ from engine.demo.paths import ADAPTERS
 from gateway.cli.main import main
 from gateway.http.serving_record import names_here, read_record, write_record
 from gateway.http.startup import prepare
+from tests.engine.checkpoints import save_adapter, save_checkpoint
 
 
 def ended_pid() -> int:
@@ -78,6 +79,21 @@ def test_an_adapter_is_registered_on_the_served_model(
     record(home, os.getpid(), "served-one")
     code, made = add(capsys)
     assert code == 0 and made["base_model"] == "served-one"
+
+
+def test_an_adapter_of_another_base_is_not_registered(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The settings name no model: the demo's."""
+    other = save_checkpoint(tmp_path / "other")
+    path = save_adapter(other, tmp_path / "adapter", rank=4, seed=1)
+    assert main(["adapter", "add", "mine", str(path)]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "lora_A.weight has shape [4, " in said and "the base model needs [rank, " in said
+    assert main(["adapter", "list", "--json"]) == 0
+    assert "mine" not in capsys.readouterr().out
+    code, made = add(capsys)
+    assert code == 0 and made["base_model"] == "tollhouse-demo"
 
 
 def test_an_unknown_base_model_is_refused_with_the_known_ones(

@@ -9,6 +9,7 @@ from tokenizers import AddedToken, Tokenizer, pre_tokenizers
 from engine.demo.paths import MODEL_DIR
 from gateway.prompts.prefix_tokens import PrefixTokenCache
 from gateway.prompts.tokenizing import load_codec
+from gateway.prompts.word_cache import WordCache
 from tests.gateway.deployment import MODEL, Deployment
 from tests.gateway.prompts.test_control_tokens import MARKS, byte_level, sentence_piece
 
@@ -38,7 +39,8 @@ texts = st.lists(words, min_size=1, max_size=14).map("".join)
 @settings(max_examples=80)
 @given(said=st.lists(texts, min_size=1, max_size=4), least=st.integers(1, 40))
 def test_ids_are_those_of_the_whole_text(name: str, said: list[str], least: int) -> None:
-    prefix_tokens = PrefixTokenCache(TOKENIZERS[name], min_piece=least, max_bytes=3000)
+    words = WordCache(TOKENIZERS[name])
+    prefix_tokens = PrefixTokenCache(TOKENIZERS[name], min_piece=least, max_bytes=3000, words=words)
     grown = ""
     for each in said:  # a conversation: each request holds all that came before
         grown += each
@@ -99,6 +101,15 @@ def test_a_token_that_another_reaches_into_is_no_place_to_cut() -> None:
     text = "end|><s>" + "x" * 600 + "<|im_end|><s>" + "x" * 600 + "end|><s>" + "y" * 9
     prefix_tokens = PrefixTokenCache(made)
     assert prefix_tokens.pieces("t1", text).ids() == made.encode(text, add_special_tokens=False).ids
+
+
+def test_a_token_that_overlaps_itself_is_no_place_to_cut() -> None:
+    made = Tokenizer.from_str(byte_level().to_str())
+    made.add_special_tokens([AddedToken("=^=", special=True)])
+    text = "x" * 510 + "=^=^=" + "y" * 900 + "=^=^=^="
+    prefix_tokens = PrefixTokenCache(made)
+    assert prefix_tokens.pieces("t1", text).ids() == made.encode(text, add_special_tokens=False).ids
+    assert len(prefix_tokens.pieces("t1", text)._cut) == 1
 
 
 def test_the_pipeline_uses_it(deployment: Deployment) -> None:

@@ -20,6 +20,7 @@ from gateway.upstreams.clients import Engines
 from gateway.upstreams.config import Upstream
 from gateway.upstreams.fake import FakeEngine
 from gateway.upstreams.openai import OpenAIEngine
+from gateway.upstreams.remote import RemoteEngine
 from tests.gateway.deployment import MODEL, Deployment, running_deployment
 
 
@@ -115,3 +116,32 @@ def test_silence_is_measured_by_the_pauses_that_are_usual(monkeypatch: pytest.Mo
         liveness.received(output=False)
     now[0] += 1.6
     assert liveness.silent, "and after many quick ones they are not"
+
+
+def test_one_that_disconnects_does_not_count_as_responding_again(
+    two: tuple[Deployment, list[FakeEngine]],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    deployment, (_, right) = two
+    replica = deployment.services.router.of(MODEL)[1]
+    right.hangs = True
+    deadline = time.monotonic() + 60
+    while not replica.silent:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    with caplog.at_level("WARNING", "tollhouse.routing"):
+        monkeypatch.setattr(right, "healthy", lambda: False)  # its connection is lost
+        while replica.silent:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    assert "responds again" not in caplog.text
+
+
+async def test_receipts_of_an_engine_that_is_away_are_not_acknowledged_aloud(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    engine = RemoteEngine("away", "tcp://127.0.0.1:1")
+    with caplog.at_level("INFO"):
+        await engine.acknowledge(["req_1"])
+    assert caplog.text == ""

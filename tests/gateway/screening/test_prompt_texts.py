@@ -30,11 +30,10 @@ FUNCTION: dict[str, Any] = {"name": "look_up", "parameters": {"type": "object"}}
 
 
 def screened(request: InferenceRequest, policy: Policy = POLICY) -> tuple[Verdict, Any]:
-    documents = documents_of(request)
-    verdict = Screener().check_input(screened_texts(documents), policy)
+    verdict = Screener().check_input(screened_texts(request), policy)
     if verdict.action is not Action.REDACT:
         return verdict, request
-    return verdict, with_redactions(request, documents, verdict.spans)
+    return verdict, with_redactions(request, verdict.spans)
 
 
 def strings_of(value: Any) -> Iterator[str]:
@@ -183,6 +182,16 @@ def test_nothing_that_is_not_cut_is_changed(given_messages: list[dict[str, Any]]
         text.replace("\n", "") for text in verdict.texts
     ]
     assert screened(clean)[0].action is Action.ALLOW
+
+
+@given(st.lists(messages, min_size=1, max_size=6), st.booleans())
+def test_the_texts_are_those_of_the_documents(
+    given_messages: list[dict[str, Any]], has_tools: bool
+) -> None:
+    tools = [{"type": "function", "function": FUNCTION}]
+    request = chat(messages=given_messages, **({"tools": tools} if has_tools else {}))
+    found = [(each.role, each.text) for each in screened_texts(request)]
+    assert found == [(each.role, each.text) for each in documents_of(request)]
 
 
 def test_joined_turns_are_bounded() -> None:

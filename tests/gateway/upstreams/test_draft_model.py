@@ -82,3 +82,25 @@ def test_another_vocabulary_stops_the_start_by_name(tmp_path: Path) -> None:
     said = " ".join((done.stdout + done.stderr).split())
     assert "has another vocabulary than the model" in said
     assert "Check TOLLHOUSE_MODEL and TOLLHOUSE_DRAFT_MODEL" in said
+
+
+def test_the_shipped_heads_guess_and_the_answer_is_the_same(tmp_path: Path) -> None:
+    plain, without = served(tmp_path / "plain", TOLLHOUSE_DRAFT_HEADS="none")
+    text, receipt = served(tmp_path / "heads")
+    assert text == plain
+    for field in ("prompt", "generated", "delivered"):
+        assert receipt[field] == without[field]
+
+
+def test_heads_of_another_model_stop_the_start_by_name(tmp_path: Path) -> None:
+    folder, data = tmp_path / "heads", tmp_path / "data"
+    folder.mkdir()
+    data.mkdir()
+    tensors = load_file(MODEL_DIR / "draft_heads.safetensors")
+    tensors["merge.weight"] = tensors["merge.weight"][:, :128].contiguous()
+    save_file(tensors, folder / "draft_heads.safetensors", {"format": "tollhouse-draft-heads-1"})
+    done = Command(data).run("serve", "--draft-heads", str(folder))
+    assert done.returncode == 1, done.stdout + done.stderr
+    said = " ".join((done.stdout + done.stderr).split())
+    assert "tensor merge.weight has shape [256, 128], the model asks for [256, 512]" in said
+    assert "Check TOLLHOUSE_MODEL and TOLLHOUSE_DRAFT_HEADS" in said

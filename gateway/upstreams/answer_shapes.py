@@ -1,0 +1,75 @@
+"""The parts of OpenAI's answers that are read, and their decoders."""
+
+from typing import Any
+
+import msgspec
+
+
+class Completion(msgspec.Struct):
+    choices: list[dict[str, msgspec.Raw]]
+    usage: Any = None
+
+
+class _Logprobs(msgspec.Struct):
+    content: list[msgspec.Raw] | None = None
+
+
+class _PlainDelta(msgspec.Struct):
+    content: str | None = None
+    tool_calls: Any = None
+    reasoning_content: Any = None
+    reasoning: Any = None
+
+
+class _PlainChoice(msgspec.Struct):
+    delta: _PlainDelta
+    index: int | None = None
+    finish_reason: Any = None
+    logprobs: Any = None
+
+
+class _PlainEvent(msgspec.Struct):
+    """What most events of a stream are: a piece of one choice's text."""
+
+    choices: tuple[_PlainChoice]
+    usage: Any = None
+    error: Any = None
+
+
+class _PlainMessage(msgspec.Struct):
+    content: str | None = None
+    tool_calls: Any = None
+    reasoning_content: Any = None
+    reasoning: Any = None
+
+
+class _AnsweredChoice(msgspec.Struct):
+    message: _PlainMessage
+    index: int | None = None
+    finish_reason: str | None = None
+    logprobs: Any = None
+
+
+class _PlainAnswer(msgspec.Struct):
+    """What most whole answers are: the text of one choice."""
+
+    choices: tuple[_AnsweredChoice]
+    usage: Any = None
+
+
+class _Embedding(msgspec.Struct):
+    index: int
+    embedding: msgspec.Raw  # passed on as it is where the client asked for the same format
+
+
+class Embeddings(msgspec.Struct):
+    data: list[_Embedding]
+    usage: Any = None
+
+
+# These leave the parts that may be many unparsed: a call of a parser holds the interpreter's lock.
+completion_decoder = msgspec.json.Decoder(Completion)
+logprobs_decoder = msgspec.json.Decoder(_Logprobs)
+embeddings_decoder = msgspec.json.Decoder(Embeddings)
+plain_event_decoder = msgspec.json.Decoder(_PlainEvent)
+plain_answer_decoder = msgspec.json.Decoder(_PlainAnswer)
