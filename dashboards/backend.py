@@ -15,7 +15,7 @@ class EngineView:
     """One replica, as of its last heartbeat."""
 
     engine_id: str
-    model: str
+    model: str  # by the names that requests use, separated by commas
     state: str  # healthy | loading | draining | silent (no heartbeat, or its breaker is open)
     running: int = 0
     waiting: int = 0
@@ -79,6 +79,10 @@ class DashboardBackend(Protocol):
 
     def add_adapter(self, scope: TenantScope, name: str, base: str, upload: Upload) -> None:
         """Validate and register. BadRequest if the files are invalid; nothing is stored then."""
+        ...
+
+    def preload(self, digest: str) -> None:
+        """Have each engine of the adapter's model load it, before a request needs it."""
         ...
 
     def collects_by(self) -> str:

@@ -57,9 +57,9 @@ SECTIONS = (
 
 
 def sections_for(deps: DashboardDeps, viewer: Viewer) -> dict[str, list[Section]]:
-    """The viewer's sections by group, in the order of `SECTIONS`."""
+    """The viewer's sections by group, in the order of `SECTIONS`; an operator's own come first."""
     groups: dict[str, list[Section]] = {}
-    for section in SECTIONS:
+    for section in sorted(SECTIONS, key=lambda each: not each.operator):
         if (viewer.operator or not section.operator) and deps.auth.may(viewer, section.obj, "read"):
             groups.setdefault(section.group, []).append(section)
     return groups

@@ -42,6 +42,7 @@ NOTICES = {
     "member-changed": "The member was changed and signed out everywhere.",
     "member-removed": "The member was removed and signed out everywhere.",
     "adapter-added": "The adapter is valid and registered. You can use it in `model` now.",
+    "adapter-preloads": "Each engine of its model loads the adapter within seconds.",
     "adapter-removed": "The adapter was removed. Requests that name it are rejected.",
     "prompt-made": "The prompt was created. Requests can name it by its id.",
     "prompt-version": "The version was added and is in use.",

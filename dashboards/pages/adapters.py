@@ -10,20 +10,22 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from core.errors import TollhouseError
-from core.tenants import adapters
+from core.errors import NotFound, TollhouseError
+from core.tenants import adapters, audit
 from dashboards import usage_totals
 from dashboards.backend import Upload
 from dashboards.filters import Range
 from dashboards.page_data import Form, Input, PageData, show
 from dashboards.pages.common import (
     deps_of,
+    operator_of,
     redirect_with_notice,
     require_confirmation,
     viewer_of,
     wants_csv,
 )
 from dashboards.tables import Column, Table
+from dashboards.viewer import Viewer
 
 PATH = "/adapters"
 COLUMNS = [
@@ -57,7 +59,11 @@ def page_of(request: Request, problem: str = "", name: str = "") -> Response:
     can_edit = deps.auth.may(viewer, "adapters", "write")
     sees_costs = deps.auth.may(viewer, "costs", "read")
     residency_by_digest = deps.backend.residency()
-    rows = [_row(each, used.get(each.name, {}), residency_by_digest, can_edit) for each in found]
+    rows = [
+        _row(each, used.get(each.name, {}), residency_by_digest.get(each.digest, {}))
+        | {"acts": [*_preload_forms(each.name, viewer), _remove_form(each.name)]}
+        for each in found
+    ]
     columns = list(COLUMNS)
     if sees_costs:
         columns.append(
@@ -82,10 +88,8 @@ def page_of(request: Request, problem: str = "", name: str = "") -> Response:
 def _row(
     each: Any,
     used: dict[str, int],
-    residency_by_digest: Mapping[str, Mapping[str, int]],
-    can_edit: bool,
+    states: Mapping[str, int],
 ) -> dict[str, Any]:
-    states = residency_by_digest.get(each.digest, {})
     return {
         "name": f"{each.base_model}:{each.name}",
         "digest": each.digest[:16],
@@ -96,18 +100,16 @@ def _row(
         "requests": used.get("requests", 0),
         "tokens": used.get("output_tokens", 0),
         "amount": used.get("amount", 0),
-        "acts": [
-            Form(
-                PATH,
-                "Remove",
-                {"act": "remove", "name": each.name},
-                confirm=each.name,
-                danger=True,
-            )
-        ]
-        if can_edit
-        else [],
     }
+
+
+def _remove_form(name: str) -> Form:
+    return Form(PATH, "Remove", {"act": "remove", "name": name}, confirm=name, danger=True)
+
+
+def _preload_forms(name: str, viewer: Viewer) -> list[Form]:
+    """For operators only: what is preloaded takes the engines' memory from other tenants' adapters."""
+    return [Form(PATH, "Preload", {"act": "preload", "name": name})] if viewer.operator else []
 
 
 def _upload(models: list[str], name: str) -> Form:
@@ -133,6 +135,8 @@ async def change(request: Request) -> Response:
     async with request.form(max_files=4, max_fields=8) as form:
         if form.get("act") == "remove":
             return await run_in_threadpool(_remove, request, form)
+        if form.get("act") == "preload":
+            return await run_in_threadpool(_preload, request, form)
         return await run_in_threadpool(_add, request, form)
 
 
@@ -159,6 +163,23 @@ def _remove(request: Request, form: FormData) -> Response:
         adapters.remove(session, viewer.scope, deps.clock, form_fields["name"])
     deps.backend.changed()
     return redirect_with_notice(request, PATH, "adapter-removed")
+
+
+def _preload(request: Request, form: FormData) -> Response:
+    viewer, deps = operator_of(request, "adapters", "write"), deps_of(request)
+    name = str(form.get("name", ""))
+    with deps.database.transaction() as session:
+        found = {each.name: each for each in adapters.all_of(session, viewer.scope)}.get(name)
+        if found is None:
+            raise NotFound(
+                f"There is no adapter {name[:80]!r}.", next_step="Choose one from the table."
+            )
+        actor = viewer.scope.actor
+        audit.record_operator(
+            session, deps.clock, actor, "adapter.preload", name, before=None, after={}
+        )
+    deps.backend.preload(found.digest)
+    return redirect_with_notice(request, PATH, "adapter-preloads")
 
 
 ROUTES = [Route(PATH, page_of, methods=["GET"]), Route(PATH, change, methods=["POST"])]

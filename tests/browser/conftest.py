@@ -102,8 +102,8 @@ def open_page(
         context = chromium.new_context(viewport={"width": 1280, "height": 900}, storage_state=known)
         opened.append(context)
         if known is not None:
-            return listening(context, deployment, console_messages)
-        page = signed_in(context, deployment, secret, console_messages)
+            return listening(context, deployment.url, console_messages)
+        page = signed_in(context, deployment.url, secret, console_messages)
         cookies[deployment.url, secret] = context.storage_state()
         return page
 
@@ -128,24 +128,20 @@ def empty_page(empty_deployment: Deployment, open_page: Visit) -> Page:
     return open_page(empty_deployment, empty_deployment.services.operator_token)
 
 
-def listening(context: BrowserContext, deployment: Deployment, console_messages: list[str]) -> Page:
+def listening(context: BrowserContext, url: str, console_messages: list[str]) -> Page:
     page = context.new_page()
     page.on("console", lambda message: console_messages.append(message.text))
     page.on("pageerror", lambda error: console_messages.append(str(error)))
     page.on(
         "request",
-        lambda r: (
-            None if r.url.startswith((deployment.url, "data:")) else console_messages.append(r.url)
-        ),
+        lambda r: None if r.url.startswith((url, "data:")) else console_messages.append(r.url),
     )
     return page
 
 
-def signed_in(
-    context: BrowserContext, deployment: Deployment, secret: str, console_messages: list[str]
-) -> Page:
-    page = listening(context, deployment, console_messages)
-    page.goto(f"{deployment.url}/dashboard/")
+def signed_in(context: BrowserContext, url: str, secret: str, console_messages: list[str]) -> Page:
+    page = listening(context, url, console_messages)
+    page.goto(f"{url}/dashboard/")
     page.get_by_label("API key, or the operator's token").fill(secret)
     page.get_by_role("button", name="Sign in with the key").click()
     expect(page.get_by_role("heading", name="Overview", level=1)).to_be_visible()

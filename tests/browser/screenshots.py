@@ -1,19 +1,23 @@
-"""Takes the pictures of docs/screenshots: ten pages with data, light, dark and on a phone.
+"""Takes the pictures of docs/screenshots: ten pages with data, light, dark and on a phone, and the film
+strips of docs/journeys.md.
 
-python -m tests.browser.screenshots
+python -m tests.browser.screenshots [--only pages|journeys]
 """
 
-import base64
+import argparse
 import sys
 import tempfile
 from pathlib import Path
 
-from playwright.sync_api import Browser, Page, ViewportSize, sync_playwright
+from playwright.sync_api import Browser, ViewportSize, sync_playwright
 
 from tests.browser.conftest import CHROMIUM, FLAGS, busy_deployment, signed_in
-from tests.gateway.deployment import Deployment
+from tests.browser.journeys import incident, month_end, new_customer
+from tests.browser.journeys.film import WIDE, Film, MovedClock, picture
+from tests.gateway.deployment import Deployment, running_deployment
 
-FOLDER = Path(__file__).parents[2] / "docs" / "screenshots"
+DOCS = Path(__file__).parents[2] / "docs"
+FOLDER, FILMS = DOCS / "screenshots", DOCS / "screenshots" / "journeys"
 TENANT_PAGES = {
     "overview": "/",
     "usage": "/usage",
@@ -25,30 +29,76 @@ TENANT_PAGES = {
     "limits": "/limits",
 }
 OPERATOR_PAGES = {"health": "/operator/health", "engines": "/operator/engines"}
-WIDE: ViewportSize = {"width": 1280, "height": 860}
 PHONE: ViewportSize = {"width": 360, "height": 780}
 MODES = {"light": (WIDE, "light"), "dark": (WIDE, "dark"), "phone": (PHONE, "light")}
 
 
 def main() -> int:
-    FOLDER.mkdir(exist_ok=True)
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        busy_deployment(Path(folder)) as deployment,
-        sync_playwright() as playwright,
-    ):
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", choices=("pages", "journeys"), default="")
+    only = parser.parse_args().only
+    FILMS.mkdir(parents=True, exist_ok=True)
+    with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        if only != "journeys":
+            _take_pages(browser)
+        if only != "pages":
+            _take_journeys(browser)
+        browser.close()
+    taken = list(FOLDER.rglob("*.webp"))
+    size = sum(path.stat().st_size for path in taken)
+    sys.stderr.write(f"{len(taken)} pictures, {size / 1e6:.2f} MB\n")
+    return 0
+
+
+def _take_pages(browser: Browser) -> None:
+    with tempfile.TemporaryDirectory() as folder, busy_deployment(Path(folder)) as deployment:
         _take_all(browser, deployment, deployment.key, TENANT_PAGES)
         _take_all(browser, deployment, deployment.services.operator_token, OPERATOR_PAGES)
-        browser.close()
-    size = sum(path.stat().st_size for path in FOLDER.glob("*.webp"))
-    sys.stderr.write(f"{len(list(FOLDER.glob('*.webp')))} pictures, {size / 1e6:.2f} MB\n")
-    return 0
+
+
+def _take_journeys(browser: Browser) -> None:
+    for path in FILMS.glob("*.webp"):
+        path.unlink()
+    films = []
+    for story in (new_customer, month_end):
+        clock, film = MovedClock(), Film(story.__name__.rpartition(".")[2], FILMS)
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            running_deployment(Path(folder), token_delay_s=0.01, clock=clock) as deployment,
+        ):
+            story.play(browser, deployment, clock, film, [])
+        films.append((story, film))
+    film = Film("incident", FILMS)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        incident.two_engines(Path(folder)) as (gateway, token),
+    ):
+        incident.play(browser, gateway, token, film, [])
+    films.append((incident, film))
+    strips = [_strip(story.__doc__ or "", film) for story, film in films]
+    (DOCS / "journeys.md").write_text(_LEAD + "\n".join(strips))
+
+
+_LEAD = """# Three journeys on pages alone
+`tests/browser/test_journeys.py` plays them in Chromium; `make screenshots` takes the pictures and
+writes this page.
+
+"""
+
+
+def _strip(about: str, film: Film) -> str:
+    title, _, rest = about.strip().partition(": ")
+    lines = [f"## {title}", rest[:1].upper() + rest[1:].replace("\n", " "), ""]
+    for number, caption in enumerate(film.captions, 1):
+        lines += [f"{number}. {caption}", ""]
+        lines += [f"   ![{caption}](screenshots/journeys/{film.name}-{number:02}.webp)", ""]
+    return "\n".join(lines)
 
 
 def _take_all(browser: Browser, deployment: Deployment, secret: str, pages: dict[str, str]) -> None:
     context = browser.new_context(viewport=WIDE)
-    page = signed_in(context, deployment, secret, [])
+    page = signed_in(context, deployment.url, secret, [])
     for name, path in pages.items():
         page.set_viewport_size(WIDE)
         page.goto(f"{deployment.url}/dashboard{path}")
@@ -58,16 +108,8 @@ def _take_all(browser: Browser, deployment: Deployment, secret: str, pages: dict
         for mode, (size, scheme) in MODES.items():
             page.set_viewport_size(size)
             page.emulate_media(color_scheme=scheme, reduced_motion="reduce")  # type: ignore[arg-type]
-            _take(page, FOLDER / f"{name}-{mode}.webp")
+            (FOLDER / f"{name}-{mode}.webp").write_bytes(picture(page))
     context.close()
-
-
-def _take(page: Page, target: Path) -> None:
-    """WebP, a third of PNG's size, which only the browser's own protocol writes."""
-    protocol = page.context.new_cdp_session(page)
-    taken = protocol.send("Page.captureScreenshot", {"format": "webp", "quality": 80})
-    target.write_bytes(base64.b64decode(taken["data"]))
-    protocol.detach()
 
 
 if __name__ == "__main__":

@@ -153,14 +153,14 @@ def _usage(
         day = seeder.now - timedelta(days=DAYS - back)
         weekly = 1 + 0.35 * sin(2 * pi * back / 7)
         count = round(a_day * weekly * (0.6 + back / DAYS))
-        events += [_event(seeder, tenant_id, made, people, versions, day) for _ in range(count)]
+        events += [event_of(seeder, tenant_id, made, people, versions, day) for _ in range(count)]
     chance.shuffle(events)
     for first in range(0, len(events), 1_000):
         with seeder.services.database.transaction() as session:
             usage.record(session, events[first : first + 1_000], seeder.services.clock)
 
 
-def _event(
+def event_of(
     seeder: Seeder,
     tenant_id: str,
     made: list[tuple[str, str]],

@@ -15,7 +15,7 @@ def test_a_phone_shows_the_page_first_and_the_menu_opens_without_script(
     context = chromium.new_context(
         java_script_enabled=False, viewport={"width": 360, "height": 780}
     )
-    page = signed_in(context, deployment, deployment.key, console_messages)
+    page = signed_in(context, deployment.url, deployment.key, console_messages)
     heading = page.get_by_role("heading", name="Overview").bounding_box()
     assert heading is not None and heading["y"] < 120
     expect(page.get_by_role("link", name="Invoices")).to_be_hidden()
@@ -43,7 +43,7 @@ def test_a_theme_is_chosen_and_stays(
     deployment: Deployment, chromium: Browser, console_messages: list[str], script: bool
 ) -> None:
     context = chromium.new_context(java_script_enabled=script, color_scheme="light")
-    page = signed_in(context, deployment, deployment.key, console_messages)
+    page = signed_in(context, deployment.url, deployment.key, console_messages)
     page.goto(f"{deployment.url}/dashboard/usage?by=key_id")
     light = _paper(page)
     page.get_by_role("button", name="Dark").click()

@@ -15,7 +15,7 @@ def test_credit_is_granted_after_a_preview_and_the_amount_typed(
     deployment: Deployment, chromium: Browser, console_messages: list[str], script: bool
 ) -> None:
     context = chromium.new_context(java_script_enabled=script)
-    page = signed_in(context, deployment, deployment.services.operator_token, console_messages)
+    page = signed_in(context, deployment.url, deployment.services.operator_token, console_messages)
     page.goto(f"{deployment.url}/dashboard/operator/tenants/{deployment.tenant_id}/billing")
     page.get_by_role("link", name="Grant credit…").click()
     page.get_by_label("Amount").fill("7.25")

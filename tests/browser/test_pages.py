@@ -66,7 +66,7 @@ def test_it_works_and_prints_without_script(
     deployment: Deployment, chromium: Browser, console_messages: list[str]
 ) -> None:
     context = chromium.new_context(java_script_enabled=False)
-    page = signed_in(context, deployment, deployment.key, console_messages)
+    page = signed_in(context, deployment.url, deployment.key, console_messages)
     page.goto(f"{deployment.url}/dashboard/usage?by=key_id")
     expect(page.locator("table").first).to_be_visible()
     page.emulate_media(media="print")

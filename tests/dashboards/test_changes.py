@@ -3,6 +3,7 @@
 import io
 import json
 import re
+import time
 import zipfile
 from collections.abc import Iterator
 from contextlib import closing
@@ -153,7 +154,24 @@ def _adapter(rank: int = 2) -> bytes:
     return out.getvalue()
 
 
-def test_an_adapter_is_checked_uploaded_and_removed_by_name(owner: httpx.Client) -> None:
+def _preload(owner: httpx.Client, operator: httpx.Client, name: str) -> None:
+    """By an operator: each engine loads it although no request has named it."""
+    assert ">Preload<" not in owner.get("/dashboard/adapters").text
+    act = {"act": "preload", "name": name}
+    assert owner.post("/dashboard/adapters", data=act).status_code == 403
+    assert "1 host" not in operator.get("/dashboard/adapters").text
+    assert "within seconds" in operator.post("/dashboard/adapters", data=act).text
+    unknown = operator.post("/dashboard/adapters", data=act | {"name": "nobody"})
+    assert unknown.status_code == 404 and "no adapter" in unknown.text
+    deadline = time.monotonic() + 60
+    while "1 host" not in operator.get("/dashboard/adapters").text:
+        assert time.monotonic() < deadline, "the adapter was not preloaded"
+        time.sleep(0.1)
+
+
+def test_an_adapter_is_checked_uploaded_preloaded_and_removed_by_name(
+    owner: httpx.Client, operator: httpx.Client
+) -> None:
     fields = {"act": "add", "name": "poet", "base": MODEL}
 
     def _send(content: bytes) -> httpx.Response:
@@ -166,6 +184,7 @@ def test_an_adapter_is_checked_uploaded_and_removed_by_name(owner: httpx.Client)
     taken = _send(_adapter())
     assert "The adapter is valid and registered" in taken.text and "tiny:poet" in taken.text
     assert "tiny:poet" in owner.get("/dashboard/playground").text
+    _preload(owner, operator, "poet")
     gone = owner.post("/dashboard/adapters", data={"act": "remove", "name": "poet", "confirm": "p"})
     assert gone.status_code == 400
     gone = owner.post(

@@ -53,6 +53,11 @@ def test_an_engine_is_drained_and_resumed_from_its_page(
         assert list(acts) == ["engine.drain", "engine.resume"]
 
 
+def test_an_engine_is_listed_with_the_name_that_requests_use(operator: httpx.Client) -> None:
+    rows = operator.get(f"{PAGE}?format=csv").text.splitlines()
+    assert [line.split(",")[1] for line in rows[1:]] == [MODEL]
+
+
 def test_an_unknown_engine_and_a_tenants_role_are_refused(
     deployment: Deployment, operator: httpx.Client
 ) -> None:

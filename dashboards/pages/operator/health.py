@@ -91,7 +91,8 @@ def _tasks(session: Session, now: datetime) -> ComponentStatus:
         "tasks",
         "bad" if dead else "warn",
         f"no worker: {heartbeats.summary_of(silent, now)}",
-        "Start `tollhouse worker` for these queues, with the schedule, and check the broker.",
+        "With a broker, start `tollhouse worker` for these queues, with the schedule. Without one, the "
+        "gateway runs them, and they are seen within a minute of its start.",
     )
 
 

@@ -12,8 +12,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from billing import dunning, money_acts
+from billing.act_reversals import can_be_undone
 from billing.models import Invoice, MoneyAct, Payment, Plan
-from billing.money_act_kinds import UNDONE, ActRequest, Kind
+from billing.money_act_kinds import ActRequest, Kind
 from billing.money_acts import FourEyes, Preview
 from core.errors import BadRequest, TollhouseError
 from core.ids import new_id
@@ -41,6 +42,7 @@ TITLES = {
     Kind.WRITE_OFF: "Write off an invoice",
     Kind.WIRE: "Book a wire",
     Kind.PLAN: "Change the plan",
+    Kind.ADD_ON: "Set an add-on",
     Kind.UNDO: "Undo an act",
 }
 _ACTS = [
@@ -127,8 +129,7 @@ def page_of(request: Request) -> Response:
 
 
 def _undo(act: Any) -> list[Form]:
-    can = act.status == "posted" and Kind(act.kind) in UNDONE
-    return [start(Kind.UNDO, act.id, "Undo…")] if can else []
+    return [start(Kind.UNDO, act.id, "Undo…")] if can_be_undone(act) else []
 
 
 def _row(session: Session, act: Any, root: str) -> dict[str, Any]:
@@ -338,9 +339,11 @@ def _post_form(kind: Kind, given: Fields, seen: Preview, rule: FourEyes) -> Form
     amount = _typed(seen.subject.amount, seen.subject.currency)
     if second:
         about = f"{amount} {seen.subject.currency} needs a second operator, who confirms it later."
+    elif kind is Kind.PLAN:
+        about = "Changes the plan at once, and writes your name to the audit log."
     else:
         about = f"Posts {amount} {seen.subject.currency} at once, and writes your name to the audit log."
-    words = "Ask for confirmation" if second else "Post"
+    words = "Ask for confirmation" if second else ("Change" if kind is Kind.PLAN else "Post")
     danger = kind in (Kind.VOID, Kind.WRITE_OFF, Kind.UNDO)
     return Form(
         NEW,

@@ -5,7 +5,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from billing import usage
-from core.tenants import audit
+from core.tenants import audit, organisations
 from dashboards.page_data import Form, PageData, Tile, show
 from dashboards.pages.common import (
     Fields,
@@ -34,11 +34,12 @@ def page_of(request: Request) -> Response:
     operator_of(request, "operations")
     with deps_of(request).database.read() as session:
         found = usage.parked(session)
+        names = {each.id: each.name for each in organisations.all_tenants(session)} if found else {}
     rows = [
         {
             "at": each.parked_at,
             "request": each.request_id,
-            "tenant": each.payload.get("tenant_id", ""),
+            "tenant": names.get(tenant := each.payload.get("tenant_id", ""), tenant),
             "model": each.payload.get("model", ""),
             "reason": each.reason,
             "acts": [_drop_form(each.request_id)],

@@ -1,14 +1,15 @@
 """A tenant's add-ons: the table and the form on its billing page."""
 
-from typing import Any
-
 from sqlalchemy.orm import Session
 from starlette.requests import Request
 from starlette.responses import Response
 
-from billing import add_ons
+from billing import add_ons, money_acts
+from billing.money_act_kinds import ActRequest, Kind
+from billing.money_acts import FourEyes
 from core.errors import BadRequest
-from core.tenants import audit, organisations
+from core.ids import new_id
+from core.tenants import organisations
 from core.tenants.models import Tenant
 from dashboards.page_data import Form, Input
 from dashboards.pages.common import (
@@ -16,7 +17,6 @@ from dashboards.pages.common import (
     deps_of,
     operator_of,
     redirect_with_notice,
-    scope_of,
 )
 from dashboards.tables import Column, Table
 
@@ -55,14 +55,15 @@ def forms(session: Session, path: str) -> list[Form]:
 
 
 def change(request: Request, form_fields: Fields, path: str) -> Response:
-    viewer, deps = operator_of(request, "prices", "write"), deps_of(request)
+    viewer, deps = operator_of(request, "money", "write"), deps_of(request)
     written, name = form_fields.get("quantity", ""), form_fields.get("add_on", "")
     if not written.isdigit() or int(written) > add_ons.MOST:
         raise BadRequest(f"{written[:20]!r} is not a number of units.", param="quantity")
-    after: dict[str, Any] = {"quantity": int(written)}
+    terms = {"add_on": name, "quantity": int(written)}
+    rule = FourEyes.of(deps.four_eyes_above)
     with deps.database.transaction() as session:
         tenant: Tenant = organisations.tenant_named(session, request.path_params["tenant_id"])
-        add_ons.set_quantity(session, tenant.id, name, int(written), deps.clock.now())
-        scope = scope_of(viewer, tenant.id)
-        audit.record(session, scope, deps.clock, "add_on.set", name, before=None, after=after)
-    return redirect_with_notice(request, path.format(tenant_id=tenant.id), "add-on-set")
+        asked = ActRequest(Kind.ADD_ON, tenant.id, new_id("addon"), terms=terms)
+        act = money_acts.submit(session, deps.clock, asked, viewer.scope.actor, rule)
+        notice = "add-on-set" if act.status == money_acts.POSTED else "act-waits"
+    return redirect_with_notice(request, path.format(tenant_id=tenant.id), notice)
