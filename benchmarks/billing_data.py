@@ -54,8 +54,10 @@ def fill_history(
     tenants: int,
     events: int,
     progress: Progress,
+    *,
+    days: int = DAYS,
 ) -> None:
-    """So many rated events over twenty days of all tenants, with charges and roll-ups, and vacuumed
+    """So many rated events over these days of all tenants, with charges and roll-ups, and vacuumed
     as a table that grew for that long is. Ids are of their time, so they lie in the month's partition.
     """
     with database.transaction() as session:
@@ -67,8 +69,8 @@ def fill_history(
         periods.load(names, start - timedelta(days=31))
         for name in names:
             periods.around(accounts[name], start + timedelta(days=1))
-    a_day = max(1, events // DAYS)
-    for day in range(DAYS):
+    a_day = max(1, events // days)
+    for day in range(days):
         with database.transaction() as session:
             values = {
                 "events": a_day,
@@ -84,6 +86,7 @@ def fill_history(
             for table, unit in (("usage_hourly", "hour"), ("usage_daily", "day")):
                 roll_up = _ROLL_UP.format(table=table, unit=unit)
                 session.execute(text(roll_up), {"batch": batch})
+            session.execute(text(_TENANT_DAYS), {"day": values["start"]})
         progress((day + 1) * a_day, events)
     tidy(database)
 
@@ -123,7 +126,7 @@ insert into charges (request_id, tenant_id, price_version, currency, usage_perio
     waived_tokens, adapter_requests, gpu_seconds, moderation_calls, input_amount, cached_amount,
     output_amount, waived_amount, request_amount, adapter_amount, gpu_amount, moderation_amount,
     amount)
-select e.request_id, e.tenant_id, e.price_version, 'USD', p.id, p.id, 'txn_history', 1,
+select e.request_id, e.tenant_id, e.price_version, 'USD', p.id, p.id, 'txn_' || e.tenant_id, 1,
     e.input_tokens, e.cached_tokens, e.output_tokens, e.waived_tokens, 0, 0, 0,
     (e.input_tokens - e.cached_tokens) * 150000::bigint, e.cached_tokens * 75000::bigint,
     e.output_tokens * 600000::bigint, 0, 0, 0, 0, 0,
@@ -143,4 +146,11 @@ _ROLL_UP = (
     + _SUMS
     + " from usage_events e join charges c using (request_id) where e.batch_id = :batch"
     " group by 1, 2, 3, 4, 5, 7, 8, 9, 10, 11"
+)
+_TENANT_DAY_SUMS = ", ".join(f"sum({name})" for name in rollups.TENANT_DAILY_SUMS)
+_TENANT_DAYS = (
+    f"insert into usage_tenant_daily ({', '.join(rollups.TENANT_DAILY_KEY)},"
+    f" {', '.join(rollups.TENANT_DAILY_SUMS)})"
+    f" select {', '.join(rollups.TENANT_DAILY_KEY)}, {_TENANT_DAY_SUMS} from usage_daily"
+    " where at = date_trunc('day', cast(:day as timestamptz)) group by 1, 2, 3, 4"
 )

@@ -1,8 +1,10 @@
 """Speculation, grammars and the overlapped loop, each beside the same engine without it.
 
     python -m benchmarks.decoding [--model DIR_OR_FILE] [--quick] [--rounds N] [--threads N]
+                                  [--only PART] [--draft-heads DIR] [--draft-model DIR_OR_FILE]
 
-The default model is the demo's. What is compared runs in turn in one process, round after round; a
+The default model is the demo's, with its own draft heads. Chats ask what the heads were not trained
+on. What is compared runs in turn in one process, round after round; a
 figure is that of the round with the median ratio. The overlapped loop runs in simulated time.
 """
 
@@ -22,7 +24,12 @@ from benchmarks.report import figure, median_pair, processor_times, progress, st
 from engine.batch import Row, Runner, StepBatch
 from engine.config import EngineConfig
 from engine.decoding.grammar.grammars import Grammars
+from engine.demo.chat import Turn, head, written
+from engine.demo.dialogues import make_dialogues
 from engine.demo.paths import MODEL_DIR
+from engine.demo.settings import OTHER_HEADS, SEED
+from engine.demo.smollm2.answers import prompt_of
+from engine.demo.smollm2.questions import make_questions
 from engine.execution.cpu_runner import load_runner
 from engine.execution.fake_runner import FakeRunner
 from engine.loop import Engine
@@ -51,27 +58,34 @@ _RECORD = {
 }
 _SCHEMA = {"type": "array", "items": _RECORD, "minItems": 40, "maxItems": 40}
 
+PARTS = ["look-up", "chat", "random", "schema", "masks", "overlap"]
+_NO_DRAFTS: dict[str, Any] = {"draft_model": None, "draft_heads": "auto"}  # the runner has them
+
 Work = Callable[[str], float]  # tokens a second with `speculation` set to this
 
 
 class Bench:
-    def __init__(self, model: Path, threads: int | None, *, quick: bool) -> None:
+    def __init__(self, model: Path, threads: int | None, *, quick: bool, **drafting: Any) -> None:
+        """drafting: `draft_heads` or `draft_model` of EngineConfig."""
         text = tokenizer_json(model)
         if text is None:
             raise SystemExit(f"{model} has no tokenizer")
         self.tokenizer = Tokenizer.from_str(text)
         self.config = EngineConfig(
-            model=str(model), num_blocks=1024, max_batch_tokens=512, threads=threads, dtype="auto"
-        )
+            model=str(model), num_blocks=1024, max_batch_tokens=512, threads=threads, dtype="auto",
+            **drafting,
+        )  # fmt: skip
         self.runner: Runner = load_runner(self.config)
         self.requests, self.tokens, self.copied = (4, 8, 150) if quick else (32, 96, 400)
+        prompts = _new_chats(1 if quick else 12, demo=model == MODEL_DIR)
+        self.chats = [self.ids(prompt) for prompt in prompts]
 
     def ids(self, text: str) -> list[int]:
         return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
 
     def rate(self, requests: list[tuple[list[int], SamplingParams]], setting: str) -> float:
         """Tokens a second after the first token of the last request."""
-        config = replace(self.config, speculation=setting, prefix_cache=False)
+        config = replace(self.config, speculation=setting, prefix_cache=False, **_NO_DRAFTS)
         engine = Engine(config, self.runner)
         for number, (prompt, sampling) in enumerate(requests):
             engine.submit(GenerateRequest(f"r{number}", "t", prompt, sampling), "g")
@@ -86,6 +100,25 @@ class Bench:
                 begun = time.perf_counter()
         self.counters = engine.metrics.counters
         return tokens / max(time.perf_counter() - begun, 1e-9)
+
+    def chat(self, setting: str) -> float:
+        """Chats one after another, greedily: tokens a second after the first of each."""
+        engine = Engine(replace(self.config, speculation=setting, **_NO_DRAFTS), self.runner)
+        most = 24 if len(self.chats) == 1 else 128
+        sampling = SamplingParams(max_tokens=most, temperature=0.0)
+        tokens, spent = 0, 0.0
+        for number, prompt in enumerate(self.chats):
+            engine.submit(GenerateRequest(f"c{number}", "t", prompt, sampling), "g")
+            begun: float | None = None
+            while engine.busy:
+                engine.step()
+                for outbox in engine.take_outboxes().values():
+                    for chunk in outbox.chunks:
+                        tokens += len(chunk.tokens) if begun is not None else 0
+                        begun = time.perf_counter() if begun is None else begun
+            spent += time.perf_counter() - (begun or 0.0)
+        self.counters = engine.metrics.counters
+        return tokens / max(spent, 1e-9)
 
     def copy(self, setting: str) -> float:
         """One request whose answer is its prompt's text with some words replaced: a grammar fixes
@@ -143,6 +176,17 @@ class Bench:
         return self.ids(json.dumps(records))
 
 
+def _new_chats(count: int, *, demo: bool) -> list[str]:
+    """Prompts that `engine.demo.draft_heads` does not train on."""
+    if demo:
+        dialogues = make_dialogues(4 * count, seed=31, hurried=True)
+        prompts = [written(each[:-1]) + head(Turn("assistant", "")) for each in dialogues]
+        return sorted(prompts, key=len)[:count]
+    trained = {each.text for each in make_questions(OTHER_HEADS.prompts, SEED)}
+    asked = [each for each in make_questions(600, 31) if each.text not in trained]
+    return [prompt_of(each) for each in asked[:count]]
+
+
 def _is_ready(seq: Sequence) -> bool:
     """Whether it has a token to compute, and more to say than the tokens that are under way."""
     most = seq.request.inputs.sampling.max_tokens
@@ -182,23 +226,51 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="few tokens: tries the script")
     parser.add_argument("--rounds", type=int, help="default 5, and 1 with --quick")
     parser.add_argument("--threads", type=int, help="default: the physical cores")
+    parser.add_argument("--only", choices=PARTS, help="this part alone")
+    parser.add_argument("--draft-heads", default="auto", help="as the engine's option")
+    parser.add_argument("--draft-model", help="chats with this one in place of heads")
     chosen = parser.parse_args(arguments)
-    bench = Bench(chosen.model, chosen.threads, quick=chosen.quick)
+    drafting = {"draft_heads": chosen.draft_heads}
+    if chosen.draft_model:
+        drafting = {"draft_model": chosen.draft_model, "draft_heads": "none"}
+    bench = Bench(chosen.model, chosen.threads, quick=chosen.quick, **drafting)
     count = chosen.rounds or (1 if chosen.quick else 5)
     about: dict[str, Any] = {"model": chosen.model.name, "rounds": count, "quick": chosen.quick}
-    _beside(
-        "prompt look-up, edited copy, one request",
-        (bench.copy, "auto"), (bench.copy, "off", "without"), (1.8, 3.0), count, about,
-    )  # fmt: skip
+    parts = PARTS if chosen.only is None else [chosen.only]
+    if "look-up" in parts:
+        _beside(
+            "prompt look-up, edited copy, one request",
+            (bench.copy, "auto"), (bench.copy, "off", "without"), (1.8, 3.0), count, about,
+        )  # fmt: skip
+    if "chat" in parts and bench.runner.drafter is not None:
+        drafts = "draft model" if chosen.draft_model else "draft heads"
+        _beside(
+            f"{drafts}, ordinary chat, one request",
+            (bench.chat, "auto"), (bench.chat, "off", "without"), (1.2, 1.6), count, about,
+        )  # fmt: skip
+    bench.runner.drafter = None  # the others are about guesses by look-up
     many = f"{bench.requests} requests"
-    _beside(
-        f"speculation on, random text, {many}",
-        (bench.noise, "auto"), (bench.noise, "off", "without"), (0.97, 1.0), count, about,
-    )  # fmt: skip
-    _beside(
-        f"JSON schema on all of {many}",
-        (bench.constrained, "off"), (bench.noise, "off", "free text"), (0.9, 0.97), count, about,
-    )  # fmt: skip
+    if "random" in parts:
+        _beside(
+            f"speculation on, random text, {many}",
+            (bench.noise, "auto"), (bench.noise, "off", "without"), (0.97, 1.0), count, about,
+        )  # fmt: skip
+    if "schema" in parts:
+        _beside(
+            f"JSON schema on all of {many}",
+            (bench.constrained, "off"), (bench.noise, "off", "free text"), (0.9, 0.97), count, about,
+        )  # fmt: skip
+    if "masks" in parts:
+        _masks(bench, about)
+    if "overlap" in parts:
+        figure(
+            "decoding: overlapped loop, steps with all ready rows", full_steps(), "%", True,
+            at_least=99.0, aim=100.0, settings={"simulated": True},
+        )  # fmt: skip
+    return 0
+
+
+def _masks(bench: Bench, about: dict[str, Any]) -> None:
     times = bench.mask_times()
     for name, share, at_least, aim in (("p50", 0.5, 0.3, 0.05), ("p99", 0.99, 3.0, 1.0)):
         value = times[int(share * (len(times) - 1))]
@@ -206,11 +278,6 @@ def main(arguments: list[str] | None = None) -> int:
             f"decoding: mask of a cached schema, {name}", value, "ms", False,
             at_least=at_least, aim=aim, settings=about | {"masks": len(times)},
         )  # fmt: skip
-    figure(
-        "decoding: overlapped loop, steps with all ready rows", full_steps(), "%", True,
-        at_least=99.0, aim=100.0, settings={"simulated": True},
-    )  # fmt: skip
-    return 0
 
 
 def _beside(

@@ -91,7 +91,10 @@ def measure(gateway: Measured, requests: int) -> None:
 
         def _ask(number: int) -> int:
             route, body = body_of(gateway.model, number)
-            return client.post(route, json=body).status_code
+            try:
+                return client.post(route, json=body).status_code
+            except httpx.TimeoutException:
+                return 0  # a busy machine; the curve goes on
 
         tenth = max(1, requests // 10)
         for start in range(0, requests, tenth):

@@ -24,7 +24,7 @@ from sklearn.metrics import average_precision_score
 
 from benchmarks.report import figure, progress
 from gateway.inference.request import InferenceRequest
-from gateway.screening.prompt_texts import documents_of, screened_texts
+from gateway.screening.prompt_texts import screened_texts
 from moderation.categories import HEADS, PROMPT_ATTACK
 from moderation.classifiers.load import load_classifier
 from moderation.classifiers.train import read_examples, split
@@ -225,12 +225,12 @@ def _conversation(screener: Screener) -> None:
         messages.append({"role": role, "content": _text(_TURN, chance.randrange(10**6))})
         request = InferenceRequest("chat", "m", messages=messages)
         began = time.process_time()
-        texts = screened_texts(documents_of(request))
+        texts = screened_texts(request)
         screener.prepare(texts, policy, cache.of("org_1", policy)).run()
         spent.append(time.process_time() - began)
     request = InferenceRequest("chat", "m", messages=messages)
     began = time.process_time()
-    screener.prepare(screened_texts(documents_of(request)), policy).run()
+    screener.prepare(screened_texts(request), policy).run()
     anew = time.process_time() - began
     late = spent[-20:]
     settings = {"characters": _CONVERSATION, "turn": _TURN, "all_anew_ms": round(1000 * anew, 1)}

@@ -155,7 +155,7 @@ def logits_of(runner: CpuRunner, ids: list[int]) -> torch.Tensor:
     """Of every token, [tokens, vocab]; a step of the runner gives those that are sampled only."""
     blocks = list(range(-(-len(ids) // _BLOCK)))
     row = Row(0, ids, 0, blocks, None, True, SamplingParams(max_tokens=1), 0, ids, len(ids))
-    return runner._forward([row], runner._plan([], [row], ids, all_logits=True))[0]
+    return runner._forward(runner._plan([], [row], ids, all_logits=True))[0]
 
 
 def _speed(file: Path, dense: Path, count: int, quick: bool) -> None:

@@ -6,6 +6,7 @@ python -m benchmarks.mutants.measure OUT PACKAGE,PACKAGE TEST_FILE...
 import json
 import sys
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,9 @@ OPTIONS = ("-q", "-p", "no:cacheprovider", "--tb=short", "-m", "not slow")
 
 
 class Recorder:
-    def __init__(self, measured: coverage.Coverage) -> None:
+    def __init__(self, measured: coverage.Coverage, packages: Sequence[str]) -> None:
         self._measured = measured
+        self._folders = tuple(f"{ROOT}/{name}/" for name in packages)
         self.seconds: dict[str, float] = defaultdict(float)
         self.not_passed: set[str] = set()
 
@@ -29,6 +31,7 @@ class Recorder:
         self._measured.switch_context(BETWEEN)
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
+        self._clear_caches()
         self._measured.switch_context(nodeid)
 
     def pytest_runtest_logfinish(self) -> None:
@@ -39,13 +42,21 @@ class Recorder:
         if not report.passed:
             self.not_passed.add(report.nodeid)
 
+    def _clear_caches(self) -> None:
+        """What an earlier test left in the caches of the measured functions would hide their lines."""
+        for module in list(sys.modules.values()):
+            if (getattr(module, "__file__", None) or "").startswith(self._folders):
+                for each in vars(module).values():
+                    if hasattr(each, "cache_clear"):
+                        each.cache_clear()
+
 
 def main() -> int:
     target, packages, *files = sys.argv[1:]
     measured = coverage.Coverage(
         data_file=None, include=[f"{ROOT}/{name}/*" for name in packages.split(",")]
     )
-    recorder = Recorder(measured)
+    recorder = Recorder(measured, packages.split(","))
     measured.start()
     pytest.main([*OPTIONS, *files], plugins=[recorder])
     measured.stop()

@@ -33,6 +33,8 @@ T = TypeVar("T")
 _STATUSES = (200, 200, 200, 400, 429, 499, 500, 503)
 _NO_ENGINE = (UsageKind.MODERATION, UsageKind.CACHE_HIT, UsageKind.GPU_SECONDS)
 _WHOLE = (FinishReason.STOP, FinishReason.LENGTH)
+# By kind the most units of one request: seconds, characters, images.
+_MOST_UNITS = {UsageKind.AUDIO: 3600, UsageKind.SPEECH: 4096, UsageKind.IMAGE: 10}
 
 
 class Killed(BaseException):
@@ -185,6 +187,8 @@ class Gateway:
         process = self.start()
         if opened.kind in _NO_ENGINE:
             process.run(_without_engine(process, opened))
+        elif opened.kind in _MOST_UNITS:
+            process.run(_of_units(process, opened))
         else:
             process.run(_with_engine(process, opened))
 
@@ -221,6 +225,23 @@ async def _with_engine(process: Process, opened: OpenedRequest) -> None:
     await meter.close(ending, receipt)
     if site.faults.strike("gateway dies after the end", 0.04):
         raise Killed
+
+
+async def _of_units(process: Process, opened: OpenedRequest) -> None:
+    """Audio, speech and images, which another server makes: units are known where it answered."""
+    site, chance = process.site, process.site.faults.chance
+    meter = Meter(process.services, opened)
+    try:
+        await meter.write_opened()
+    except Unavailable:
+        return
+    site.happened.opened(opened)
+    if site.faults.strike("gateway dies before the units are known", 0.06):
+        raise Killed
+    status = chance.choice(_STATUSES)
+    units = chance.randint(1, _MOST_UNITS[opened.kind]) if status in (200, 499) else 0
+    site.happened.may_be(opened.request_id, Outcome(0, 0, 0, 0, status, 1, units))
+    await meter.close(Ending(0, 0, "stop", status, prompt_done=False, units=units), None)
 
 
 async def _without_engine(process: Process, opened: OpenedRequest) -> None:

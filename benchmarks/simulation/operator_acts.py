@@ -3,21 +3,33 @@
 An act whose answer is lost may have happened: `learn` reads from the tables which did.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
 from typing import Any
 
 from benchmarks.simulation.faults import Faults
-from billing import credits, prices, rerating, subscriptions, tax_rates, top_ups
+from billing import (
+    add_ons,
+    credits,
+    organisations,
+    prices,
+    rerating,
+    subscriptions,
+    tax_rates,
+    top_ups,
+)
 from billing.accounts import ensure_account
 from billing.models import Plan
 from billing.payments import commands
 from core.clock import FakeClock
 from core.database import Database
 from core.money import Money, units_of
+from core.tenants.models import Tenant
 from tests.billing.simulated_books import Happened, Move, Price, stored_outcomes
+from tests.billing.simulated_organisations import Link
 from tests.billing.simulated_rows import Books
 
 ZONES = {"acme": "UTC", "bolt": "America/New_York", "corp": "Asia/Kolkata"}
@@ -25,6 +37,7 @@ REGIONS = {"acme": "DE", "bolt": "US-NY"}  # corp is nowhere that taxes
 TENANTS = tuple(ZONES)
 _AMOUNTS = ("base_fee", "included_usage", "minimum_commitment")
 PLANS = {"small": ("9", "0", "0"), "large": ("49", "20", "0"), "committed": ("0", "0.5", "30")}
+ADD_ONS = {"support": "6.20", "capacity": "0.000000000007"}
 _RULES: tuple[Any, ...] = (
     "0.60",
     {"scheme": "package", "price": "0.01", "size": 300, "free": 100},
@@ -44,6 +57,9 @@ _OFTEN = (
     ("subscribe", 2),
     ("change_tax", 1),
     ("top_up", 3),
+    ("link", 2),
+    ("unlink", 1),
+    ("hold_add_on", 2),
 )
 
 
@@ -64,6 +80,9 @@ class Operator:
             first = prices.ensure_default_prices(session, self.clock, "demo")
             assert first.effective_from is not None
             for tenant_id, zone in ZONES.items():
+                names = dict.fromkeys(("id", "name", "display_name"), tenant_id)
+                session.add(Tenant(**names, created_at=now))
+                session.flush()
                 account = ensure_account(session, tenant_id, now)
                 account.collection, account.timezone = "fake", zone
                 account.tax_region = REGIONS.get(tenant_id, "")
@@ -71,6 +90,9 @@ class Operator:
             for name, amounts in PLANS.items():
                 units = dict(zip(_AMOUNTS, map(units_of, amounts), strict=True))
                 session.add(Plan(id=name, name=name, currency="USD", created_at=now, **units))
+            for name, fee in ADD_ONS.items():
+                add_ons.create(session, now, name, units_of(fee), currency="USD")
+                self.happened.fees[name] = units_of(fee)
         since = first.effective_from
         self.drafts[since] = Price(prices.DEFAULT_TERMS, Fraction(0), "", since)
         self.faults.healed = False
@@ -111,6 +133,7 @@ class Operator:
         written = {"input": "0.15", "cached_input": "0.05", "output": chance.choice(_RULES)}
         written |= chance.choice([{}, {"request": "0.001", "adapter": "0.0005", "waived": "0.1"}])
         written |= {"gpu_second": "0.0008", "moderation": "0.0001"}
+        written |= {"audio_second": "0.0001", "image": "0.04", "character": chance.choice(_RULES)}
         percent = chance.choice(["0", "12.5"])
         self.drafts[now] = Price(written, Fraction(percent) / 100, tenant_id, now)
         with self.database.transaction() as session:
@@ -148,6 +171,49 @@ class Operator:
         with self.database.transaction() as session:
             plan = chance.choice(list(PLANS))
             subscriptions.subscribe(session, chance.choice(TENANTS), plan, self.clock.now())
+
+    def link(self) -> None:
+        """One tenant comes below another, which may be below a third; or its mark-up changes."""
+        chance = self.faults.chance
+        child, parent = chance.sample(TENANTS, 2)
+        draft = organisations.LinkDraft(
+            child, parent, chance.choice(["parent", "self"]), chance.choice(["0", "12.5", "3.3333"])
+        )
+        with self._learning_links(child), self.database.transaction() as session:
+            organisations.set_parent(session, self.clock, draft)
+
+    def unlink(self) -> None:
+        child = self.faults.chance.choice(TENANTS)
+        with self._learning_links(child), self.database.transaction() as session:
+            organisations.remove_parent(session, child)
+
+    @contextmanager
+    def _learning_links(self, child: str) -> Iterator[None]:
+        self.clock.advance(seconds=1)
+        try:
+            yield
+        finally:
+            found = self.witness.execute(
+                "select parent_id, pays, markup_ppm from organisation_links where tenant_id = ?",
+                (child,),
+            ).fetchone()
+            link = Link(*found) if found else None
+            self.happened.links[child].append((self.clock.now(), link))
+
+    def hold_add_on(self) -> None:
+        chance = self.faults.chance
+        self.clock.advance(seconds=1)
+        now, tenant_id, name = self.clock.now(), chance.choice(TENANTS), chance.choice([*ADD_ONS])
+        try:
+            with self.database.transaction() as session:
+                add_ons.set_quantity(session, tenant_id, name, chance.randint(0, 3), now)
+        finally:
+            found = self.witness.execute(
+                "select quantity from add_on_holdings h join add_ons a on a.id = h.add_on_id"
+                " where h.tenant_id = ? and a.name = ? and h.ends_at is null",
+                (tenant_id, name),
+            ).fetchone()
+            self.happened.add_ons[(tenant_id, name)].append((now, found[0] if found else 0))
 
     def change_tax(self) -> None:
         chance = self.faults.chance

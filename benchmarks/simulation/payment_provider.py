@@ -116,6 +116,13 @@ class Bank:
                 at=self.clock.now(),
             )
 
+    def void(self) -> None:
+        """An invoice was wrong as a whole."""
+        invoice = self._some_invoice(invoices.FINAL, invoices.PAID)
+        if invoice is not None and self.faults.chance.random() < 0.3:
+            with self.database.transaction() as session:
+                settlement.void(session, invoice.id, self.clock.now(), "wrong")
+
     def wire(self) -> None:
         """A customer pays by another way, perhaps what the card pays at the same time."""
         invoice = self._some_invoice(invoices.FINAL)

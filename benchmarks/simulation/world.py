@@ -9,6 +9,7 @@ from functools import partial
 
 from sqlalchemy.exc import SQLAlchemyError
 
+from benchmarks.simulation.bank_statements import Statements
 from benchmarks.simulation.engine import Engine
 from benchmarks.simulation.faults import Crash, Faults, Wire, WorkerFailed
 from benchmarks.simulation.gateway import Gateway, Killed, Site
@@ -55,6 +56,7 @@ ACTIONS = (
     ("_tell_bank", 3),
     ("_hear_bank", 3),
     ("_take_back", 2),
+    ("_bank_statement", 3),
     ("_kill", 1),
 )
 BANKING = (
@@ -63,6 +65,7 @@ BANKING = (
     ("_tell_bank", 5),
     ("_hear_bank", 5),
     ("_take_back", 4),
+    ("_bank_statement", 4),
 )
 
 
@@ -111,6 +114,8 @@ class World:
         self.gateways = [Gateway(site, name) for name in ("left", "right")]
         self.broker = Wire(self.faults)
         self.bank = Bank(self.database, clock, self.faults, TENANTS)
+        self.statements = Statements(self.database, clock, self.faults, TENANTS)
+        self.happened.transfers = self.statements.transfers
         self.operator = Operator(
             self.database,
             clock,
@@ -222,7 +227,11 @@ class World:
 
     def _take_back(self, _: Gateway) -> None:
         bank = self.bank
-        self.faults.chance.choice([bank.refund, bank.dispute, bank.credit, bank.wire])()
+        acts = [bank.refund, bank.dispute, bank.credit, bank.wire, bank.void]
+        self.faults.chance.choice(acts)()
+
+    def _bank_statement(self, _: Gateway) -> None:
+        self.statements.act()
 
     def _check(self, where: str) -> None:
         (row,) = self.witness.execute(_ALL).fetchall()

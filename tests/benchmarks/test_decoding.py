@@ -13,7 +13,7 @@ def test_it_prints_each_figure(capsys: pytest.CaptureFixture[str]) -> None:
     assert decoding.main(["--quick", "--threads", "1"]) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [(line["at_least"], line["aim"]) for line in lines] == [
-        (1.8, 3.0), (0.97, 1.0), (0.9, 0.97), (0.3, 0.05), (3.0, 1.0), (99.0, 100.0),
+        (1.8, 3.0), (1.2, 1.6), (0.97, 1.0), (0.9, 0.97), (0.3, 0.05), (3.0, 1.0), (99.0, 100.0),
     ]  # fmt: skip
     assert all(line["value"] > 0 for line in lines)
     assert lines[-1]["value"] == 100.0
@@ -32,8 +32,18 @@ def steps_of_one_cost(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("steps_of_one_cost")
-def test_the_copy_is_guessed_and_noise_is_not() -> None:
+def test_chats_are_drafted_by_the_heads() -> None:
     bench = decoding.Bench(MODEL_DIR, 1, quick=True)
+    bench.chat("auto")
+    assert bench.counters["drafted_tokens"] > bench.counters["rejected_tokens"]
+    bench.chat("off")
+    assert bench.counters["drafted_tokens"] == 0
+
+
+@pytest.mark.usefixtures("steps_of_one_cost")
+def test_the_copy_is_guessed_and_noise_is_not() -> None:
+    """By look-up alone: heads guess a part of noise too, for what a sequence is likely to say next."""
+    bench = decoding.Bench(MODEL_DIR, 1, quick=True, draft_heads="none")
     bench.copy("auto")
     drafted, rejected = (bench.counters[f"{name}_tokens"] for name in ("drafted", "rejected"))
     assert drafted > 2 * rejected > 0

@@ -1,8 +1,11 @@
 """The benchmarks' databases fill by the schema of today, and their sums agree."""
 
+import json
+
+import pytest
 from sqlalchemy import text
 
-from benchmarks import billing_data, pages_data
+from benchmarks import audit, billing_data, pages_data
 from billing import prices
 from core.clock import FakeClock
 from core.database import Database
@@ -25,6 +28,21 @@ def test_the_history_of_the_billing_benchmark(postgres_database: Database) -> No
     charged = sums(database, "charges")
     assert charged[0] == EVENTS and charged[2] > 0
     assert sums(database, "usage_hourly") == sums(database, "usage_daily") == charged
+    assert sums(database, "usage_tenant_daily") == charged
+
+
+def test_the_closed_day_of_the_audit_benchmark_is_clean(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["audit", "--events", str(EVENTS), "--tenants", "3"])
+    assert audit.main() == 0
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [each["benchmark"] for each in found] == [
+        "audit.full_audit_closed_day",
+        "audit.hourly_audit",
+        "audit.close_day",
+        "audit.usage_page_p95",
+    ]
 
 
 def test_the_history_of_the_pages_benchmark(postgres_database: Database) -> None:

@@ -1,10 +1,12 @@
 """The project speaks of the product alone: no paths of a machine, no secrets, no leftovers."""
 
+import ast
 import re
 import subprocess
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+PACKAGES = ("core", "gateway", "engine", "billing", "moderation", "dashboards", "migrations")
 TEXT = {
     ".py",
     ".md",
@@ -59,3 +61,30 @@ def test_the_repository_stays_small() -> None:
     assert sum(path.stat().st_size for path in tracked()) < 40_000_000
     heavy = [str(path) for path in tracked() if path.stat().st_size > 12_000_000]
     assert not heavy
+
+
+def _pickles(source: str) -> list[int]:
+    """Lines that can read a pickle: its modules, `torch.load`, and arrays of objects."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+        if {name.partition(".")[0] for name in names} & {"pickle", "dill", "joblib", "shelve"}:
+            found.append(node.lineno)  # type: ignore[attr-defined]
+        if isinstance(node, ast.Call):
+            loads = ast.unparse(node.func) == "torch.load"
+            objects = [
+                each.arg == "allow_pickle" and ast.unparse(each.value) != "False"
+                for each in node.keywords
+            ]
+            found += [node.lineno] if loads or any(objects) else []
+    return found
+
+
+def test_nothing_reads_a_pickle() -> None:
+    for package in PACKAGES:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            assert not _pickles(path.read_text()), path
+    for line in ("import pickle", "torch.load(p)", "np.load(p, allow_pickle=True)"):
+        assert _pickles(line) == [1]
+    assert _pickles("safetensors.torch.load(p)\nnp.load(p, allow_pickle=False)") == []
