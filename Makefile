@@ -34,7 +34,7 @@ check: $(VENV)/.installed-dev
 docs: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.rules.reference
 
-# Ten pages in light, dark and on a phone, by Chromium, into docs/screenshots.
+# Ten pages in light, dark and on a phone, and the film strips of docs/journeys.md, by Chromium.
 screenshots: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.browser.screenshots
 
