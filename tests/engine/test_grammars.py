@@ -23,9 +23,9 @@ TOKENIZER = Tokenizer.from_file(str(MODEL_DIR / "tokenizer.json"))
 
 
 def make(**settings: Any) -> Engine:
-    config = EngineConfig(
-        model=str(MODEL_DIR), num_blocks=256, max_batch_tokens=256, threads=1, **settings
-    )
+    """In float32: in bfloat16, which some CPUs choose, an answer depends on its batch."""
+    fields = {"num_blocks": 256, "max_batch_tokens": 256, "threads": 1, "dtype": "float32"}
+    config = EngineConfig(model=str(MODEL_DIR), **(fields | settings))
     return Engine(config, load_runner(config))
 
 

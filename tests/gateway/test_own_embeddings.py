@@ -27,7 +27,7 @@ TEXTS = [
 @pytest.fixture(scope="module")
 def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     folder = tmp_path_factory.mktemp("pooled")
-    with deployment_on_own_engine(folder, num_blocks=256, dtype="float32") as running:
+    with deployment_on_own_engine(folder, num_blocks=256) as running:
         yield running
 
 

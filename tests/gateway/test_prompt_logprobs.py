@@ -27,7 +27,7 @@ TEXT = "A toll is a fee that is paid to use a road. Who pays the toll?"
 @pytest.fixture(scope="module")
 def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     folder = tmp_path_factory.mktemp("scored")
-    with deployment_on_own_engine(folder, num_blocks=256, dtype="float32") as running:
+    with deployment_on_own_engine(folder, num_blocks=256) as running:
         yield running
 
 

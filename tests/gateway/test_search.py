@@ -20,7 +20,7 @@ BEAMS: dict[str, Any] = {"use_beam_search": True, "length_penalty": 0.0, "ignore
 @pytest.fixture(scope="module")
 def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     folder = tmp_path_factory.mktemp("search")
-    with deployment_on_own_engine(folder, num_blocks=256, dtype="float32") as running:
+    with deployment_on_own_engine(folder, num_blocks=256) as running:
         yield running
 
 
