@@ -190,7 +190,7 @@ class Run:
         self._in_flight = [0] * len(self.engines)
         self._clock = FakeClock()
         self._router = Router(self._clock)
-        self._router.add(MODEL, self.engines)  # type: ignore[arg-type]
+        self._router.serve_by({MODEL: self.engines})  # type: ignore[dict-item]
         self._model = ServedModel(MODEL, object(), 4096, 0)  # type: ignore[arg-type]
         self._turns = itertools.cycle(range(len(self.engines)))
 

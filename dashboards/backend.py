@@ -58,6 +58,24 @@ class Upload:
     weights: IO[bytes] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class UpstreamChange:
+    upstream: str
+    model: str
+    change: str  # added | removed | changed
+    fields: str  # names of those that changed
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamPreview:
+    """What serving by the file of upstreams would change."""
+
+    file: str
+    digest: str
+    models: Sequence[str]
+    changes: Sequence[UpstreamChange]
+
+
 class DashboardBackend(Protocol):
     def engines(self) -> Sequence[EngineView]: ...
 
@@ -83,6 +101,14 @@ class DashboardBackend(Protocol):
 
     def preload(self, digest: str) -> None:
         """Have each engine of the adapter's model load it, before a request needs it."""
+        ...
+
+    def preview_upstreams(self) -> UpstreamPreview:
+        """Conflict with the reason if the file cannot be served by."""
+        ...
+
+    def reload_upstreams(self, actor: str, digest: str) -> None:
+        """Serve by the file, if it still is the list with this digest."""
         ...
 
     def collects_by(self) -> str:

@@ -82,6 +82,7 @@ NOTICES = {
     "seller-saved": "The profile is saved. Invoices that become final from now on state it.",
     "engine-drained": "The engine gets no new requests. Those that run finish.",
     "engine-resumed": "The engine gets requests again.",
+    "upstreams-reloaded": "The gateway serves by the file. Requests on removed engines finish there.",
     "engine-price-saved": "The price of engines is saved. Margins use it from its first day on.",
     "rates-saved": "The exchange rates are saved. Reports of their days use them.",
     "parent-changed": "The parent organisation is changed, for invoices that become final from now on.",

@@ -19,6 +19,7 @@ def make_backend(services: Services) -> DashboardBackend:
         spool_state=services.spool_state,
         is_draining=lambda: services.pipeline.draining,
         refresh_engines=services.engines.refresh,
+        upstream_reload=services.upstream_reload,
     )
 
 

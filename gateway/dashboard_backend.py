@@ -18,7 +18,14 @@ from core.settings_in_force import SettingInForce, settings_in_force
 from core.tenants import adapters
 from core.tenants.plans import LimitRule, Scope, Unit
 from core.tenants.scope import TenantScope
-from dashboards.backend import ComponentStatus, EngineView, LimitUsage, Upload
+from dashboards.backend import (
+    ComponentStatus,
+    EngineView,
+    LimitUsage,
+    Upload,
+    UpstreamChange,
+    UpstreamPreview,
+)
 from gateway.catalog.adapter_files import AdapterFiles
 from gateway.catalog.adapter_registry import AdapterRegistry
 from gateway.catalog.adapter_store import AdapterStore
@@ -28,6 +35,7 @@ from gateway.payments import CardPages
 from gateway.routing.replicas import Replica
 from gateway.routing.router import Router
 from gateway.screening.policy_view import PolicyView
+from gateway.upstreams.reloading import UpstreamReload
 
 CELERY_PREFIX = "tollhouse"
 _AUDIT_WAIT_S = 20.0
@@ -48,6 +56,7 @@ class DashboardBackend:
     spool_state: Callable[[], tuple[int, int]]  # records waiting, records parked
     is_draining: Callable[[], bool]
     refresh_engines: Callable[[], None]  # which are drained
+    upstream_reload: UpstreamReload
 
     def engines(self) -> Sequence[EngineView]:
         models: dict[str, list[str]] = {}
@@ -121,6 +130,17 @@ class DashboardBackend:
 
     def preload(self, digest: str) -> None:
         self.router.popularity.note(digest, _PRELOAD)
+
+    def preview_upstreams(self) -> UpstreamPreview:
+        found = self.upstream_reload.preview()
+        changes = [
+            UpstreamChange(each.upstream, each.model, each.change, ", ".join(each.fields))
+            for each in found.changes
+        ]
+        return UpstreamPreview(found.file, found.digest, found.models, changes)
+
+    def reload_upstreams(self, actor: str, digest: str) -> None:
+        from_thread.run(self.upstream_reload.reload, actor, digest)
 
     def collects_by(self) -> str:
         payments = self.card_pages.payments

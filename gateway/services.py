@@ -40,6 +40,7 @@ from gateway.screening.policy_view import PolicyView
 from gateway.screening.second_opinions import SecondOpinions
 from gateway.stored_responses.background import BackgroundResponses
 from gateway.tasks import Runner
+from gateway.upstreams.reloading import UpstreamReload
 from moderation.screener import Screener
 
 _RECOVERY_TIMEOUT_S = 60.0
@@ -64,6 +65,7 @@ class Services:
     prices: PriceList
     router: Router
     engines: EngineView
+    upstream_reload: UpstreamReload
     preloader: AdapterPreloader
     spool: Spool
     stream: UsageStream | None
@@ -103,6 +105,7 @@ class Services:
             (self.engines.refresh, "engines"),
         ):
             self._run(refresh_on_change(self.key_cache, refresh, what), what)
+        self._run(self.upstream_reload.run(self.key_cache), "upstreams")
         self._run(self.preloader.run(), "adapters-ready")
         self._run(HungEngines(self.router).run(), "hung-engines")
         self._run(self.limiter.run(), "leases")
@@ -125,6 +128,7 @@ class Services:
         await self.background.stop()
         await self.pipeline.responses.request_log.close()
         self.spool.flush()
+        await self.upstream_reload.close()
         await self.router.close()
         for engine in self.router.engines():
             await engine.close()

@@ -73,9 +73,11 @@ from gateway.stored_responses.completions import StoredCompletions
 from gateway.stored_responses.expansion import ResponseStore
 from gateway.tasks import LeaderRunner, NoRunner, Runner
 from gateway.tracing import RequestTracer, make_tracer
-from gateway.upstreams.clients import Engines, make_engines
-from gateway.upstreams.config import read_upstreams
+from gateway.upstreams.clients import NOTHING_KEPT, Engines, Kept, make_engines
+from gateway.upstreams.config import Upstream, read_upstreams
 from gateway.upstreams.openai import OpenAIEngine
+from gateway.upstreams.reloading import UpstreamReload
+from gateway.upstreams.upstream_changes import canary_shares
 from moderation.classifiers.load import load_classifier
 from moderation.screener import Screener
 
@@ -97,6 +99,7 @@ class _Base:
     spool: Spool
     router: Router
     catalog: Catalog
+    upstream_reload: UpstreamReload
     tracer: RequestTracer | None
 
 
@@ -136,31 +139,19 @@ def _build_base(
     spool = Spool(SpoolFile(_spool_path(settings)))
     router = Router(clock, cold_start_s=settings.cold_start_s)
     receipts = ReceiptLog(spool, clock)
+    upstreams = read_upstreams(settings.upstreams) if engines is None else []
+    catalog = Catalog(())
+    make = partial(_make_engines, settings, router, catalog, receipts, counters=counters)
     if engines is None:
-        upstreams = read_upstreams(settings.upstreams)
-        router.canaries = {
-            each.replica_name: each.canary_percent
-            for each in upstreams
-            if each.canary_percent is not None
-        }
-        engines = make_engines(
-            settings,
-            upstreams,
-            lambda engine_id, receipt: receipts.arrived(
-                engine_id, receipt, partial(router.acknowledge_soon, receipt.request_id)
-            ),
-            router.index.apply,
-            counters,
-        )
-    for name, clients in engines.clients.items():
-        router.add(name, clients)
-        for client in clients:
-            client.on_receipt = receipts.arrived
-    catalog = Catalog(engines.models)
-    for name, clients in engines.clients.items():
-        for client in clients:
-            if isinstance(client, OpenAIEngine):
-                client.on_context = partial(catalog.learn_context, name)
+        router.canaries = canary_shares(upstreams)
+        engines = make(upstreams)
+    else:
+        _attach(engines, catalog, receipts)
+    router.serve_by(engines.clients)
+    catalog.serve_only(engines.models)
+    reload = UpstreamReload(
+        settings, database, clock, router, catalog, build=make, upstreams=upstreams
+    )
     return _Base(
         settings=settings,
         clock=clock,
@@ -170,8 +161,41 @@ def _build_base(
         spool=spool,
         router=router,
         catalog=catalog,
+        upstream_reload=reload,
         tracer=RequestTracer(tracer) if tracer is not None else None,
     )
+
+
+def _make_engines(
+    settings: Settings,
+    router: Router,
+    catalog: Catalog,
+    receipts: ReceiptLog,
+    upstreams: list[Upstream],
+    kept: Kept = NOTHING_KEPT,
+    *,
+    counters: Counters,
+) -> Engines:
+    engines = make_engines(
+        settings,
+        upstreams,
+        lambda engine_id, receipt: receipts.arrived(
+            engine_id, receipt, partial(router.acknowledge_soon, receipt.request_id)
+        ),
+        router.index.apply,
+        counters,
+        kept=kept,
+    )
+    _attach(engines, catalog, receipts)
+    return engines
+
+
+def _attach(engines: Engines, catalog: Catalog, receipts: ReceiptLog) -> None:
+    for name, clients in engines.clients.items():
+        for client in clients:
+            client.on_receipt = receipts.arrived
+            if isinstance(client, OpenAIEngine):
+                client.on_context = partial(catalog.learn_context, name)
 
 
 def _build_request_path(base: _Base, moderator: Moderator | None) -> _RequestPath:
@@ -280,6 +304,7 @@ def _build_services(base: _Base, path: _RequestPath) -> Services:
         prices=path.prices,
         router=base.router,
         engines=EngineView(database, base.router),
+        upstream_reload=base.upstream_reload,
         preloader=AdapterPreloader(base.router, base.catalog, database, clock),
         spool=spool,
         stream=stream,

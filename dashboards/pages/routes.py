@@ -46,6 +46,7 @@ from dashboards.pages.operator import (
     tenant_billing,
     tenants,
     traffic,
+    upstreams,
 )
 from dashboards.pages.operator import safety as safety_queue
 
@@ -89,6 +90,7 @@ ROUTES: list[BaseRoute] = [
     *traffic.ROUTES,
     *configuration.ROUTES,
     *engines.ROUTES,
+    *upstreams.ROUTES,
     *safety_queue.ROUTES,
     *dead_letters.ROUTES,
     *health.ROUTES,

@@ -32,6 +32,7 @@ from gateway.screening.policy_view import PolicyView
 from gateway.screening.second_opinions import SecondOpinions
 from gateway.services import Services
 from gateway.stored_responses.background import BackgroundResponses
+from gateway.upstreams.reloading import UpstreamReload
 from moderation.screener import Screener
 
 Readiness = Callable[[], Awaitable[dict[str, dict[str, Any]]]]
@@ -64,6 +65,7 @@ ScreenerDep = Annotated[Screener | None, _from(lambda services: services.screene
 PoliciesDep = Annotated[PolicyView, _from(lambda services: services.policies)]
 OpinionsDep = Annotated[SecondOpinions, _from(lambda services: services.opinions)]
 EnginesDep = Annotated[EngineView, _from(lambda services: services.engines)]
+UpstreamReloadDep = Annotated[UpstreamReload, _from(lambda services: services.upstream_reload)]
 BackgroundDep = Annotated[BackgroundResponses, _from(lambda services: services.background)]
 CardPagesDep = Annotated[CardPages, _from(lambda services: services.card_pages)]
 PaymentsDep = Annotated[PaymentProvider, _from(lambda services: services.payments)]

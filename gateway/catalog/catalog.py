@@ -68,10 +68,13 @@ class Catalog:
     def serve(self, model: ServedModel) -> None:
         self._models[model.name] = model
 
+    def serve_only(self, models: Iterable[ServedModel]) -> None:
+        self._models = {model.name: model for model in models}
+
     def learn_context(self, name: str, tokens: int) -> None:
         """Store the context length that an upstream reports; of several replicas, the smallest."""
-        model = self._models[name]
-        if tokens < model.context_length:
+        model = self._models.get(name)
+        if model is not None and tokens < model.context_length:
             self.serve(replace(model, context_length=tokens))
 
     def set_adapters(self, adapters: Mapping[str, Mapping[str, NamedAdapter]]) -> None:

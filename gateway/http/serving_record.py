@@ -46,6 +46,15 @@ def read_record(data_dir: Path) -> ServingRecord | None:
     return None
 
 
+def url_here(settings: Settings) -> str:
+    """Of the gateway that runs on this data directory; else where the settings would start one."""
+    record = read_record(settings.data_dir)
+    if record is not None and record.is_live:
+        return record.url
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)
+    return f"http://[{host}]:{settings.port}" if ":" in host else f"http://{host}:{settings.port}"
+
+
 def names_here(settings: Settings) -> tuple[str, ...]:
     """Models of the running server; without one, those of the settings, else the last ones served."""
     record = read_record(settings.data_dir)

@@ -10,7 +10,6 @@ from sqlalchemy.orm import Session
 
 from billing import credits, partitions
 from billing.accounts import ensure_accounts
-from billing.prices import ensure_default_prices, ensure_price
 from core.clock import Clock
 from core.data_dir import make_data_dir
 from core.database import Database
@@ -24,6 +23,7 @@ from core.tenants.scope import scope_of_operator
 from gateway.catalog.adapter_files import read_adapter
 from gateway.catalog.known_models import shipped_adapters
 from gateway.catalog.model_files import model_name, served_names
+from gateway.catalog.model_prices import ensure_model_prices
 from gateway.upstreams.config import read_upstreams
 from migrations.run import upgrade
 
@@ -49,8 +49,8 @@ def prepare(settings: Settings, database: Database, clock: Clock) -> StartupInfo
     with database.transaction() as session:
         partitions.ensure_ahead(session, clock.now())
         names = served_names(settings)
-        for name in names:
-            _ensure_price(session, clock, settings, name)
+        upstreams = read_upstreams(settings.upstreams)
+        ensure_model_prices(session, clock, upstreams, model_name(settings), names)
         tenants = session.scalar(select(func.count()).select_from(Tenant)) or 0
         demo_tenant_id = session.scalar(select(Tenant.id).where(Tenant.name == bootstrap.NAME))
         if not embedded and tenants and demo_tenant_id is None:
@@ -73,15 +73,6 @@ def prepare(settings: Settings, database: Database, clock: Clock) -> StartupInfo
     return StartupInfo(
         embedded, bootstrap.NAME, key, demo_tenant.secret is not None, tuple(shipped)
     )
-
-
-def _ensure_price(session: Session, clock: Clock, settings: Settings, name: str) -> None:
-    """Save the price of the model's upstream entry, or the default price if the model has none."""
-    for each in read_upstreams(settings.upstreams):
-        if each.price and (each.model or model_name(settings)) == name:
-            ensure_price(session, clock, name, each.price, "of the upstream's entry")
-            return
-    ensure_default_prices(session, clock, name)
 
 
 def write_secret(file: Path, secret: str) -> None:

@@ -145,3 +145,17 @@ def _missing_tokens(snapshot: ReplicaSnapshot, request: PlacementRequest, cached
         return 0  # the server does not report its blocks
     needed = request.prompt_tokens - cached + request.output_tokens
     return max(0, needed - snapshot.stats.blocks_free * snapshot.block_size)
+
+
+def explain(cost: Estimate, block_size: int, among: int, *, sticky: bool) -> str:
+    """Why a replica was chosen, for the usage event."""
+    parts = [f"{cost.total_s * 1000:.0f} ms expected, least of {among}"]
+    if cost.cached_blocks:
+        parts.append(f"{cost.cached_blocks * block_size} tokens cached")
+    if cost.restore_s:
+        parts.append("a part in a tier")
+    if cost.adapter_s:
+        parts.append("adapter to load")
+    if sticky:
+        parts.append("same conversation")
+    return ", ".join(parts)

@@ -16,7 +16,7 @@ from gateway.routing.adapter_loads import AdapterLoads
 from gateway.routing.adapter_popularity import AdapterPopularity
 from gateway.routing.canaries import in_turn, point_of
 from gateway.routing.conversations import Conversations, prefix_hashes
-from gateway.routing.placement import Estimate, PlacementRequest, choose
+from gateway.routing.placement import PlacementRequest, choose, explain
 from gateway.routing.prefix_chains import PrefixChains
 from gateway.routing.prefix_index import PrefixIndex
 from gateway.routing.replicas import Replica, WaitingRequest
@@ -69,21 +69,46 @@ class Router:
         self._chains = PrefixChains()
         self._conversations = Conversations()
         self._replicas: dict[str, list[Replica]] = {}
+        self._retired: list[Replica] = []  # no longer in the list; their last requests still run
         self.canaries: Mapping[str, int] = {}  # percent of the conversations, by replica
         self._settled: list[str] = []
         self._closed = False
         self._sending: set[asyncio.Future[None]] = set()
 
-    def add(self, model: str, clients: Sequence[EngineClient]) -> None:
+    def serve_by(self, clients: Mapping[str, Sequence[EngineClient]]) -> list[Replica]:
+        """From now on, send requests to these clients only, by model. A known client keeps its replica,
+        and a name its drain. Returns the replicas that are no longer used, which `forget` ends."""
         known = {id(replica.client): replica for replica in self.replicas()}
-        mine = self._replicas.setdefault(model, [])
-        mine += [known.get(id(client)) or Replica(client, self.clock) for client in clients]
+        drained = {replica.name for replica in known.values() if replica.draining}
+        made: dict[int, Replica] = {}
+        for own in clients.values():
+            for client in own:
+                replica = known.get(id(client)) or made.get(id(client))
+                if replica is None:
+                    replica = Replica(client, self.clock)
+                    replica.draining = replica.name in drained
+                made[id(client)] = replica
+        retired = [replica for key, replica in known.items() if key not in made]
+        self._retired += retired
+        self._replicas = {
+            model: [made[id(client)] for client in own] for model, own in clients.items()
+        }
+        for replica in retired:
+            self.index.forget(replica.name)
+        return retired
+
+    def forget(self, replica: Replica) -> None:
+        self._retired.remove(replica)
 
     def replicas(self) -> Iterable[Replica]:
         return {id(p): p for replicas in self._replicas.values() for p in replicas}.values()
 
-    def engines(self) -> Iterable[EngineClient]:
+    def in_use(self) -> list[EngineClient]:
         return [replica.client for replica in self.replicas()]
+
+    def engines(self) -> Iterable[EngineClient]:
+        """With those whose last requests still run."""
+        return [*self.in_use(), *(replica.client for replica in self._retired)]
 
     def models(self) -> Iterable[tuple[str, list[Replica]]]:
         return self._replicas.items()
@@ -128,7 +153,7 @@ class Router:
         chosen, cost = ranked[0]
         replica = next(p for p in replicas if p.name == chosen.engine_id)
         self._conversations.note(hashes, replica.name)
-        why = _explain(cost, chosen.block_size, len(replicas), sticky=chosen.sticky)
+        why = explain(cost, chosen.block_size, len(replicas), sticky=chosen.sticky)
         new = max(0, len(query.ids) - cost.cached_blocks * chosen.block_size)
         return Choice(replica, why, new, cost.total_s)
 
@@ -371,16 +396,3 @@ RETRY_ON_REPLICA = frozenset(
 
 # Codes of errors for which a fallback model is tried.
 RETRY_ON_FALLBACK = RETRY_ON_REPLICA | {"model_loading", "adapter_loading"}
-
-
-def _explain(cost: Estimate, block_size: int, among: int, *, sticky: bool) -> str:
-    parts = [f"{cost.total_s * 1000:.0f} ms expected, least of {among}"]
-    if cost.cached_blocks:
-        parts.append(f"{cost.cached_blocks * block_size} tokens cached")
-    if cost.restore_s:
-        parts.append("a part in a tier")
-    if cost.adapter_s:
-        parts.append("adapter to load")
-    if sticky:
-        parts.append("same conversation")
-    return ", ".join(parts)

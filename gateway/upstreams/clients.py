@@ -1,8 +1,8 @@
 """Builds engine clients and served models from the configured upstreams."""
 
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -37,12 +37,27 @@ class Engines:
     models: list[ServedModel]
 
 
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What a new list of upstreams takes over from the one in force."""
+
+    clients: Mapping[str, EngineClient] = field(default_factory=dict)  # by replica name
+    models: Mapping[str, ServedModel] = field(
+        default_factory=dict
+    )  # their tokenizers are not read again
+
+
+NOTHING_KEPT = Kept()
+
+
 def make_engines(
     settings: Settings,
     upstreams: list[Upstream],
     on_stray_receipt: Callable[[str, Receipt], None],
     on_kv_events: Callable[[str, list[KvEvent]], None],
     counters: Counters | None = None,
+    *,
+    kept: Kept = NOTHING_KEPT,
 ) -> Engines:
     """Build a client for each upstream. KV events are requested only from models with several
     replicas; `on_kv_events` is called with the replica's name and the events."""
@@ -56,9 +71,11 @@ def make_engines(
     for upstream in upstreams:
         name = upstream.model or model_name(settings)
         if name not in models:
-            models[name] = _model(settings, upstream, name)
+            models[name] = kept.models.get(name) or _model(settings, upstream, name)
         client: EngineClient
-        if upstream.is_http:
+        if upstream.replica_name in kept.clients:
+            client = kept.clients[upstream.replica_name]
+        elif upstream.is_http:
             clock = SystemClock()
             limits = UpstreamLimits(
                 upstream, counters or MemoryCounters(clock), clock, processes=settings.workers

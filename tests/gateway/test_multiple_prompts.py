@@ -182,7 +182,7 @@ async def test_after_a_crash_the_sum_of_the_engines_receipts_is_billed(tmp_path:
     engine, clock = FakeEngine(engine_id="left"), FakeClock()
     await engine.start()
     router = Router(clock)
-    router.add(MODEL, [engine])
+    router.serve_by({MODEL: [engine]})
     spool = Spool(SpoolFile(tmp_path / "dead.db"))
     spool.bind(asyncio.get_running_loop())
     opened = OpenedRequest(

@@ -84,6 +84,10 @@ def page_of(request: Request) -> Response:
         "Engines",
         "As of each engine's last heartbeat. The Grafana dashboard `engine` has the history.",
         tiles=_tiles(engines),
+        links=[
+            ("/operator/engines/upstreams", "Reload upstreams"),
+            ("/adapters", "Preload adapters"),
+        ],
         tables=[
             table,
             Table(

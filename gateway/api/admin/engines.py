@@ -1,4 +1,4 @@
-"""/admin/v1/engines: list engines, and drain or resume one."""
+"""/admin/v1/engines: list engines, drain or resume one, and read the list of upstreams again."""
 
 import asyncio
 from typing import Annotated, Any
@@ -8,8 +8,8 @@ from fastapi import APIRouter, Depends
 from core import engine_drains
 from core.errors import NotFound
 from gateway.api.admin.access import OperatorContext, RequireOperator
-from gateway.api.admin.schemas import EngineName
-from gateway.api.dependencies import EnginesDep
+from gateway.api.admin.schemas import EngineName, UpstreamsDigest
+from gateway.api.dependencies import EnginesDep, UpstreamReloadDep
 from gateway.routing.engine_view import EngineView
 
 router = APIRouter(prefix="/admin/v1/engines", tags=["operation"])
@@ -31,6 +31,21 @@ async def drain(body: EngineName, ctx: WriteAccess, engines: EnginesDep) -> dict
 @router.post("/resume")
 async def resume(body: EngineName, ctx: WriteAccess, engines: EnginesDep) -> dict[str, Any]:
     return await _change_drain(ctx, engines, body.engine, engine_drains.resume)
+
+
+@router.get("/upstreams")
+async def preview_upstreams(_ctx: ReadAccess, upstreams: UpstreamReloadDep) -> dict[str, Any]:
+    """What serving by the file of TOLLHOUSE_UPSTREAMS would change now, after checking it."""
+    return (await asyncio.to_thread(upstreams.preview)).described()
+
+
+@router.post("/upstreams/reload")
+async def reload_upstreams(
+    body: UpstreamsDigest, ctx: WriteAccess, upstreams: UpstreamReloadDep
+) -> dict[str, Any]:
+    """Serve by the file from now on, in every gateway process. Requests that run on removed engines
+    finish there. Refused if the file is no longer the list with this digest."""
+    return (await upstreams.reload(ctx.actor.id, body.digest)).described()
 
 
 async def _change_drain(

@@ -202,6 +202,10 @@ class EngineName(_Body):
     engine: str = Field(min_length=1, max_length=80)
 
 
+class UpstreamsDigest(_Body):
+    digest: str = Field(min_length=1, max_length=64, description="Of the list that was shown.")
+
+
 class Permission(_Body):
     role: str = Field(min_length=1, max_length=40)
     obj: str = Field(min_length=1, max_length=40)

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from core.errors import BadRequest, SettingError
 from core.settings import Settings, load_settings
-from gateway.http.serving_record import read_record
+from gateway.http.serving_record import url_here
 from gateway.terminal_chat.client import ChatClient
 from gateway.terminal_chat.session import HELP as KEYS
 from gateway.terminal_chat.session import ChatSession
@@ -26,7 +26,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     settings = load_settings()
-    client = ChatClient(arguments.url or _url(settings), arguments.key or _key(settings))
+    client = ChatClient(arguments.url or url_here(settings), arguments.key or _key(settings))
     session = ChatSession(client, _model(client, arguments.model), _write, _remark)
     if sys.stdin.isatty():
         _remark(f"{session.model} at {client.url}. {KEYS}.")
@@ -59,14 +59,6 @@ def _model(client: ChatClient, name: str) -> str:
     if not known:
         raise BadRequest("This key may use no model.", next_step="Give another with --key.")
     return name or known[0]
-
-
-def _url(settings: Settings) -> str:
-    record = read_record(settings.data_dir)
-    if record is not None and record.is_live:
-        return record.url
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)
-    return f"http://[{host}]:{settings.port}" if ":" in host else f"http://{host}:{settings.port}"
 
 
 def _key(settings: Settings) -> str:

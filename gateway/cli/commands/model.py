@@ -39,6 +39,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     engines = verbs.add_parser("engines", help="list engines and whether they are drained")
     add_json(engines)
     engines.set_defaults(run=_engines)
+    reload_verb = verbs.add_parser(
+        "reload", help="have a running gateway read the file of TOLLHOUSE_UPSTREAMS again"
+    )
+    reload_verb.add_argument("--dry-run", action="store_true", help="check it and show the changes")
+    reload_verb.add_argument("--url", default="", help="default: the gateway of the data directory")
+    add_json(reload_verb)
+    reload_verb.set_defaults(run=_reload)
     for verb, run, help_text in (
         ("drain", _drain, "send no new requests to an engine, for example to replace it"),
         ("resume", _resume, "send requests to a drained engine again"),
@@ -73,6 +80,12 @@ def _resume(arguments: argparse.Namespace) -> int:
     from gateway.cli.commands._served_models import resume
 
     return resume(arguments)
+
+
+def _reload(arguments: argparse.Namespace) -> int:
+    from gateway.cli.commands._upstream_reload import reload
+
+    return reload(arguments)
 
 
 def _fetch(arguments: argparse.Namespace) -> int:

@@ -32,7 +32,7 @@ class Bench:
         self.database = migrated(f"sqlite:///{tmp_path / 'k.db'}")
         self.router = Router(self.clock)
         self.engines = [FakeEngine(engine_id=name) for name in ("left", "right")]
-        self.router.add("m", self.engines)
+        self.router.serve_by({"m": self.engines})
         self.catalog = Catalog([ServedModel("m", None, 512, 0)])
         self.catalog.set_adapters({"t1": ADAPTERS})
         self.keeper = AdapterPreloader(self.router, self.catalog, self.database, self.clock)

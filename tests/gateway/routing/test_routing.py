@@ -140,7 +140,7 @@ def query(ids: list[int], ask: InferenceRequest, tenant: str = "t1") -> Query:
 async def test_the_request_goes_where_its_prefix_is() -> None:
     router = Router(FakeClock())
     left, right = pair(0)
-    router.add(MODEL, [left, right])
+    router.serve_by({MODEL: [left, right]})
     info = right.info()
     assert info is not None
     ids = [random.Random(1).randrange(5, 200) for _ in range(400)]
@@ -231,7 +231,7 @@ async def test_a_request_that_moved_is_settled_by_the_engine_that_had_it_last(
     is asked, or waited for."""
     left, right = pair(0)
     router = Router(FakeClock())
-    router.add(MODEL, [left, right])
+    router.serve_by({MODEL: [left, right]})
     spool = Spool(SpoolFile(tmp_path / "s.db"))
     spool.bind(asyncio.get_running_loop())
     clock = FakeClock()
