@@ -4,6 +4,7 @@ auth -> request options -> prompt -> admission (limits and money) -> moderation 
 -> streaming, with the output guard -> metering. It serves every inference route as a `Surface`.
 """
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 from core import logs, metrics
@@ -20,7 +21,7 @@ from gateway.http.headers import read_options
 from gateway.inference.decoding import parse_body
 from gateway.inference.surface import Surface
 from gateway.metering.meter import Meter, MeterServices, refused_ending
-from gateway.prompts.prompt import prepare_for
+from gateway.prompts.prompt import Held, prepare_for
 from gateway.prompts.stored_prompts import StoredPrompts
 from gateway.response_cache.cache import ResponseCache
 from gateway.responses import RequestLimits, Responses
@@ -83,8 +84,7 @@ class Pipeline:
             raise Unavailable("This gateway is shutting down.", code="draining", retry_after_s=1.0)
         await self._authenticate(ctx)
         await self._read(ctx)
-        async with self.admission.request_rate.held_for_large(ctx):
-            await self._prepare(ctx)
+        await self._prepare(ctx, self.admission.request_rate.hold_for_large(ctx))
         while True:
             await self._admit(ctx)
             try:
@@ -114,8 +114,8 @@ class Pipeline:
         self.fallbacks.choose(ctx, self.catalog.resolve(ctx.principal, ctx.request.model))
         ctx.lookup = self.cache.begin(ctx)
 
-    async def _prepare(self, ctx: RequestContext) -> None:
-        ctx.prompt = await prepare_for(ctx.request, ctx.target, ctx.principal)
+    async def _prepare(self, ctx: RequestContext, held: Held = nullcontext) -> None:
+        ctx.prompt = await prepare_for(ctx.request, ctx.target, ctx.principal, held)
 
     async def _admit(self, ctx: RequestContext) -> None:
         with ctx.trace.span("admission"):

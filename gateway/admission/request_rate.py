@@ -6,7 +6,7 @@ again, and kept where the prompt is refused.
 """
 
 import dataclasses
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -22,8 +22,6 @@ from gateway.admission.reservation import plan_buckets
 
 if TYPE_CHECKING:
     from gateway.context import RequestContext
-
-_NOT_HELD = nullcontext()
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +44,15 @@ class RequestRate:
     def __init__(self, counters: FailoverCounters) -> None:
         self._counters = counters
 
-    def held_for_large(self, ctx: "RequestContext") -> AbstractAsyncContextManager[None]:
-        """Holds the limits on requests while the prompt of a large request is prepared. They stay
-        taken if it is refused, so that refused prompts cost no more than the plan allows."""
+    def hold_for_large(
+        self, ctx: "RequestContext"
+    ) -> Callable[[], AbstractAsyncContextManager[None]]:
+        """Holds the limits on requests while the prompt of a large request is encoded. They stay
+        taken if it is refused, so that refused prompts cost no more than the plan allows. A
+        conversation whose beginning is cached needs little work, and holds nothing."""
         if not ctx.large:
-            return _NOT_HELD
-        return self._held(
+            return nullcontext
+        return lambda: self._held(
             AdmissionRequest.without_prompt(ctx.request_id, ctx.principal, ctx.target.model.name)
         )
 

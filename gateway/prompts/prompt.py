@@ -4,6 +4,8 @@ Static content comes first so that requests share prefixes. The pipeline only ca
 """
 
 import asyncio
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, nullcontext
 from functools import cache
 
 from msgspec import Struct, field
@@ -40,6 +42,8 @@ _INLINE_PROMPT = 20_000  # characters or ids, which are decoded
 _INLINE_MESSAGES = 100
 _INLINE_NEW_CHARACTERS = 2_000  # longer texts are encoded in a thread; about a millisecond
 
+Held = Callable[[], AbstractAsyncContextManager[None]]
+
 
 class Prompt(Struct, frozen=True):
     request: InferenceRequest  # in the tenant's prompt order, as sent to the engine
@@ -64,8 +68,11 @@ class Prompt(Struct, frozen=True):
         return [(name.encode(), value.encode()) for name, value in self.headers.items()]
 
 
-async def prepare_for(request: InferenceRequest, target: Target, principal: Principal) -> Prompt:
-    """Prepare the prompt of a request that the target's model can serve; raises otherwise."""
+async def prepare_for(
+    request: InferenceRequest, target: Target, principal: Principal, held: Held = nullcontext
+) -> Prompt:
+    """Prepare the prompt of a request that the target's model can serve; raises otherwise. `held` is
+    entered around work that needs a thread."""
     check_sampling_parameters(request, target.model)
     if "store" in request.extra:
         check_may_store(principal)
@@ -75,7 +82,7 @@ async def prepare_for(request: InferenceRequest, target: Target, principal: Prin
         if target.model.parameters is None:  # our own engine
             grammar_of(request)
     model = target.model
-    prompt = await prepare(request, model.codec, model.context_length, principal)
+    prompt = await prepare(request, model.codec, model.context_length, principal, held)
     if request.inputs is not None and model.parameters is not None:
         prompt = replace(prompt, parts=())  # an upstream takes all texts in one call
     if notes:
@@ -84,18 +91,24 @@ async def prepare_for(request: InferenceRequest, target: Target, principal: Prin
 
 
 async def prepare(
-    request: InferenceRequest, codec: TextCodec | None, context_length: int, principal: Principal
+    request: InferenceRequest,
+    codec: TextCodec | None,
+    context_length: int,
+    principal: Principal,
+    held: Held = nullcontext,
 ) -> Prompt:
     """Long requests are prepared in a thread; of short ones, long texts are encoded in one."""
     target = _Target(codec, context_length, principal)
     if request.inputs is not None:
-        return await asyncio.to_thread(_embedded, request, codec, context_length)
+        async with held():
+            return await asyncio.to_thread(_embedded, request, codec, context_length)
     if is_long(request):
-        return await asyncio.to_thread(_prepare_now, request, target)
+        async with held():
+            return await asyncio.to_thread(_prepare_now, request, target)
     if len(request.prompts) > 1:
-        parts = [await _prepare_one(part, target) for part in _single_prompts(request)]
+        parts = [await _prepare_one(part, target, held) for part in _single_prompts(request)]
         return _joined(request, parts)
-    return await _prepare_one(request, target)
+    return await _prepare_one(request, target, held)
 
 
 class _Target(Struct, frozen=True):
@@ -145,14 +158,14 @@ def _prepare_now(request: InferenceRequest, target: _Target) -> Prompt:
     return _prompt(draft, _encode(draft, target.context_length), target)
 
 
-async def _prepare_one(request: InferenceRequest, target: _Target) -> Prompt:
+async def _prepare_one(request: InferenceRequest, target: _Target, held: Held) -> Prompt:
     draft = _draft(request, target)
     marked = draft.text is not None and draft.text.mark is not None
     if marked or draft.new_characters > _INLINE_NEW_CHARACTERS:
-        ids = await asyncio.to_thread(_encode, draft, target.context_length)
-    else:
-        ids = _encode(draft, target.context_length)
-    return _prompt(draft, ids, target)
+        async with held():
+            ids = await asyncio.to_thread(_encode, draft, target.context_length)
+            return _prompt(draft, ids, target)
+    return _prompt(draft, _encode(draft, target.context_length), target)
 
 
 def _draft(request: InferenceRequest, target: _Target) -> _Draft:

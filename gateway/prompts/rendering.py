@@ -1,6 +1,5 @@
 """Renders a request to the text that the model reads, and encodes it."""
 
-import json
 from typing import Any
 
 from msgspec import Struct
@@ -8,11 +7,11 @@ from msgspec.structs import replace
 
 from core.errors import BadRequest
 from gateway.inference.request import InferenceRequest
+from gateway.prompts.json_text import json_text
 from gateway.prompts.prefix_tokens import MIN_TEXT, Pieces
 from gateway.prompts.tokenizing import TextCodec
 
 NO_CHAT_TEMPLATE = "no_chat_template"
-_encoder = json.JSONEncoder(ensure_ascii=False)
 _GATEWAY_MARKS = ("cache_control", "volatile", "rank")  # hidden from the template
 _PLAIN_FIELDS = 2  # of a message that has a role and content alone
 
@@ -99,7 +98,7 @@ def render_chat(
     template.check_variables(variables)
     messages = [_template_message(message) for message in given]
     if tools and not template.supports_tools:
-        listed = "\n".join(map(_encoder.encode, tools))
+        listed = "\n".join(map(json_text, tools))
         messages.insert(0, {"role": "system", "content": f"Tools:\n{listed}"})
         tools = None
     if not codec.control.occur_in(messages, tools, variables):

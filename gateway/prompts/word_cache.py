@@ -18,14 +18,18 @@ _MAX_WORDS = 30_000
 _MAX_NEW_WORDS = (
     8  # unknown words per text; encoding more of them singly is slower than the whole text
 )
+# A byte-level model reads bytes as the characters that stand for them: printable ones as themselves.
+_SHOWN = dict(zip((*range(33), 127), map(chr, range(256, 290)), strict=True))
 
 
 class WordCache:
     """Of one tokenizer. Shared by all tenants, like the word cache inside the tokenizer."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
         self._words = word_pattern(tokenizer)
+        # The merges alone, for a byte-level model: of a word, the pipeline around them takes four
+        # times as long.
+        self._merge = tokenizer.model.tokenize
         added = {each.content: at for at, each in tokenizer.get_added_tokens_decoder().items()}
         self._added = added
         longest_first = sorted(added, key=len, reverse=True)
@@ -56,7 +60,7 @@ class WordCache:
         return result
 
     def _encode(self, word: str) -> list[int]:
-        ids = list(self._tokenizer.encode(word, add_special_tokens=False).ids)
+        ids = [token.id for token in self._merge(word.translate(_SHOWN))]
         if len(word) <= _MAX_WORD:
             if len(self._cached) >= _MAX_WORDS:
                 self._cached = {}

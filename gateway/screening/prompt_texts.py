@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from core.errors import ContentBlocked
 from gateway.inference.request import InferenceRequest
 from gateway.inference.responses.request import flat_name
+from gateway.prompts.json_text import json_text
 from gateway.prompts.template_variables import texts_of_variables, with_texts
 from gateway.prompts.truncation import texts_of
 from moderation.policy import SAME_ROLE
@@ -27,7 +28,6 @@ from moderation.verdict import ScreenedText, Span
 MAX_JOINED = 4_000
 _GATEWAY_MARKS = ("cache_control", "volatile", "rank")
 
-_encoder = json.JSONEncoder(ensure_ascii=False)
 _PLAIN = ("role", "content")  # the fields of most messages
 Change = Callable[[str, str], str]  # (text, separator before it) -> the text to send on
 
@@ -147,9 +147,9 @@ def _walk(request: InferenceRequest) -> Iterator[tuple[str, list[tuple[str, str]
 
 def _beside_messages(request: InferenceRequest) -> Iterator[tuple[str, list[tuple[str, str]]]]:
     for tool in request.tools or ():
-        yield TOOLS, [(_json(_without_marks(tool)), "")]
+        yield TOOLS, [(json_text(_without_marks(tool)), "")]
     for value in _described(request):
-        yield TOOLS, [(_json(value), "")]
+        yield TOOLS, [(json_text(value), "")]
     if request.chat_template_kwargs:
         texts = texts_of_variables(request.chat_template_kwargs)
         if texts:
@@ -186,7 +186,7 @@ def _rebuilt(request: InferenceRequest, texts: Iterator[str]) -> InferenceReques
     messages = [_message(message, _next) for message in request.messages]
     tools = [_tool(tool, next(texts)) for tool in request.tools or ()]
     for value in _described(request):
-        if next(texts) != _json(value):
+        if next(texts) != json_text(value):
             raise _not_redactable("the description of the answer's format")
     variables = with_texts(request.chat_template_kwargs, texts)
     return replace(
@@ -232,13 +232,13 @@ def _call(function: Mapping[str, Any], change: Change) -> dict[str, Any]:
     new = change(text, "\n")
     if new == text:
         return {**function, "name": name}
-    arguments = new if _parsed(new) is not None else _json({"redacted": new})
+    arguments = new if _parsed(new) is not None else json_text({"redacted": new})
     return {**function, "name": name, "arguments": arguments}
 
 
 def _tool(tool: dict[str, Any], text: str) -> dict[str, Any]:
     plain = _without_marks(tool)
-    if text == _json(plain):
+    if text == json_text(plain):
         return tool
     new = _parsed(text)
     function = new.get("function") if isinstance(new, dict) else None
@@ -280,9 +280,9 @@ def _echoed_tool(
 
 def _canonical(given: Any) -> str:
     if not isinstance(given, str):
-        return _json(given)
+        return json_text(given)
     parsed = _parsed(given)
-    return given if parsed is None else _json(parsed)
+    return given if parsed is None else json_text(parsed)
 
 
 def _parsed(text: str) -> Any:
@@ -290,10 +290,6 @@ def _parsed(text: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError):
         return None
-
-
-def _json(value: Any) -> str:
-    return _encoder.encode(value)
 
 
 def _without_marks(tool: Mapping[str, Any]) -> dict[str, Any]:

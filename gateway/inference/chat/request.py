@@ -153,7 +153,12 @@ def parse_chat(raw: bytes) -> InferenceRequest:
     tools = None if choice == "none" else defined
     media: dict[str, str] = {}  # kind -> where the first part of it is
     given = messages_of(body)
-    messages = [parse_message(index, each, media) for index, each in enumerate(given)]
+    messages = [
+        {"role": each.role, "content": each.content}
+        if type(each.content) is str and _other_fields(each) == _NO_OTHER_FIELDS
+        else parse_message(index, each, media)
+        for index, each in enumerate(given)
+    ]
     extra: dict[str, Any] = {"legacy_functions": bool(body.functions), "named": media}
     if body.store:
         extra["store"] = body.metadata or {}
@@ -246,6 +251,9 @@ def _invalid(name: str, form: str) -> BadRequest:
 _OPTIONAL_FIELDS = ("name", "tool_call_id", "refusal", "cache_control", "volatile")
 _optional_fields = attrgetter(*_OPTIONAL_FIELDS)
 _NO_OPTIONAL_FIELDS = (None,) * len(_OPTIONAL_FIELDS)
+# All that `parse_message` reads beside role and content: most messages have none of them.
+_other_fields = attrgetter(*_OPTIONAL_FIELDS, "audio", "tool_calls", "function_call")
+_NO_OTHER_FIELDS = (None,) * (len(_OPTIONAL_FIELDS) + 3)
 
 
 def parse_message(
@@ -309,7 +317,14 @@ def tool_of(index: int, tool: Tool) -> dict[str, Any]:
             next_step="Send type function with a function object.",
             param=f"tools[{index}].type",
         )
-    function = {k: v for k, v in msgspec.to_builtins(tool.function).items() if v is not None}
+    given = tool.function
+    function: dict[str, Any] = {"name": given.name}
+    if given.description is not None:
+        function["description"] = given.description
+    if given.parameters is not None:
+        function["parameters"] = given.parameters
+    if given.strict is not None:
+        function["strict"] = given.strict
     converted: dict[str, Any] = {"type": "function", "function": function}
     if tool.cache_control is not None:
         converted["cache_control"] = tool.cache_control

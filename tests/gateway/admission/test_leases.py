@@ -1,6 +1,7 @@
 """Leases and request limits over counters that answer, fail and lose their data at given moments."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace as replaced
 from types import SimpleNamespace
 
@@ -299,7 +300,7 @@ async def test_the_limits_on_requests_are_held_while_a_large_prompt_is_prepared(
     owner = SimpleNamespace(tenant_id="org_a", project_id="proj_a", key_id="key_a", plan=asked.plan)
     target = SimpleNamespace(model=SimpleNamespace(name="demo"))
     ctx = SimpleNamespace(large=True, request_id="req_1", principal=owner, target=target)
-    async with limited.held_for_large(ctx):  # type: ignore[arg-type]
+    async with limited.hold_for_large(ctx)():  # type: ignore[arg-type]
         with pytest.raises(RateLimited):
             await limited.count(replace(asked, request_id="req_2"))
     await limited.count(replace(asked, request_id="req_3"))
@@ -308,7 +309,7 @@ async def test_the_limits_on_requests_are_held_while_a_large_prompt_is_prepared(
 def test_a_small_request_is_not_held() -> None:
     limited, _ = rate(1)
     ctx = SimpleNamespace(large=False)
-    assert limited.held_for_large(ctx) is limited.held_for_large(ctx)  # type: ignore[arg-type]
+    assert limited.hold_for_large(ctx) is nullcontext  # type: ignore[arg-type]
 
 
 def test_a_plan_is_reduced_once_and_the_reduced_plans_are_bounded(
