@@ -7,7 +7,8 @@ from typing import Any
 from sqlalchemy import and_, func, select
 from sqlalchemy.orm import Session
 
-from billing import frozen_sums, rollups
+from billing import audit_rows, frozen_sums, rollups
+from billing.audit_rows import RowSums
 from billing.differences import EVERYTHING, Difference, Since, amount
 from billing.models import (
     Adjustment,
@@ -44,18 +45,20 @@ _COUNTS: dict[Component, Any] = {
 _AMOUNT = dict(zip(Component, AMOUNT_COLUMNS, strict=False))
 
 
-def charges_and_prices(session: Session, since: Since = EVERYTHING) -> list[Difference]:
+def charges_and_prices(
+    session: Session, since: Since = EVERYTHING, rows: RowSums | None = None
+) -> list[Difference]:
     """The charges of a period sum to the price of its total quantity, by component. Versions of the
     same model and adapter share their tiers. Of open days: the periods in which they have charges.
     """
-    rows = _priced_groups(session, since)
-    wanted = {row[1] for row in rows}
+    groups = _priced_groups(session, since, rows)
+    wanted = {row[1] for row in groups}
     stored = session.scalars(select(PriceVersionRow).where(PriceVersionRow.id.in_(wanted)))
     versions = {row.id: version_of(row) for row in stored}
-    positions = _positions(session, {row[0] for row in rows})
+    positions = _positions(session, {row[0] for row in groups})
     unknown: Scope = ("", "", "")
     used: dict[tuple[str, str, Component, Scope], dict[str, list[int]]] = {}
-    for period_id, version_id, tenant_id, tokens, *values in rows:
+    for period_id, version_id, tenant_id, tokens, *values in groups:
         scope = scope_of(versions[version_id]) if version_id in versions else unknown
         for index, component in enumerate(Component):
             quantity, units = int(values[2 * index]), int(values[2 * index + 1])
@@ -91,23 +94,24 @@ def charges_and_prices(session: Session, since: Since = EVERYTHING) -> list[Diff
     return found
 
 
-def _priced_groups(session: Session, since: Since) -> list[tuple[Any, ...]]:
+def _priced_groups(session: Session, since: Since, known: RowSums | None) -> list[tuple[Any, ...]]:
     """Usage period, price version, tenant, whether tokens are priced, then the quantity and the units
-    of each component; a group of closed and open days may have two rows."""
-    rows = session.execute(_priced(C, since)).all()
+    of each component; a key may have several rows."""
     if since == EVERYTHING:
-        return [tuple(row) for row in rows]
+        return [_priced(each) for each in (known or audit_rows.read(session)).groups]
+    rows = session.execute(frozen_sums.open_charges(*_priced_columns(C), since.batch)).all()
     periods = {row[0] for row in rows}
     key, sums = _priced_columns(F)
     closed = frozen_sums.closed_charges(session, key, sums, (F.usage_period_id, periods))
     return [tuple(row) for row in (*rows, *closed)]
 
 
-def _priced(table: Any, since: Since) -> Any:
-    key, sums = _priced_columns(table)
-    if since == EVERYTHING:
-        return select(*key, *sums).group_by(*key)
-    return frozen_sums.open_charges(key, sums, since.batch)
+def _priced(group: audit_rows.Group) -> tuple[Any, ...]:
+    values: list[int] = []
+    for component in Component:
+        values += [_COUNTS[component](group), getattr(group, _AMOUNT[component])]
+    key = (group.usage_period_id, group.price_version, group.tenant_id, group.tokens)
+    return (*key, *values)
 
 
 def _priced_columns(table: Any) -> tuple[list[Any], list[Any]]:
@@ -134,13 +138,18 @@ def _positions(session: Session, periods: set[str]) -> dict[tuple[Any, ...], int
     return found
 
 
-def charges_and_roll_ups(session: Session, since: Since = EVERYTHING) -> list[Difference]:
+def charges_and_roll_ups(
+    session: Session, since: Since = EVERYTHING, rows: RowSums | None = None
+) -> list[Difference]:
     """Both roll-ups equal charges plus adjustments, per tenant and pair of periods. Of open days: the
     periods to which they add, by day, and the hours of the days on which they have usage.
     """
     if since != EVERYTHING:
         return _open_roll_ups(session, since)
-    expected = _adjusted(session, _by_bill(session, C), None)
+    charged: Sums = {}
+    for group in (rows or audit_rows.read(session)).groups:
+        _add(charged, (*group[:3], *(getattr(group, name) for name in rollups.SUMS)))
+    expected = _adjusted(session, charged, None)
     found = []
     for table in (HourlyUsage, DailyUsage):
         found += _roll_up_differences(table, expected, _by_bill(session, table))

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from sqlalchemy import Select, func, select
 from sqlalchemy.orm import Session
 
-from billing import frozen_sums
+from billing import audit_rows, frozen_sums
+from billing.audit_rows import RowSums
 from billing.differences import EVERYTHING, Difference, Since, amount
 from billing.invoices import DRAFT, UNCOLLECTIBLE, VOID
 from billing.ledger import AccountKind
@@ -170,7 +171,9 @@ def wallets_and_grants(session: Session, since: Since = EVERYTHING) -> list[Diff
     return found
 
 
-def charges_and_invoices(session: Session, since: Since = EVERYTHING) -> list[Difference]:
+def charges_and_invoices(
+    session: Session, since: Since = EVERYTHING, rows: RowSums | None = None
+) -> list[Difference]:
     """A final invoice bills exactly the charges and adjustments of its period. Of open days: the
     periods that were closed since.
     """
@@ -187,6 +190,11 @@ def charges_and_invoices(session: Session, since: Since = EVERYTHING) -> list[Di
         billed_lines = billed_lines.where(Invoice.period_id.in_(closed))
     billed = {row[0]: int(row[1]) for row in session.execute(billed_lines)}
     expected: dict[str, int] = defaultdict(int)
+    if since == EVERYTHING:
+        periods = set(session.scalars(closed))
+        for group in (rows or audit_rows.read(session)).groups:
+            if group.bill_period_id in periods:
+                expected[group.bill_period_id] += group.amount
     for period_id, units in _charged_in(session, closed, since):
         expected[period_id] += int(units)
     found = []
@@ -202,15 +210,15 @@ def charges_and_invoices(session: Session, since: Since = EVERYTHING) -> list[Di
 
 
 def _charged_in(session: Session, periods: Select[str], since: Since) -> Iterator[tuple[str, int]]:
-    """Units of charges and adjustments by bill period: of open days, of closed days, adjusted."""
-    frozen = since != EVERYTHING
-    for table in (Charge, Adjustment, *((ClosedCharges,) if frozen else ())):
+    """Units by bill period: adjusted, and charged on open and on closed days."""
+    charged = () if since == EVERYTHING else (Charge, ClosedCharges)
+    for table in (Adjustment, *charged):
         query = (
             select(table.bill_period_id, func.sum(table.amount))
             .where(table.bill_period_id.in_(periods))
             .group_by(table.bill_period_id)
         )
-        if frozen and table is Charge:
+        if table is Charge:
             query = query.join(UsageEventRow, UsageEventRow.request_id == Charge.request_id).where(
                 UsageEventRow.batch_id > since.batch
             )

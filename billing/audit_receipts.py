@@ -6,26 +6,26 @@ from typing import Any
 from sqlalchemy import and_, func, or_, select
 from sqlalchemy.orm import Session
 
+from billing.audit_rows import BY_GATEWAY, UNBILLED, WITHOUT_RECEIPT, RowSums
 from billing.audit_usage import first_id
 from billing.differences import EVERYTHING, Difference, Since, lost
 from billing.models import EngineReceipt, ParkedEvent, UsageEventRow
-from core.events import CountedBy
 
 E, R = UsageEventRow, EngineReceipt
-# Warm-up requests, and lines of a batch that run again: their tokens are waived.
-_UNBILLED = and_(
-    func.coalesce(E.paid_by, "") == "operator",
-    or_(E.batch_job.is_not(None), E.finish_reason == "warm_up"),
-)
 
 
 def receipts_and_events(
-    session: Session, since: Since = EVERYTHING, received_before: datetime | None = None
+    session: Session,
+    since: Since = EVERYTHING,
+    received_before: datetime | None = None,
+    rows: RowSums | None = None,
 ) -> list[Difference]:
     """Each receipt has an event with the same token counts, and each event that an engine counted has
     its receipt. Receipts come by a way of their own, and before their events: with `received_before`
     those that have come since may still lack one.
     """
+    if rows is not None and rows.receipts_agree:
+        return []
     receipts = _receipts_by_request(session, since)
     orphans = (
         select(receipts.c.request_id)
@@ -43,9 +43,8 @@ def receipts_and_events(
             receipts,
             and_(receipts.c.request_id == E.request_id, receipts.c.engine_id == E.engine_id),
         )
-        .where(E.batch_id > since.batch, ~_UNBILLED)
+        .where(E.batch_id > since.batch, ~UNBILLED)
     )
-    by_gateway = func.coalesce(E.counted_by, "") == CountedBy.GATEWAY.value
     other = or_(
         receipts.c.prompt != E.input_tokens,
         receipts.c.cached != E.cached_tokens,
@@ -53,12 +52,12 @@ def receipts_and_events(
     )
     time_differs = "the busy time of the engine's receipt and of the event differ"
     for message, wrong in (
-        ("the token counts of the engine's receipt and of the event differ", ~by_gateway & other),
+        ("the token counts of the engine's receipt and of the event differ", ~BY_GATEWAY & other),
         (
             "more tokens are billed than the engine generated",
-            by_gateway & (E.output_tokens > receipts.c.generated),
+            BY_GATEWAY & (E.output_tokens > receipts.c.generated),
         ),
-        (time_differs, ~by_gateway & (receipts.c.busy_us != E.busy_us)),
+        (time_differs, ~BY_GATEWAY & (receipts.c.busy_us != E.busy_us)),
     ):
         ids = list(session.scalars(both.where(wrong)))
         if ids:
@@ -73,8 +72,8 @@ def receipts_and_events(
             E.batch_id > since.batch,
             E.request_id >= first_id(session, since),
             E.counted_by.is_not(None),
-            ~by_gateway,
-            ~_UNBILLED,
+            ~BY_GATEWAY,
+            ~UNBILLED,
             receipts.c.request_id.is_(None),
         )
     )
@@ -104,9 +103,13 @@ def _receipts_by_request(session: Session, since: Since) -> Any:
     )
 
 
-def billed_without_receipt(session: Session, since: Since = EVERYTHING) -> list[str]:
+def billed_without_receipt(
+    session: Session, since: Since = EVERYTHING, rows: RowSums | None = None
+) -> list[str]:
     """Request ids of generations on our engine that are billed by the gateway's own count, because no
     receipt came at all: its process was killed, or it never ran them."""
+    if rows is not None and rows.receipts_complete:
+        return []
     receipts = _receipts_by_request(session, since)
     return list(
         session.scalars(
@@ -116,9 +119,7 @@ def billed_without_receipt(session: Session, since: Since = EVERYTHING) -> list[
                 receipts.c.request_id.is_(None),
                 E.batch_id > since.batch,
                 E.request_id >= first_id(session, since),
-                E.counted_by == CountedBy.GATEWAY.value,
-                E.input_tokens + E.output_tokens > 0,
-                func.coalesce(E.paid_by, "") != "operator",
+                WITHOUT_RECEIPT,
             )
             .order_by(E.request_id)
         )

@@ -18,6 +18,7 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from billing import frozen_sums, partitions
+from billing.audit_rows import RowSums
 from billing.differences import Difference, Since, amount
 from billing.models import Charge, ClosedDay, ParkedEvent, UsageBatch, UsageEventRow
 from core.ids import REQUEST, floor_id
@@ -65,22 +66,26 @@ def latest(session: Session) -> ClosedDay | None:
     return session.scalar(select(ClosedDay).order_by(ClosedDay.day.desc()).limit(1))
 
 
-def closed_days_are_unchanged(session: Session) -> list[Difference]:
+def closed_days_are_unchanged(session: Session, rows: RowSums | None = None) -> list[Difference]:
     """The rows of each closed day sum to its frozen sums, and no frozen sum was changed."""
-    return signed_days_are_unchanged(session)
+    return signed_days_are_unchanged(session, rows=rows)
 
 
 def signed_days_are_unchanged(
-    session: Session, keys: Keys = (), today: datetime | None = None
+    session: Session,
+    keys: Keys = (),
+    today: datetime | None = None,
+    rows: RowSums | None = None,
 ) -> list[Difference]:
     """As `closed_days_are_unchanged`, with the signatures where there are keys. With `today` the rows
-    of the last week and of a thirtieth of the earlier days are read, another one each day.
+    of the last week and of a thirtieth of the earlier days are read, another one each day. `rows`: the
+    sums of all of them, if they are read already.
     """
     found: list[Difference] = []
     dropped = partitions.latest_retention(session)
     floor = dropped.kept_from + DAY if dropped else None
     signed = False
-    for day, before in _chain(session):
+    for number, (day, before) in enumerate(_chain(session)):
         name = f"{day.day:%Y-%m-%d}"
         if day.digest != _digest(before.digest if before else "", day):
             found.append(amount("closed days", f"the frozen sums of {name} were changed", 0))
@@ -92,17 +97,22 @@ def signed_days_are_unchanged(
             found.append(amount("closed days", f"the frozen groups of {name} were changed", 0))
         if floor is not None and (day.day < floor or _has_dropped(session, day, before)):
             continue
-        there = _sums(session, before.last_batch if before else 0, day.last_batch)
+        batches = (before.last_batch if before else 0, day.last_batch)
+        there = rows.sums(number) if rows else _sums(session, *batches)
         if there != day.sums:
             units = there["units"] - int(day.sums["units"])
             found.append(
                 amount("closed days", f"{name} sums to {there}, was closed with {day.sums}", units)
             )
-        batches = (before.last_batch if before else 0, day.last_batch)
-        rows = frozen_sums.read_groups(
-            session, batches, before.frozen if before else {}, day.frozen
+        known = before.frozen if before else {}
+        groups = (
+            frozen_sums.Groups(
+                rows.frozen(number), frozen_sums.read_units(session, known, day.frozen)
+            )
+            if rows
+            else frozen_sums.read_groups(session, batches, known, day.frozen)
         )
-        if day.frozen["groups"] != rows.digest():
+        if day.frozen["groups"] != groups.digest():
             message = f"charges, ledger entries or credit uses of {name} were changed"
             found.append(amount("closed days", message, 0))
     return found

@@ -29,9 +29,9 @@ ACCOUNT, GRANT = "account", "grant"
 _AT_ONCE = 5_000  # values in one IN list, rows in one insert
 _COMMITTED = timedelta(hours=1)  # no transaction runs longer
 _SUMS = (*QUANTITY_COLUMNS, *AMOUNT_COLUMNS)
-_KEY = ("tenant_id", "usage_period_id", "bill_period_id", "price_version", "tokens")
+KEY = ("tenant_id", "usage_period_id", "bill_period_id", "price_version", "tokens")
 _LATER = frozenset(
-    len(_KEY) + _SUMS.index(name)
+    len(KEY) + _SUMS.index(name)
     for name in (
         *("audio_seconds", "images", "characters"),
         *("audio_amount", "image_amount", "character_amount"),
@@ -47,7 +47,7 @@ _TABLES: tuple[tuple[str, str, Any, Any], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """The groups of one day: charges by `_KEY` with `_SUMS`, and (kind, key, units)."""
+    """The groups of one day: charges by `KEY` with `_SUMS`, and (kind, key, units)."""
 
     charges: list[tuple[Any, ...]]
     units: list[tuple[str, str, int]]
@@ -79,7 +79,7 @@ def freeze(
         seen = session.scalar(select(func.max(table.id)))
         frozen[f"last_{name}"], frozen[f"seen_{name}"] = until, max(until, int(seen or 0))
     groups = read_groups(session, batches, known, frozen)
-    names = ("day", *_KEY, *_SUMS)
+    names = ("day", *KEY, *_SUMS)
     _insert(session, F, [dict(zip(names, (day, *row), strict=True)) for row in groups.charges])
     units = [
         {"day": day, "kind": kind, "key": key, "units": units} for kind, key, units in groups.units
@@ -92,6 +92,10 @@ def read_groups(
     session: Session, batches: tuple[int, int], before: dict[str, Any], frozen: dict[str, Any]
 ) -> Groups:
     """Group the rows of a day. `before` is what the day before has frozen, `frozen` what it has."""
+    return Groups(read_charges(session, batches), read_units(session, before, frozen))
+
+
+def read_charges(session: Session, batches: tuple[int, int]) -> list[tuple[Any, ...]]:
     key = [C.tenant_id, C.usage_period_id, C.bill_period_id, C.price_version, generated(C)]
     rows = session.execute(
         select(*key, *(func.sum(getattr(C, name)) for name in _SUMS))
@@ -99,8 +103,13 @@ def read_groups(
         .where(E.batch_id > batches[0], E.batch_id <= batches[1])
         .group_by(*key)
     )
-    charges = [_charge_row(row) for row in rows]
-    units = []
+    return [charge_row(row) for row in rows]
+
+
+def read_units(
+    session: Session, before: dict[str, Any], frozen: dict[str, Any]
+) -> list[tuple[str, str, int]]:
+    units: list[tuple[str, str, int]] = []
     for name, kind, table, column in _TABLES:
         after, until = int(before.get(f"last_{name}", 0)), int(frozen[f"last_{name}"])
         inside = (table.id > after, table.id <= until)
@@ -108,21 +117,21 @@ def read_groups(
             select(column, func.sum(table.units)).where(*inside).group_by(column)
         )
         units += [(kind, str(row[0]), int(row[1])) for row in found]
-    return Groups(charges, units)
+    return units
 
 
 def stored_groups(session: Session, day: datetime) -> Groups:
-    key, sums = [getattr(F, name) for name in _KEY], [getattr(F, name) for name in _SUMS]
+    key, sums = [getattr(F, name) for name in KEY], [getattr(F, name) for name in _SUMS]
     charges = session.execute(select(*key, *sums).where(F.day == day))
     columns = (ClosedUnits.kind, ClosedUnits.key, ClosedUnits.units)
     units = session.execute(select(*columns).where(ClosedUnits.day == day))
     return Groups(
-        [_charge_row(row) for row in charges], [(row[0], row[1], int(row[2])) for row in units]
+        [charge_row(row) for row in charges], [(row[0], row[1], int(row[2])) for row in units]
     )
 
 
-def _charge_row(row: Any) -> tuple[Any, ...]:
-    key, sums = row[: len(_KEY)], row[len(_KEY) :]
+def charge_row(row: Any) -> tuple[Any, ...]:
+    key, sums = row[: len(KEY)], row[len(KEY) :]
     return (*key[:-1], bool(key[-1]), *map(int, sums))
 
 

@@ -12,7 +12,15 @@ from typing import Any
 from sqlalchemy import and_, exists, func, select
 from sqlalchemy.orm import Session
 
-from billing import audit_charges, audit_ledger, audit_receipts, audit_usage, closing
+from billing import (
+    audit_charges,
+    audit_ledger,
+    audit_receipts,
+    audit_rows,
+    audit_usage,
+    closing,
+)
+from billing.audit_rows import RowSums
 from billing.differences import EVERYTHING, MAX_REQUEST_IDS, Difference, Since
 from billing.models import (
     Adjustment,
@@ -51,6 +59,13 @@ CHECKS: tuple[Check, ...] = (
     audit_ledger.invoices_add_up,
     audit_ledger.receivables_are_open_amounts,
     audit_ledger.numbers_have_no_gap,
+)
+# These compare sums of the rows, which an audit of everything reads once for all of them.
+SUMMED = (
+    audit_usage.events_and_charges,
+    audit_charges.charges_and_prices,
+    audit_charges.charges_and_roll_ups,
+    audit_ledger.charges_and_invoices,
 )
 # These read sums of invoices, accounts and days, and are the same for open days.
 WHOLE = (
@@ -124,14 +139,18 @@ def audit(
     the rows of days that are not closed, and the frozen sums of the others; `closed_days` compares
     those with their rows. `in_transit` is usage that should have reached the database, and is pending.
     """
+    audit_rows.prepare(session)
     since = closing.open_usage(session) if open_only else EVERYTHING
+    rows = audit_rows.read(session) if since == EVERYTHING else None
     received_before = pending_before - _ENDS_WITHIN if pending_before is not None else None
-    differences = row_differences(session, since, received_before)
+    differences = row_differences(session, since, received_before, rows)
     if closed_days is not None:
-        differences += closed_days(session)
+        differences += closed_days(session, rows=rows)
     for check in CHECKS:
-        if check not in (*ROW_CHECKS, closing.closed_days_are_unchanged):
-            differences += check(session) if check in WHOLE else check(session, since)
+        if check in (*ROW_CHECKS, closing.closed_days_are_unchanged):
+            continue
+        given = () if check in WHOLE else (since, rows) if check in SUMMED else (since,)
+        differences += check(session, *given)
     for check in more:
         differences += check(session)
     unrated = select(func.coalesce(func.sum(UsageBatch.events), 0)).where(
@@ -146,21 +165,23 @@ def audit(
         .where(ParkedEvent.released_at.is_(None), ParkedEvent.dismissed_by.is_(None))
     )
     return AuditReport(
-        _steps(session, since) | (steps or {}),
+        _steps(session, since, rows) | (steps or {}),
         tuple(differences),
         int(pending or 0) + in_transit,
         int(waiting or 0),
-        tuple(audit_receipts.billed_without_receipt(session, since)),
+        tuple(audit_receipts.billed_without_receipt(session, since, rows)),
     )
 
 
 def row_differences(
-    session: Session, since: Since, received_before: datetime | None = None
+    session: Session,
+    since: Since,
+    received_before: datetime | None = None,
+    rows: RowSums | None = None,
 ) -> list[Difference]:
-    found = audit_receipts.receipts_and_events(session, since, received_before)
-    for check in ROW_CHECKS[1:]:
-        found += check(session, since)
-    return found
+    found = audit_receipts.receipts_and_events(session, since, received_before, rows)
+    found += audit_usage.batches_and_events(session, since)
+    return found + audit_usage.events_and_charges(session, since, rows)
 
 
 def close_days(database: Database, clock: Clock, keys: closing.Keys = ()) -> list[datetime]:
@@ -168,6 +189,7 @@ def close_days(database: Database, clock: Clock, keys: closing.Keys = ()) -> lis
     until it is mended."""
     with database.transaction() as session:
         now = clock.now()
+        audit_rows.prepare(session)
         if row_differences(session, closing.open_usage(session), now - closing.SETTLED):
             return []
         return closing.close_days(session, now, keys)
@@ -182,7 +204,7 @@ def audit_and_store(database: Database, clock: Clock, **options: Any) -> AuditRe
     return report
 
 
-def _steps(session: Session, since: Since) -> dict[str, dict[str, int]]:
+def _steps(session: Session, since: Since, rows: RowSums | None) -> dict[str, dict[str, int]]:
     """Counts and sums; of open days, with the closed days as one step."""
     receipt, event, charge, entry = EngineReceipt, UsageEventRow, Charge, LedgerEntry
     whole = since == EVERYTHING
@@ -197,19 +219,23 @@ def _steps(session: Session, since: Since) -> dict[str, dict[str, int]]:
             cached_tokens=receipt.cached_tokens,
             generated_tokens=receipt.generated_tokens,
         ),
-        "events": _sums(
+        "events": rows.event_sums()
+        if rows
+        else _sums(
             session,
             event,
-            () if whole else (opened,),
+            (opened,),
             input_tokens=event.input_tokens,
             cached_tokens=event.cached_tokens,
             output_tokens=event.output_tokens,
             waived_tokens=event.waived_tokens,
         ),
-        "charges": _sums(
+        "charges": rows.charge_sums()
+        if rows
+        else _sums(
             session,
             charge,
-            () if whole else (exists().where(charged),),
+            (exists().where(charged),),
             input_tokens=charge.input_tokens,
             cached_tokens=charge.cached_tokens,
             output_tokens=charge.output_tokens,

@@ -1,12 +1,13 @@
 """Each audit check finds a fault that is seeded for it, and finds nothing before."""
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 
 import pytest
 from msgspec import structs
-from sqlalchemy import text
+from sqlalchemy import event, text
 from sqlalchemy.orm import Session
 
 from billing import (
@@ -302,9 +303,31 @@ def test_a_seeded_fault_is_found_by_its_check(story: Database, fault: Fault) -> 
             changed = session.execute(text(statement.format(tenant_daily=tenant_daily())))
             assert changed.rowcount > 0, "the fault was not seeded"  # type: ignore[attr-defined]
         found = fault.check(session)
+        whole = reconcile.audit(session).differences  # from sums that the checks share
         session.rollback()
     wanted = fault.finds.format(tenant_daily=tenant_daily())
-    assert any(each.kind == fault.kind and wanted in each.message for each in found), found
+    for differences in (found, whole):
+        assert any(each.kind == fault.kind and wanted in each.message for each in differences), (
+            differences
+        )
+    assert set(found) <= set(whole)
+
+
+def test_a_clean_audit_reads_each_large_table_few_times(story: Database) -> None:
+    statements: list[str] = []
+
+    def _note(_connection: object, _cursor: object, statement: str, *_: object) -> None:
+        statements.append(f"{statement} ")
+
+    event.listen(story.db_engine, "before_cursor_execute", _note)
+    try:
+        with story.read() as session:
+            assert reconcile.audit(session).clean
+    finally:
+        event.remove(story.db_engine, "before_cursor_execute", _note)
+    for table, most in (("usage_events", 4), ("charges", 2), ("engine_receipts", 3)):
+        reads = [each for each in statements if re.search(rf"(FROM|JOIN) {table}\b", each)]
+        assert len(reads) <= most, (table, reads)
 
 
 def test_every_check_has_a_fault() -> None:

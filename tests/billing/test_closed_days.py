@@ -215,6 +215,28 @@ def test_a_daily_audit_reads_a_week_and_a_thirtieth_of_the_rest(
     assert len(batches) == 100 and seen, "each day is read again within a month"
 
 
+def test_an_audit_of_everything_sums_closed_and_open_days_apart(deployment: Deployment) -> None:
+    """On both databases, which number the days of a row differently."""
+    two_months(deployment)
+    steps = {
+        "usage_events": ("delete from usage_events", "the charge has no event"),
+        "charges": ("update charges set amount = amount + 7", "was closed with"),
+    }
+    for table, (statement, wanted) in steps.items():
+        for end in ("min", "max"):
+            with deployment.database.transaction() as session:
+                assert reconcile.audit(session).clean
+                unguarded(session)
+                one = f" where request_id = (select {end}(request_id) from {table})"
+                session.execute(text(statement + one))
+                found = [each.message for each in reconcile.audit(session).differences]
+                session.rollback()
+            closed_day = any("was closed with" in message for message in found)
+            assert closed_day == (end == "min"), found
+            assert end == "max" or any(wanted in message for message in found), found
+            assert len(found) > 1, "the other checks of charges find it too"
+
+
 def test_retention_waits_for_the_closing(lite: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
     kept: list[Any] = []
     monkeypatch.setattr(
