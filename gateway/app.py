@@ -35,7 +35,7 @@ from gateway.http.body_limits import BodyLimits
 from gateway.http.client_address import TrustedProxies
 from gateway.http.cors import allow_origins
 from gateway.http.exchange import Exchange, Scope
-from gateway.http.idempotency import HEADER, IdempotencyHandler
+from gateway.http.idempotency import HEADER, IdempotencyHandler, IdempotencyKeys
 from gateway.inference.registry import inference_surfaces
 from gateway.inference.responses.request import ROUTE as RESPONSES
 from gateway.inference.responses.response import ResponsesSurface
@@ -65,14 +65,18 @@ class InferenceEndpoint:
         return self._pipeline.serve(self._surface, exchange)
 
 
-def _storing_endpoint(services: Services) -> InferenceEndpoint:
+def _storing_endpoint(services: Services, keys: IdempotencyKeys) -> InferenceEndpoint:
     storing = StoringPipeline(services.background)
-    return InferenceEndpoint(ResponsesSurface(), storing, _idempotency(services, storing))
+    return InferenceEndpoint(ResponsesSurface(), storing, IdempotencyHandler(storing, keys))
 
 
-def _idempotency(services: Services, server: Server) -> IdempotencyHandler:
-    most = services.settings.idempotency_keys
-    return IdempotencyHandler(server, services.database, services.clock, most)
+def _idempotency_keys(services: Services) -> IdempotencyKeys:
+    return IdempotencyKeys(
+        services.database,
+        services.clock,
+        longest_s=services.pipeline.limits.timeout_s,
+        max_keys=services.settings.idempotency_keys,
+    )
 
 
 class TollhouseApp(FastAPI):
@@ -104,18 +108,19 @@ def create_app(services: Services) -> TollhouseApp:
     allow_origins(app, services.settings.cors_origins)
     app.state.shows_details = not services.settings.metrics_listen
     add_error_handlers(app)
-    idempotency = _idempotency(services, services.pipeline)
+    keys = _idempotency_keys(services)
+    idempotency = IdempotencyHandler(services.pipeline, keys)
     direct_routes = {
         each.route: InferenceEndpoint(each, services.pipeline, idempotency)
         for each in inference_surfaces()
     }
-    direct_routes[RESPONSES] = _storing_endpoint(services)
+    direct_routes[RESPONSES] = _storing_endpoint(services, keys)
     for route, handler in direct_routes.items():
         app.router.routes.append(Route(route, handler, methods=["POST"]))
     app.direct_routes = {route.encode(): handler.serve for route, handler in direct_routes.items()}
     media = MediaService(services.pipeline, services.clock, services.settings.max_media_mb << 20)
     for endpoint in ENDPOINTS:
-        served = MediaEndpoint(endpoint, media)
+        served = MediaEndpoint(endpoint, media, keys)
         app.router.routes.append(Route(endpoint.route, served, methods=["POST"]))
     app.trusted_proxies = TrustedProxies(services.settings.trusted_proxies)
     app.body_limits = BodyLimits(

@@ -1,10 +1,8 @@
 """The state of one request while the pipeline runs it: each step reads it and adds its result."""
 
-import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from core import metrics
 from core.tenants.keys import Principal
 from gateway.admission.reservation import Reservation
 from gateway.catalog.catalog import Target
@@ -15,14 +13,11 @@ from gateway.inference.surface import Surface
 from gateway.metering.meter import Meter
 from gateway.prompts.prompt import Prompt
 from gateway.response_cache.rules import Lookup
-from gateway.routing.fallbacks import TryFallback
 from gateway.screening.moderator import ScreeningResult
 from gateway.spans import NO_TRACE, Span, Trace
 
 if TYPE_CHECKING:
     from gateway.streaming.delivery import Delivery
-
-log = logging.getLogger("tollhouse.pipeline")
 
 
 @dataclass(slots=True, eq=False)
@@ -50,6 +45,10 @@ class RequestContext:
     canary_of: str = ""  # the model that was asked for, of a conversation that a canary gets
     fallback_from: list[str] = field(default_factory=list)  # models that failed before this one
 
+    @property
+    def route(self) -> str:
+        return self.surface.route
+
     def span(self, name: str) -> Span:
         return self.trace.span(name)
 
@@ -58,14 +57,6 @@ class RequestContext:
         """None before authentication."""
         principal: Principal | None = getattr(self, "principal", None)
         return principal.tenant_id if principal is not None else None
-
-    def fall_back(self, failure: TryFallback) -> None:
-        """Go on with the next model of the chain."""
-        failed = self.target.model.name
-        self.fallback_from.append(failed)
-        self.target = self.fallbacks.pop(0)
-        log.warning("falling back to %s: %s", self.target.model.name, failure.error.message)
-        metrics.fallbacks.labels(failed, self.target.model.name).inc()
 
     async def settle(self) -> None:
         """The counters keep what the usage event charges; without one, nothing."""

@@ -25,7 +25,7 @@ from gateway.prompts.prompt import Held, prepare_for
 from gateway.prompts.stored_prompts import StoredPrompts
 from gateway.response_cache.cache import ResponseCache
 from gateway.responses import RequestLimits, Responses
-from gateway.routing.fallbacks import Fallbacks, TryFallback
+from gateway.routing.fallbacks import Fallbacks, TryFallback, fall_back
 from gateway.routing.router import Query, Router
 from gateway.screening.moderator import Moderator, PromptBlocked, ScreeningResult
 from gateway.spans import NO_TRACER, Tracer
@@ -95,7 +95,7 @@ class Pipeline:
                 await Meter.record_blocked(ctx, self.metering, refusal.paid_by)
                 raise
             except TryFallback as failure:
-                ctx.fall_back(failure)
+                fall_back(ctx, failure)
             finally:
                 await ctx.settle()
             await self._prepare(ctx)

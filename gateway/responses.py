@@ -22,8 +22,7 @@ from gateway.metering.meter import Meter
 from gateway.request_log.log import RequestLog
 from gateway.response_cache.replay import delivery_of
 from gateway.response_cache.rules import HEADER as CACHE_HEADER
-from gateway.routing.fallbacks import CANARY_HEADER
-from gateway.routing.fallbacks import HEADER as FALLBACK_HEADER
+from gateway.routing.fallbacks import CANARY_HEADER, fallback_headers
 from gateway.screening.moderator import Moderator
 from gateway.stored_responses.completions import StoredCompletions
 from gateway.streaming.deadlines import Deadlines
@@ -115,10 +114,7 @@ class Responses:
         if ctx.canary_of:
             moved = f"{ctx.canary_of} -> {(*ctx.fallback_from, ctx.target.model.name)[0]}"
             extra.append((CANARY_HEADER.encode(), moved.encode("ascii", "replace")))
-        if ctx.fallback_from:
-            chain = " -> ".join([*ctx.fallback_from, ctx.target.model.name])
-            extra.append((FALLBACK_HEADER.encode(), chain.encode("ascii", "replace")))
-        return extra
+        return extra + fallback_headers(ctx)
 
     def _elapsed_ms(self, ctx: RequestContext) -> int:
         return round((self.clock.monotonic() - ctx.started) * 1000)

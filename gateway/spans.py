@@ -7,7 +7,7 @@ from core.errors import TollhouseError
 from core.events import UsageEvent
 
 if TYPE_CHECKING:
-    from gateway.context import RequestContext
+    from gateway.http.exchange import Exchange
 
 
 class Span(Protocol):
@@ -35,8 +35,19 @@ class Trace(Protocol):
         """Put the status of an error response on the request's span."""
 
 
+class Traceable(Protocol):
+    """What a tracer reads of a request, and where it puts the request's trace."""
+
+    request_id: str
+    exchange: "Exchange"
+    trace: Trace
+
+    @property
+    def route(self) -> str: ...
+
+
 class Tracer(Protocol):
-    def request(self, ctx: "RequestContext") -> Span:
+    def request(self, ctx: Traceable) -> Span:
         """A context manager around a whole request."""
 
 
@@ -66,7 +77,7 @@ class NoTrace:
 
 
 class NoTracer:
-    def request(self, ctx: "RequestContext") -> Span:
+    def request(self, ctx: Traceable) -> Span:
         return _NO_SPAN
 
 

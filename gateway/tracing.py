@@ -14,9 +14,9 @@ from core.errors import SettingError, TollhouseError
 from core.events import UsageEvent
 from core.extras import imports_of
 from core.settings import Settings
-from gateway.context import RequestContext
 from gateway.metering.batch_shippers import UsageSink
 from gateway.metering.spool import OutboxBatch
+from gateway.spans import Traceable
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span, SpanContext, Tracer
@@ -52,7 +52,7 @@ class RequestTracer:
         self._pending: OrderedDict[str, SpanContext] = OrderedDict()
 
     @contextmanager
-    def request(self, ctx: RequestContext) -> Iterator[None]:
+    def request(self, ctx: Traceable) -> Iterator[None]:
         """The span of a whole request, in the client's trace if it sent one."""
         from opentelemetry.trace import SpanKind
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -68,7 +68,7 @@ class RequestTracer:
             TraceContextTextMapPropagator().extract(carrier),
             kind=SpanKind.SERVER,
             attributes={
-                "http.route": ctx.surface.route,
+                "http.route": ctx.route,
                 "tollhouse.request_id": ctx.request_id,
             },
             record_exception=False,

@@ -32,49 +32,34 @@ _NOT_STORED = (401, 403, 408, 409, 429)
 _CLAIM_GRACE_S = 60.0  # beyond the request timeout, before a claim is considered abandoned
 
 
-class IdempotencyHandler:
-    def __init__(self, pipeline: Server, database: Database, clock: Clock, max_keys: int) -> None:
-        """`max_keys` is the limit on a tenant's keys in 24 hours."""
-        self._max_keys = max_keys
-        self._pipeline = pipeline
+class IdempotencyKeys:
+    """The keys of a process's tenants, in the database."""
+
+    def __init__(
+        self, database: Database, clock: Clock, *, longest_s: float, max_keys: int
+    ) -> None:
+        """`longest_s` is the longest that a request may run; `max_keys` is the limit on a tenant's
+        keys in 24 hours."""
         self._database = database
         self._clock = clock
+        self._longest = timedelta(seconds=longest_s + _CLAIM_GRACE_S)
+        self._max_keys = max_keys
 
-    async def serve(self, surface: Surface, exchange: Exchange) -> None:
+    async def claim(
+        self, exchange: Exchange, principal: Principal, route: str, body: bytes
+    ) -> "Claim | StoredResponse":
+        """The claim of a first request, which the caller settles, or the response of a retry. `body`
+        is what must be the same in a retry."""
+        key = _read_key(exchange)
         try:
-            try:
-                principal = await self._pipeline.auth.principal(exchange, surface.route)
-                key = _read_key(exchange)
-                body = await exchange.body(self._pipeline.limits.max_body)
-                claim_id, stored = await self._claim_key(principal, key, surface.route, body)
-            except TollhouseError as error:
-                await _send_error(surface, exchange, error)
-                return
-            if stored is not None:
-                metrics.requests.labels(surface.route, str(stored.status)).inc()
-                await _replay(exchange, stored)
-                return
-        except ClientDisconnected:
-            return
-        finally:
-            exchange.done()
-        claim = Claim(self._database, claim_id)
-        try:
-            await self._pipeline.serve(surface, Recorder(exchange, principal, body, claim))
-        finally:
-            await claim.settle(None)
-
-    async def _claim_key(
-        self, principal: Principal, key: str, route: str, body: bytes
-    ) -> tuple[str, StoredResponse | None]:
-        try:
-            return await asyncio.to_thread(self._claim, principal, key, route, body)
+            claim_id, stored = await asyncio.to_thread(self._claim, principal, key, route, body)
         except SQLAlchemyError:
             raise DependencyDown(
                 "The Idempotency-Key cannot be looked up: the database does not answer.",
                 next_step="Try again shortly, or send the request without the key.",
                 retry_after_s=2.0,
             ) from None
+        return stored or Claim(self._database, claim_id)
 
     def _claim(
         self, principal: Principal, key: str, route: str, body: bytes
@@ -88,9 +73,37 @@ class IdempotencyHandler:
                 route=route,
                 body=body,
                 now=self._clock.now(),
-                longest=timedelta(seconds=self._pipeline.limits.timeout_s + _CLAIM_GRACE_S),
+                longest=self._longest,
                 max_keys=self._max_keys,
             )
+
+
+class IdempotencyHandler:
+    def __init__(self, pipeline: Server, keys: IdempotencyKeys) -> None:
+        self._pipeline = pipeline
+        self._keys = keys
+
+    async def serve(self, surface: Surface, exchange: Exchange) -> None:
+        try:
+            try:
+                principal = await self._pipeline.auth.principal(exchange, surface.route)
+                body = await exchange.body(self._pipeline.limits.max_body)
+                claim = await self._keys.claim(exchange, principal, surface.route, body)
+            except TollhouseError as error:
+                await _send_error(surface, exchange, error)
+                return
+            if isinstance(claim, StoredResponse):
+                metrics.requests.labels(surface.route, str(claim.status)).inc()
+                await replay(exchange, claim)
+                return
+        except ClientDisconnected:
+            return
+        finally:
+            exchange.done()
+        try:
+            await self._pipeline.serve(surface, Recorder(exchange, principal, body, claim))
+        finally:
+            await claim.settle(None)
 
 
 class Claim:
@@ -185,7 +198,7 @@ async def _send_error(surface: Surface, exchange: Exchange, error: TollhouseErro
     await exchange.answer(int(error.status), headers, body)
 
 
-async def _replay(exchange: Exchange, stored: StoredResponse) -> None:
+async def replay(exchange: Exchange, stored: StoredResponse) -> None:
     headers = [(name.encode(), value.encode("latin-1")) for name, value in stored.headers]
     headers.append((b"idempotency-replayed", b"true"))
     if any(name == b"content-type" for name, _ in headers):  # a stream

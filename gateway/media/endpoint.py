@@ -1,5 +1,6 @@
 """One route of audio or images, as an ASGI callable."""
 
+import asyncio
 import logging
 from typing import Any
 
@@ -7,78 +8,100 @@ import orjson
 from starlette.requests import Request
 
 from core import metrics
-from core.errors import BadRequest, TollhouseError
+from core.errors import TollhouseError
+from core.idempotency import StoredResponse
 from core.ids import REQUEST, new_id
 from gateway.http.exchange import ClientDisconnected, Exchange, Scope
 from gateway.http.headers import error_headers, response_headers
 from gateway.http.idempotency import HEADER as IDEMPOTENCY_KEY
+from gateway.http.idempotency import IdempotencyKeys, Recorder, replay
 from gateway.inference.openai_errors import error_object
+from gateway.media.context import MediaContext
 from gateway.media.endpoints import Endpoint
 from gateway.media.request import read_form, read_json
 from gateway.media.service import MediaService
+from gateway.metering.meter import refused_ending
 
 log = logging.getLogger("tollhouse.media")
 
 
 class MediaEndpoint:
-    def __init__(self, endpoint: Endpoint, service: MediaService) -> None:
+    def __init__(self, endpoint: Endpoint, service: MediaService, keys: IdempotencyKeys) -> None:
         self._endpoint = endpoint
         self._service = service
+        self._keys = keys
 
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
-        exchange = Exchange(scope, receive, send)
-        request_id, status = new_id(REQUEST), 499
-        began = self._service.clock.monotonic()
+        clock, exchange = self._service.clock, Exchange(scope, receive, send)
+        ctx = MediaContext(new_id(REQUEST), self._endpoint, exchange, clock.monotonic())
+        status = 499
         metrics.in_flight.inc()
         try:
-            status = await self._serve(exchange, Request(scope, receive), request_id)
-        except ClientDisconnected:
-            pass
-        except Exception as error:
-            status = await self._send_error(exchange, request_id, error)
+            with self._service.pipeline.tracer.request(ctx):
+                status = await self._traced(ctx, Request(scope, receive))
         finally:
             exchange.done()
             metrics.in_flight.dec()
-            metrics.requests.labels(self._endpoint.route, str(status)).inc()
-            seconds = self._service.clock.monotonic() - began
-            metrics.request_seconds.labels(self._endpoint.route).observe(seconds)
+            metrics.requests.labels(ctx.route, str(status)).inc()
+            metrics.request_seconds.labels(ctx.route).observe(clock.monotonic() - ctx.started)
 
-    async def _serve(self, exchange: Exchange, request: Request, request_id: str) -> int:
-        service, endpoint = self._service, self._endpoint
-        principal = await service.pipeline.auth.principal(exchange, endpoint.route)
-        service.check_served(endpoint, principal)
-        if IDEMPOTENCY_KEY in exchange.headers:
-            raise BadRequest(
-                f"{endpoint.route} does not take an Idempotency-Key.",
-                next_step="Send the request without it.",
-                param="Idempotency-Key",
-                code="unsupported_parameter",
-            )
-        if endpoint.form:
-            asked = await read_form(endpoint, request, service.max_bytes)
-        else:
-            raw = await exchange.body(service.pipeline.limits.max_body)
-            asked = await read_json(endpoint, raw)
+    async def _traced(self, ctx: MediaContext, request: Request) -> int:
+        status = 499
         try:
-            return await service.serve(exchange, principal, request_id, asked)
+            status = await self._serve(ctx, request)
+        except ClientDisconnected:
+            pass
+        except Exception as error:
+            status = await self._send_error(ctx, error)
+        finally:
+            if ctx.meter is not None and ctx.meter.event is None:
+                # It was opened for a model that failed, and the fallback refused it.
+                ctx.meter.close_soon(refused_ending(status), None)
+            if ctx.claim is not None:
+                await ctx.claim.settle(None)
+        return status
+
+    async def _serve(self, ctx: MediaContext, request: Request) -> int:
+        service, endpoint = self._service, self._endpoint
+        with ctx.trace.span("auth"):
+            ctx.principal = await service.pipeline.auth.principal(ctx.exchange, endpoint.route)
+        service.check_served(endpoint, ctx.principal)
+        if endpoint.form:
+            ctx.request = await read_form(endpoint, request, service.max_bytes)
+        else:
+            raw = await ctx.exchange.body(service.pipeline.limits.max_body)
+            ctx.request = await read_json(endpoint, raw)
+        if IDEMPOTENCY_KEY in ctx.exchange.headers:
+            # The boundaries of a form differ from one attempt to the next; its fields do not.
+            same = await asyncio.to_thread(ctx.request.fingerprint)
+            claim = await self._keys.claim(ctx.exchange, ctx.principal, ctx.route, same)
+            if isinstance(claim, StoredResponse):
+                await replay(ctx.exchange, claim)
+                return claim.status
+            ctx.claim = claim
+            ctx.exchange = Recorder(ctx.exchange, ctx.principal, b"", claim)
+        try:
+            return await service.serve(ctx)
         except TollhouseError as error:
-            service.pipeline.responses.rejections.count(error, principal.tenant_id)
+            service.pipeline.responses.rejections.count(error, ctx.principal.tenant_id)
             raise
 
-    async def _send_error(self, exchange: Exchange, request_id: str, failure: Exception) -> int:
+    async def _send_error(self, ctx: MediaContext, failure: Exception) -> int:
         if isinstance(failure, TollhouseError):
             error = failure
         else:
-            log.error("unhandled error in %s", self._endpoint.route, exc_info=failure)
+            log.error("unhandled error in %s", ctx.route, exc_info=failure)
             error = TollhouseError(
                 "The gateway failed to process this request.",
-                next_step=f"Report request id {request_id} to the operator.",
+                next_step=f"Report request id {ctx.request_id} to the operator.",
             )
-        if exchange.started or exchange.disconnected:
+        if ctx.exchange.started or ctx.exchange.disconnected:
             return 499  # the connection ends without the end of the answer
-        headers = response_headers(request_id, 0, error_headers(error))
+        ctx.trace.set_error(error)
+        headers = response_headers(ctx.request_id, 0, error_headers(error))
         try:
-            await exchange.answer(int(error.status), headers, orjson.dumps(error_object(error)))
+            body = orjson.dumps(error_object(error))
+            await ctx.exchange.answer(int(error.status), headers, body)
         except ClientDisconnected:
             return 499
         return int(error.status)

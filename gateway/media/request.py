@@ -1,6 +1,7 @@
 """Reads the body of an audio or image request, and writes the one that goes to the upstream."""
 
 import asyncio
+import hashlib
 import io
 from dataclasses import dataclass, replace
 from typing import Any
@@ -69,6 +70,23 @@ class MediaRequest:
 
     def _is_text(self, name: str, value: Any) -> bool:
         return name in self.endpoint.texts and isinstance(value, str) and bool(value)
+
+    def fingerprint(self) -> bytes:
+        """SHA-256 over the fields: the same for a request that is sent again."""
+        found = hashlib.sha256()
+        for name, value in self.fields:
+            if isinstance(value, FormFile):
+                parts = [
+                    name.encode(),
+                    value.name.encode(),
+                    value.content_type.encode(),
+                    value.data,
+                ]
+            else:
+                parts = [name.encode(), orjson.dumps(value)]
+            for part in parts:
+                found.update(len(part).to_bytes(8, "big") + part)
+        return found.digest()
 
     def as_prompt(self) -> InferenceRequest:
         """The texts, for moderation and routing."""

@@ -9,34 +9,26 @@ import asyncio
 import logging
 import re
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import aiohttp
 import orjson
 
 from core.clock import Clock
 from core.errors import NotFound, TollhouseError, Unavailable
-from core.events import OpenedRequest, UsageKind
 from core.tenants.keys import Principal
-from engine.protocol import Receipt
-from gateway.admission.request import AdmissionRequest
-from gateway.admission.reservation import Reservation
 from gateway.catalog.catalog import Target
-from gateway.http.exchange import ClientDisconnected, Exchange, Headers
-from gateway.http.headers import (
-    RequestOptions,
-    limit_headers,
-    read_options,
-    response_headers,
-)
+from gateway.http.exchange import ClientDisconnected
+from gateway.http.headers import limit_headers, read_options, response_headers
 from gateway.inference.openai_errors import error_object
+from gateway.media.context import MediaContext
 from gateway.media.endpoints import Endpoint
-from gateway.media.request import MediaRequest
 from gateway.media.usage import MediaUsage
-from gateway.metering.meter import Ending, Meter, blocked_ending
+from gateway.metering.meter import Meter, blocked_ending
 from gateway.pipeline import Pipeline
 from gateway.prompts.prompt import Prompt
-from gateway.routing.router import Query, Route
+from gateway.routing.fallbacks import TryFallback, fall_back, fallback_headers
+from gateway.routing.router import RETRY_ON_FALLBACK, Route
 from gateway.screening.moderator import PromptBlocked
 from gateway.streaming.deadlines import deadline_exceeded
 from gateway.upstreams.base import engine_unavailable
@@ -50,25 +42,6 @@ _LARGEST_ANSWER = 256 << 20  # bytes of an answer that is not streamed
 _ERROR_BYTES = 65_536
 _PIECE = 65_536
 _PLAIN_TYPE = re.compile(r"[a-z]+/[a-z0-9.+-]+(; ?charset=[a-z0-9-]+)?")
-
-
-@dataclass
-class _Call:
-    """One request and what has become of it."""
-
-    request_id: str
-    principal: Principal
-    request: MediaRequest
-    target: Target
-    options: RequestOptions
-    started: float
-    prompt: Prompt = field(init=False)
-    reservation: Reservation | None = None
-    meter: Meter | None = None
-    moderation: Headers = field(default_factory=list)
-    usage: MediaUsage = field(init=False)
-    answered: bool = False  # the upstream's whole answer, or its first audio, has come
-    delivered: bool = False
 
 
 @dataclass(frozen=True)
@@ -95,99 +68,118 @@ class MediaService:
             f"Use a model whose upstream entry lists {endpoint.name} in endpoints.",
         )
 
-    async def serve(
-        self, exchange: Exchange, principal: Principal, request_id: str, request: MediaRequest
-    ) -> int:
+    async def serve(self, ctx: MediaContext) -> int:
         """Serve it to the end; returns the status. Raises ClientDisconnected, or an error before the
         answer has begun."""
         if self.pipeline.draining:
             raise Unavailable("This gateway is shutting down.", code="draining", retry_after_s=1.0)
-        target = self.pipeline.catalog.resolve(principal, request.model)
-        self.check(request.endpoint, target)
+        self._choose(ctx)
         limits = self.pipeline.limits
-        options = read_options(exchange, limits.timeout_s, self.pipeline.operator_token)
-        call = _Call(request_id, principal, request, target, options, self.clock.monotonic())
-        call.prompt = Prompt(request.as_prompt(), [], 1)
-        call.reservation = await self.pipeline.admission.reserve(_admission(call, exchange))
-        try:
-            return await self._reserved(exchange, call)
-        finally:
-            await call.reservation.settle(call.meter.event if call.meter is not None else None)
+        ctx.options = read_options(ctx.exchange, limits.timeout_s, self.pipeline.operator_token)
+        ctx.deadline = self.clock.monotonic() + ctx.options.timeout_s
+        ctx.prompt = Prompt(ctx.request.as_prompt(), [], 1)
+        while True:
+            with ctx.trace.span("admission"):
+                ctx.reservation = await self.pipeline.admission.reserve(ctx.admission())
+            try:
+                await self._screen(ctx)
+                with ctx.trace.span("engine"):
+                    return await self._deliver(ctx)
+            except TryFallback as failure:
+                fall_back(ctx, failure)
+            finally:
+                await ctx.settle()
 
-    async def _reserved(self, exchange: Exchange, call: _Call) -> int:
-        moderator, services = self.pipeline.moderator, self.pipeline.metering
+    def _choose(self, ctx: MediaContext) -> None:
+        """Set the target, and of its fallback chain the models that have the endpoint."""
+        ctx.target = self.pipeline.catalog.resolve(ctx.principal, ctx.request.model)
+        self.check(ctx.endpoint, ctx.target)
+        chain = self.pipeline.fallbacks.after(ctx.principal, ctx.target)
+        ctx.fallbacks = [each for each in chain if ctx.endpoint.name in each.model.endpoints]
+
+    async def _screen(self, ctx: MediaContext) -> None:
+        if ctx.screening is not None:
+            return  # of a fallback: it is screened already
+        given = ctx.prompt.request
         try:
-            screened = await moderator.screen(call.request_id, call.principal, call.prompt.request)
+            with ctx.trace.span("moderation"):
+                ctx.screening = await self.pipeline.moderator.screen(
+                    ctx.request_id, ctx.principal, given
+                )
         except PromptBlocked as refusal:
-            call.meter = Meter(services, self._opened(call, ""))
-            await call.meter.close(blocked_ending(refusal.paid_by), None)
+            ctx.meter = self._meter(ctx, "")
+            await ctx.meter.close(blocked_ending(refusal.paid_by), None)
             raise
-        call.moderation = screened.headers or []
-        call.request = call.request.with_texts(
-            tuple(str(text) for text in screened.request.prompts)
-        )
-        call.usage = MediaUsage(call.request)
-        route = self.pipeline.router.route(
-            Query(call.target, call.prompt, call.principal.tenant_id)
-        )
+        texts = tuple(str(text) for text in ctx.screening.request.prompts)
+        ctx.request = ctx.request.with_texts(texts)
+        ctx.usage = MediaUsage(ctx.request)
+
+    async def _deliver(self, ctx: MediaContext) -> int:
+        route = self.pipeline.router.route(ctx.query())
         replica = route.next()
         if replica is None:
-            raise route.refusal()
-        call.meter = Meter(services, self._opened(call, replica.name))
-        call.meter.moderation = screened.action
-        call.meter.streamed = call.request.stream
-        await call.meter.write_opened()
-        assert call.reservation is not None
-        call.reservation.keep()
-        work = asyncio.ensure_future(self._within_deadline(exchange, call, route))
+            raise TryFallback(route.refusal()) if ctx.fallbacks else route.refusal()
+        again = ctx.meter is not None  # opened for a model that failed
+        ctx.meter = self._meter(ctx, replica.name)
+        with ctx.trace.span("opened"):
+            await ctx.meter.write_opened(again=again)
+        assert ctx.reservation is not None
+        ctx.reservation.keep()
+        work = asyncio.ensure_future(self._within_deadline(ctx, route))
 
         def _stop() -> None:
             work.cancel()
 
-        exchange.on_disconnect(_stop)
+        ctx.exchange.on_disconnect(_stop)
         try:
             return await work
+        except TryFallback:
+            raise
         except asyncio.CancelledError:
             work.cancel()
-            call.meter.close_soon(*self._ending(call, 499, "disconnect"))
-            if exchange.disconnected:
+            ctx.meter.close_soon(*ctx.ending(499, "disconnect"))
+            if ctx.exchange.disconnected:
                 raise ClientDisconnected from None
             raise
         except ClientDisconnected:
-            call.meter.close_soon(*self._ending(call, 499, "disconnect"))
+            ctx.meter.close_soon(*ctx.ending(499, "disconnect"))
             raise
         except TollhouseError as error:
-            await call.meter.close(*self._ending(call, int(error.status), "error"))
+            await ctx.meter.close(*ctx.ending(int(error.status), "error"))
             raise
         except BaseException:
-            call.meter.close_soon(*self._ending(call, 500, "error"))
+            ctx.meter.close_soon(*ctx.ending(500, "error"))
             raise
 
-    async def _within_deadline(self, exchange: Exchange, call: _Call, route: Route) -> int:
+    async def _within_deadline(self, ctx: MediaContext, route: Route) -> int:
         try:
-            async with asyncio.timeout(call.options.timeout_s):
-                return await self._routed(exchange, call, route)
+            async with asyncio.timeout(ctx.deadline - self.clock.monotonic()):
+                return await self._routed(ctx, route)
         except TimeoutError:
             raise deadline_exceeded() from None
 
-    async def _routed(self, exchange: Exchange, call: _Call, route: Route) -> int:
-        """Try replicas until one answers, or until an answer has begun."""
-        assert call.meter is not None
+    async def _routed(self, ctx: MediaContext, route: Route) -> int:
+        """Try replicas until one answers, or until an answer has begun. Raises TryFallback when none
+        answered and another model may."""
+        assert ctx.meter is not None
         replica = route.replica
         while replica is not None:
             assert isinstance(replica.client, OpenAIEngine)  # no other declares endpoints
-            call.meter.routed = route.why()
+            ctx.meter.routed = route.why()
             route.sent()
             try:
-                status = await self._forward(exchange, call, replica.client)
+                status = await self._forward(ctx, replica.client)
             except TollhouseError as error:
-                if exchange.started or not route.failed(error):
+                may_retry = route.failed(error)
+                if ctx.exchange.started:
                     raise
-                replica = route.next()
-                if replica is None:
-                    raise
-                await call.meter.rerouted(replica.name)
-                continue
+                replica = route.next() if may_retry else None
+                if replica is not None:
+                    await ctx.meter.rerouted(replica.name)
+                    continue
+                if ctx.fallbacks and error.code in RETRY_ON_FALLBACK:
+                    raise TryFallback(error) from None
+                raise
             except BaseException:
                 route.left(None)
                 raise
@@ -196,33 +188,32 @@ class MediaService:
             return status
         raise route.refusal()
 
-    async def _forward(self, exchange: Exchange, call: _Call, engine: OpenAIEngine) -> int:
-        body, content_type = call.request.body(engine.upstream_model)
-        path = call.request.endpoint.route
+    async def _forward(self, ctx: MediaContext, engine: OpenAIEngine) -> int:
+        body, content_type = ctx.request.body(engine.upstream_model)
+        path = ctx.request.endpoint.route
         try:
             async with engine.forward(path, body, content_type) as answer:
                 if answer.status >= 300:
                     text = await answer.content.read(_ERROR_BYTES)
                     raise error_of_status(
-                        engine.engine_id, call.request_id, answer.status, text, _wait(answer)
+                        engine.engine_id, ctx.request_id, answer.status, text, _wait(answer)
                     )
                 kind = answer.headers.get("content-type", "").lower()
                 if kind.startswith(_STREAMED):
-                    return await self._relay(exchange, call, answer, kind)
+                    return await self._relay(ctx, answer, kind)
                 whole = await _read_whole(answer, engine.engine_id)
         except (aiohttp.ClientError, OSError) as error:
             raise engine_unavailable(engine.engine_id, str(error) or type(error).__name__) from None
-        await asyncio.to_thread(call.usage.answer, whole)
-        call.answered = True
-        await self._start(exchange, call, kind, len(whole))
-        await exchange.write(whole, more=False)
-        call.delivered = True
-        await self._close(call, 200, "stop")
+        assert ctx.meter is not None
+        await asyncio.to_thread(ctx.usage.answer, whole)
+        ctx.answered = True
+        await self._start(ctx, kind, len(whole))
+        await ctx.exchange.write(whole, more=False)
+        ctx.delivered = True
+        await ctx.meter.close(*ctx.ending(200, "stop"))
         return 200
 
-    async def _relay(
-        self, exchange: Exchange, call: _Call, answer: aiohttp.ClientResponse, kind: str
-    ) -> int:
+    async def _relay(self, ctx: MediaContext, answer: aiohttp.ClientResponse, kind: str) -> int:
         """Pass on an answer as it comes. A cut ends the connection, or a stream of events with an
         error event."""
         is_events = kind.startswith(_EVENTS)
@@ -230,19 +221,20 @@ class MediaService:
         first = await anext(pieces, b"")
         if not first:
             raise engine_unavailable("upstream", "its answer is empty")
-        await self._start(exchange, call, kind, None)
-        assert call.meter is not None
-        call.meter.first_token()
+        await self._start(ctx, kind, None)
+        assert ctx.meter is not None
+        ctx.meter.first_token()
         try:
             async for piece in _after(first, pieces):
-                await exchange.write(piece)
-                call.answered = call.delivered = True
+                await ctx.exchange.write(piece)
+                ctx.answered = ctx.delivered = True
                 if is_events:
-                    call.usage.feed(piece)
+                    ctx.usage.feed(piece)
         except (aiohttp.ClientError, OSError) as error:
-            log.warning("the answer to %s was cut: %s", call.request_id, error)
-            call.answered = False
-            await self._close(call, 502, "error")
+            log.warning("the answer to %s was cut: %s", ctx.request_id, error)
+            ctx.answered = False
+            await ctx.meter.close(*ctx.ending(502, "error"))
+            ctx.exchange.broken = True  # a retry with the same Idempotency-Key runs again
             if is_events:
                 broken = Unavailable(
                     "The upstream of this model cut its answer.",
@@ -250,85 +242,39 @@ class MediaService:
                     code="engine_unavailable",
                 )
                 event = orjson.dumps(error_object(broken))
-                await exchange.write(b"data: " + event + b"\n\n", more=False)
+                await ctx.exchange.write(b"data: " + event + b"\n\n", more=False)
             return 502
-        await self._close(call, 200, "stop")
-        await exchange.write(b"", more=False)
+        await ctx.meter.close(*ctx.ending(200, "stop"))
+        await ctx.exchange.write(b"", more=False)
         return 200
 
-    async def _start(self, exchange: Exchange, call: _Call, kind: str, length: int | None) -> None:
-        assert call.reservation is not None
+    async def _start(self, ctx: MediaContext, kind: str, length: int | None) -> None:
+        assert ctx.reservation is not None and ctx.screening is not None
         plain = kind if _PLAIN_TYPE.fullmatch(kind) else "application/octet-stream"
         extra = [
             *limit_headers(
-                "openai", call.reservation.limits(), call.principal.plan, self.clock.now()
+                "openai", ctx.reservation.limits(), ctx.principal.plan, self.clock.now()
             ),
-            *call.moderation,
+            *(ctx.screening.headers or []),
+            *fallback_headers(ctx),
             (b"content-type", plain.encode()),
         ]
         if length is not None:
             extra.append((b"content-length", str(length).encode()))
-        millis = round((self.clock.monotonic() - call.started) * 1000)
-        await exchange.start(200, response_headers(call.request_id, millis, extra))
+        millis = round((self.clock.monotonic() - ctx.started) * 1000)
+        await ctx.exchange.start(200, response_headers(ctx.request_id, millis, extra))
 
-    async def _close(self, call: _Call, status: int, reason: str) -> None:
-        assert call.meter is not None
-        await call.meter.close(*self._ending(call, status, reason))
-
-    def _ending(self, call: _Call, status: int, reason: str) -> tuple[Ending, Receipt | None]:
-        """What is billed of the call as it stands."""
-        usage = call.usage
-        is_image = call.request.endpoint.kind is UsageKind.IMAGE
-        billed = call.delivered if is_image else call.answered
-        receipt = usage.receipt(call.request_id, call.principal.tenant_id)
-        if not billed and not call.answered:
-            return Ending(0, 0, reason, status, prompt_done=False), None
-        units = usage.units if billed else 0
-        return Ending(0, 0, reason, status, prompt_done=True, units=units), receipt
-
-    def _opened(self, call: _Call, engine_id: str) -> OpenedRequest:
-        principal, reservation = call.principal, call.reservation
-        assert reservation is not None
-        return OpenedRequest(
-            request_id=call.request_id,
-            tenant_id=principal.tenant_id,
-            project_id=principal.project_id,
-            key_id=principal.key_id,
-            kind=call.request.endpoint.kind,
-            route=call.request.endpoint.route,
-            model=call.target.model.name,
-            adapter=None,
-            adapter_digest=None,
-            price_version=reservation.price_version,
-            opened_at=self.clock.now(),
-            prompt_tokens=0,
-            engine_id=engine_id,
-            member_id=principal.member_id,
-            end_user=call.request.end_user,
-            client_request_id=call.options.client_request_id,
-        )
+    def _meter(self, ctx: MediaContext, engine_id: str) -> Meter:
+        services = self.pipeline.metering
+        meter = Meter(services, ctx.opened(services.clock.now(), engine_id), ctx.trace)
+        meter.moderation = ctx.screening.action if ctx.screening is not None else None
+        meter.streamed = ctx.request.stream
+        meter.fallback_from = tuple(ctx.fallback_from)
+        return meter
 
 
 def unsupported(problem: str, next_step: str) -> NotFound:
     return NotFound(problem, next_step=next_step, code="unsupported_endpoint", param="model")
-
-
-def _admission(call: _Call, exchange: Exchange) -> AdmissionRequest:
-    principal = call.principal
-    return AdmissionRequest(
-        request_id=call.request_id,
-        tenant_id=principal.tenant_id,
-        project_id=principal.project_id,
-        key_id=principal.key_id,
-        model=call.target.model.name,
-        plan=principal.plan,
-        prompt_tokens=0,
-        max_output_tokens=1,
-        currency=principal.currency,
-        deadline_s=call.options.timeout_s,
-        on_disconnect=exchange.on_disconnect,
-        bound=call.request.bound(),
-    )
 
 
 async def _after(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

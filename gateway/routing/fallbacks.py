@@ -7,9 +7,11 @@ The usage event names the model that answered, and its price applies.
 """
 
 import json
+import logging
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
+from core import metrics
 from core.errors import SettingError, TollhouseError
 from core.tenants.key_routing import CANARY, FALLBACK, OFF
 from core.tenants.keys import Principal
@@ -20,6 +22,7 @@ from gateway.routing.canaries import point_of
 if TYPE_CHECKING:
     from gateway.context import RequestContext
 
+log = logging.getLogger("tollhouse.pipeline")
 HEADER = "x-tollhouse-fallback"
 CANARY_HEADER = "x-tollhouse-canary"
 
@@ -30,6 +33,31 @@ class TryFallback(Exception):
     def __init__(self, error: TollhouseError) -> None:
         super().__init__(error.message)
         self.error = error
+
+
+class Chain(Protocol):
+    """What a request's context holds of its models."""
+
+    target: Target
+    fallbacks: list[Target]  # to try if the target fails
+    fallback_from: list[str]  # models that failed before it
+
+
+def fall_back(ctx: Chain, failure: TryFallback) -> None:
+    """Go on with the next model of the chain."""
+    failed = ctx.target.model.name
+    ctx.fallback_from.append(failed)
+    ctx.target = ctx.fallbacks.pop(0)
+    log.warning("falling back to %s: %s", ctx.target.model.name, failure.error.message)
+    metrics.fallbacks.labels(failed, ctx.target.model.name).inc()
+
+
+def fallback_headers(ctx: Chain) -> list[tuple[bytes, bytes]]:
+    """The chain up to the model that answers; empty when the first one does."""
+    if not ctx.fallback_from:
+        return []
+    chain = " -> ".join([*ctx.fallback_from, ctx.target.model.name])
+    return [(HEADER.encode(), chain.encode("ascii", "replace"))]
 
 
 class Fallbacks:

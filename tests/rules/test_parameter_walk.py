@@ -31,7 +31,7 @@ BESIDE = {
     "gateway/upstreams/fake.py",
     "gateway/api/moderations.py",
     "gateway/api/tokenize.py",
-    "gateway/media/service.py",
+    "gateway/media/context.py",
     "gateway/screening/second_opinions.py",
 }
 OTHER_BODIES = {"CompletionBody", "MessagesBody", "ResponsesBody"}

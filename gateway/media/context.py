@@ -1,0 +1,109 @@
+"""The state of one audio or image request while it is served, and the records made from it."""
+
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from core.events import OpenedRequest, UsageKind
+from core.tenants.keys import Principal
+from engine.protocol import Receipt
+from gateway.admission.request import AdmissionRequest
+from gateway.admission.reservation import Reservation
+from gateway.catalog.catalog import Target
+from gateway.http.exchange import Exchange
+from gateway.http.headers import RequestOptions
+from gateway.http.idempotency import Claim
+from gateway.media.endpoints import Endpoint
+from gateway.media.request import MediaRequest
+from gateway.media.usage import MediaUsage
+from gateway.metering.meter import Ending, Meter
+from gateway.prompts.prompt import Prompt
+from gateway.routing.router import Query
+from gateway.screening.moderator import ScreeningResult
+from gateway.spans import NO_TRACE, Trace
+
+
+@dataclass(slots=True, eq=False)
+class MediaContext:
+    """The fields without a value are set by an early step, before anything reads them."""
+
+    request_id: str
+    endpoint: Endpoint
+    exchange: Exchange
+    started: float  # monotonic
+    trace: Trace = NO_TRACE
+    claim: Claim | None = None  # of an Idempotency-Key
+    principal: Principal = field(init=False)
+    options: RequestOptions = field(init=False)
+    deadline: float = field(init=False)  # monotonic, for all models of a fallback chain
+    request: MediaRequest = field(init=False)  # as the client sent it; after screening, as screened
+    prompt: Prompt = field(init=False)
+    target: Target = field(init=False)
+    fallbacks: list[Target] = field(init=False)  # to try if this target fails
+    usage: MediaUsage = field(init=False)
+    screening: ScreeningResult | None = None
+    reservation: Reservation | None = None
+    meter: Meter | None = None
+    fallback_from: list[str] = field(default_factory=list)  # models that failed before this one
+    answered: bool = False  # the upstream's whole answer, or its first audio, has come
+    delivered: bool = False
+
+    @property
+    def route(self) -> str:
+        return self.endpoint.route
+
+    def query(self) -> Query:
+        return Query(self.target, self.prompt, self.principal.tenant_id)
+
+    def admission(self) -> AdmissionRequest:
+        principal = self.principal
+        return AdmissionRequest(
+            request_id=self.request_id,
+            tenant_id=principal.tenant_id,
+            project_id=principal.project_id,
+            key_id=principal.key_id,
+            model=self.target.model.name,
+            plan=principal.plan,
+            prompt_tokens=0,
+            max_output_tokens=1,
+            currency=principal.currency,
+            deadline_s=self.options.timeout_s,
+            on_disconnect=self.exchange.on_disconnect,
+            bound=self.request.bound(),
+        )
+
+    def opened(self, now: datetime, engine_id: str) -> OpenedRequest:
+        principal = self.principal
+        assert self.reservation is not None
+        return OpenedRequest(
+            request_id=self.request_id,
+            tenant_id=principal.tenant_id,
+            project_id=principal.project_id,
+            key_id=principal.key_id,
+            kind=self.endpoint.kind,
+            route=self.route,
+            model=self.target.model.name,
+            adapter=None,
+            adapter_digest=None,
+            price_version=self.reservation.price_version,
+            opened_at=now,
+            prompt_tokens=0,
+            engine_id=engine_id,
+            member_id=principal.member_id,
+            end_user=self.request.end_user,
+            client_request_id=self.options.client_request_id,
+        )
+
+    def ending(self, status: int, reason: str) -> tuple[Ending, Receipt | None]:
+        """What is billed of the request as it stands."""
+        is_image = self.endpoint.kind is UsageKind.IMAGE
+        billed = self.delivered if is_image else self.answered
+        if not billed and not self.answered:
+            return Ending(0, 0, reason, status, prompt_done=False), None
+        units = self.usage.units if billed else 0
+        receipt = self.usage.receipt(self.request_id, self.principal.tenant_id)
+        return Ending(0, 0, reason, status, prompt_done=True, units=units), receipt
+
+    async def settle(self) -> None:
+        """The counters keep what the usage event charges; without one, nothing."""
+        if self.reservation is not None:
+            await self.reservation.settle(self.meter.event if self.meter is not None else None)
