@@ -107,6 +107,25 @@ def timeline(title: str, steps: Sequence[tuple[str, int]]) -> str:
     )
 
 
+def blocks(title: str, hits: int, total: int) -> str:
+    """A prompt's blocks in order, the leading `hits` filled; long prompts have several to a cell."""
+    each = -(-total // _CELLS) or 1
+    count = -(-total // each)
+    width = WIDTH / max(1, count)
+    cells = "".join(
+        f'<rect class="{"hit" if (cell + 1) * each <= hits else "part" if cell * each < hits else "new"}"'
+        f' x="{cell * width:.1f}" width="{max(1.0, width - 1.5):.1f}" height="14" rx="1.5"/>'
+        for cell in range(count)
+    )
+    return (
+        f'<svg class="blocks" viewBox="0 0 {WIDTH} 14" role="img" preserveAspectRatio="none" '
+        f'aria-label="{escape(title)}">{cells}</svg>'
+    )
+
+
+_CELLS = 120
+
+
 def legend(series: Sequence[Series]) -> str:
     items = "".join(
         f'<li><svg class="key" viewBox="0 0 14 14" aria-hidden="true">'

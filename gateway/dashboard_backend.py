@@ -196,7 +196,7 @@ def _store_upload(store: AdapterStore, tenant_id: str, upload: Upload) -> Adapte
 
 def _engine_view(replica: Replica, model: str) -> EngineView:
     client = replica.client
-    stats = client.stats()
+    stats, info = client.stats(), client.info()
     state = _ENGINE_STATES.get(replica.state(), "silent")
     if stats is None:
         return EngineView(client.engine_id, model, state)
@@ -212,6 +212,7 @@ def _engine_view(replica: Replica, model: str) -> EngineView:
         stats.blocks_total - stats.blocks_free,
         stats.blocks_total,
         Counter(each.state for each in list(client.adapters().values())),
+        info.block_size if info is not None else 0,
     )
 
 

@@ -42,7 +42,15 @@ def playground(request: Request) -> Response:
         models = _choices(session, viewer.scope.tenant_id, names, deps.clock.now())
         projects = _projects(session, viewer)
     makes_keys = bool(projects) and deps.auth.may(viewer, "keys", "write")
-    return page(request, "playground.html", models=models, projects=projects, makes_keys=makes_keys)
+    return page(
+        request,
+        "playground.html",
+        models=models,
+        projects=projects,
+        makes_keys=makes_keys,
+        chosen=request.query_params.get("model", ""),
+        project=request.query_params.get("project", ""),
+    )
 
 
 def _projects(session: Session, viewer: Viewer) -> list[tuple[str, str]]:

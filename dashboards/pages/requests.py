@@ -1,8 +1,12 @@
 """The request log: one row per request, without text, and the details of a single request."""
 
 import json
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
+from urllib.parse import urlencode
 
+from markupsafe import Markup
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 from starlette.requests import Request
@@ -11,13 +15,20 @@ from starlette.routing import Route
 
 from billing.models import Charge, UsageEventRow
 from core.errors import BadRequest, NotFound
+from core.events import UsageKind
+from core.ids import moment_of
 from core.tenants.models import ApiKey, Member, Project
+from core.tenants.scope import TenantScope
 from dashboards import charts, explorer, request_log
+from dashboards.backend import EngineView
+from dashboards.filters import Range, choice
 from dashboards.formats import moment
+from dashboards.live_requests import live_response
 from dashboards.page_data import PageData, show
 from dashboards.pages.common import deps_of, root_of, viewer_of, wants_csv
 from dashboards.query_filters import filters_of
 from dashboards.render import page, svg
+from dashboards.scales import grouped
 from dashboards.tables import Column, Table, csv_stream
 from moderation.models import Decision
 
@@ -60,10 +71,11 @@ def _requests(request: Request) -> Response:
     explored = explorer.read_query(request, today, 7, sees_costs)
     span = explored.span
     columns = COLUMNS if sees_costs else COLUMNS[:-1]
-    cursor = request_log.cursor_of(request.query_params)
+    log_query = _ordered(request, viewer.scope, span, columns)
+    cursor = request_log.cursor_of(request.query_params, log_query.sort)
     with deps.database.report() as session:
         filters = filters_of(session, viewer.scope, explored.query)
-        log_query = request_log.LogQuery(viewer.scope, span, filters.events)
+        log_query = replace(log_query, conditions=filters.events)
         if wants_csv(request):
             return csv_stream(
                 f"requests-{span.first}-{span.last}",
@@ -75,38 +87,91 @@ def _requests(request: Request) -> Response:
         bar = explorer.bar_of(request, session, viewer.scope, explored, today)
     root = root_of(request)
     table = Table(
-        _caption(found),
+        _caption(found, log_query),
         columns,
         [_row(event, amount, root) for event, amount in found.rows],
         viewer.currency,
         totals=False,
+        sort=_sort_links(request, columns, log_query),
         empty="No requests match in this period.",
         next_step=("/playground", "Send a request"),
     )
     page_data = PageData(
-        "Requests", _LEAD, tables=[table], bar=bar, pager=_pager(request, found), live=not cursor
+        "Requests",
+        _LEAD,
+        tables=[table],
+        bar=bar,
+        pager=_pager(request, found, log_query),
+        live=log_query.by_time and log_query.falling and not cursor,
     )
     return show(request, page_data)
 
 
-_LEAD = "One row per request, newest first. Prompts and responses are not stored."
+def live(request: Request) -> Response:
+    """The rows of requests that the query finds, as they arrive."""
+    viewer, deps = viewer_of(request, "usage"), deps_of(request)
+    sees_costs = deps.auth.may(viewer, "costs", "read")
+    columns = COLUMNS if sees_costs else COLUMNS[:-1]
+    explored = explorer.read_query(request, deps.clock.now().date(), 7, sees_costs)
+    with deps.database.read() as session:
+        filters = filters_of(session, viewer.scope, explored.query)
+    log_query = request_log.LogQuery(viewer.scope, explored.span, filters.events)
+    root = root_of(request)
+
+    def _table(rows: list[request_log.LogRow]) -> Table:
+        return Table("", columns, [_row(*each, root) for each in rows], viewer.currency)
+
+    return live_response(request, deps.database, deps.clock, log_query, _table)
 
 
-def _caption(found: request_log.LogPage) -> str:
+_LEAD = "One row per request. Prompts and responses are not stored."
+
+
+def _ordered(
+    request: Request, scope: TenantScope, span: Range, columns: Sequence[Column]
+) -> request_log.LogQuery:
+    """In the order of `sort` in the URL; `-key` is descending. The newest first without it."""
+    keys = [column.key for column in columns]
+    wanted = choice(request, "sort", (*keys, *(f"-{key}" for key in keys)), "-at")
+    key, falling = wanted.removeprefix("-"), wanted.startswith("-")
+    return request_log.LogQuery(scope, span, sort=key, falling=falling)
+
+
+def _sort_links(
+    request: Request, columns: Sequence[Column], log_query: request_log.LogQuery
+) -> dict[str, tuple[str, str]]:
+    links = {}
+    for column in columns:
+        target, state = f"-{column.key}" if column.is_number else column.key, "none"
+        if column.key == log_query.sort:
+            target = column.key if log_query.falling else f"-{column.key}"
+            state = "descending" if log_query.falling else "ascending"
+        links[column.key] = (explorer.address(request, sort=target), state)
+    return links
+
+
+def _caption(found: request_log.LogPage, log_query: request_log.LogQuery) -> str:
     if not found.rows:
         return "Requests"
-    newest, oldest = found.rows[0][0].occurred_at, found.rows[-1][0].occurred_at
-    return f"{len(found.rows)} requests, from {moment(newest)} back to {moment(oldest)}"
+    count = f"{len(found.rows)} requests"
+    if not log_query.by_time:
+        return f"{count}, sorted among the newest {grouped(request_log.SORTED)} that match"
+    first, last = found.rows[0][0].occurred_at, found.rows[-1][0].occurred_at
+    return f"{count}, from {moment(first)} {'back ' if log_query.falling else ''}to {moment(last)}"
 
 
-def _pager(request: Request, found: request_log.LogPage) -> list[tuple[str, str]]:
+def _pager(
+    request: Request, found: request_log.LogPage, log_query: request_log.LogQuery
+) -> list[tuple[str, str]]:
     """Links to other pages, which keep the filters. The cursor is the page's first or last row."""
+    newest_first = log_query.by_time and log_query.falling
+    names = ("Newest", "Newer", "Older") if newest_first else ("First", "Previous", "Next")
     links = []
-    if found.newer:
-        links.append(("Newest", explorer.address(request)))
-        links.append(("Newer", explorer.address(request, after=found.newer)))
-    if found.older:
-        links.append(("Older", explorer.address(request, before=found.older)))
+    if found.earlier:
+        links.append((names[0], explorer.address(request)))
+        links.append((names[1], explorer.address(request, after=found.earlier)))
+    if found.later:
+        links.append((names[2], explorer.address(request, before=found.later)))
     return links
 
 
@@ -123,7 +188,7 @@ def _row(event: UsageEventRow, amount: int | None, root: str) -> dict[str, Any]:
         "output_tokens": event.output_tokens,
         "first_ms": event.first_token_ms,
         "duration_ms": event.duration_ms,
-        "amount": int(amount or 0),
+        "amount": None if amount is None else int(amount),
     }
 
 
@@ -147,7 +212,7 @@ def request_page(request: Request) -> Response:
         ).all()
         names = _names(session, event)
     sees_costs = deps.auth.may(viewer, "costs", "read")
-    steps = _steps(event)
+    steps = _steps(event, guarded=any(each.direction == "input" for each in found))
     return page(
         request,
         "request.html",
@@ -158,6 +223,8 @@ def request_page(request: Request) -> Response:
         steps=steps,
         names=names,
         timeline=svg(charts.timeline("Request", steps)),
+        cache=_cache(deps.backend.engines(), event),
+        replay=_replay(event),
         curl=_curl(request, event),
     )
 
@@ -198,17 +265,57 @@ _SAMPLES: dict[str, dict[str, Any]] = {
 }
 
 
-def _steps(event: UsageEventRow) -> list[tuple[str, int]]:
-    """Milliseconds per stage, in order. They add up to the duration."""
+def _cache(engines: Iterable[EngineView], event: UsageEventRow) -> tuple[str, Markup] | None:
+    """How much of the prompt the engine found, in its blocks; None where they are not known."""
+    size = next((each.block_size for each in engines if each.engine_id == event.engine_id), 0)
+    if not size or not event.input_tokens:
+        return None
+    hits, total = event.cached_tokens // size, -(-event.input_tokens // size)
+    words = f"{hits} of {total} blocks of {size} tokens were in the prefix cache"
+    return words, svg(charts.blocks(words, hits, total))
+
+
+def _replay(event: UsageEventRow) -> str:
+    """The playground with the request's model; empty for what is no chat."""
+    if event.kind not in (UsageKind.GENERATION, UsageKind.CACHE_HIT) or event.route not in _CHATS:
+        return ""
+    model = f"{event.model}:{event.adapter}" if event.adapter else event.model
+    return f"/playground?{urlencode({'model': model, 'project': event.project_id})}"
+
+
+_CHATS = ("/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/completions")
+
+
+def _steps(event: UsageEventRow, *, guarded: bool) -> list[tuple[str, int]]:
+    """Milliseconds per stage, in order. Those from the queue on add up to the duration."""
     waited = min(event.queue_ms, event.duration_ms)
+    before = [("in limits and guard" if guarded else "in limits", _before_ms(event))]
     if event.first_token_ms is None:
-        return [("in the queue", waited), ("processing", event.duration_ms - waited)]
+        return [*before, ("in the queue", waited), ("processing", event.duration_ms - waited)]
     first = max(waited, event.first_token_ms)
     return [
+        *before,
         ("in the queue", waited),
         ("to the first token", first - waited),
         ("first to last token", max(0, event.duration_ms - first)),
     ]
 
 
-ROUTES = [Route("/requests", requests), Route("/requests/{request_id}", request_page)]
+def _before_ms(event: UsageEventRow) -> int:
+    """From the request's arrival, when its id is made, to its admission."""
+    try:
+        arrived = moment_of(event.request_id)
+    except ValueError:
+        return 0
+    waited = round(event.occurred_at.timestamp() * 1000) - arrived
+    return waited if 0 <= waited < _LONGEST_BEFORE_MS else 0  # an id of another time is no arrival
+
+
+_LONGEST_BEFORE_MS = 600_000
+
+
+ROUTES = [
+    Route("/requests", requests),
+    Route("/requests/live", live),
+    Route("/requests/{request_id}", request_page),
+]

@@ -1,4 +1,4 @@
-// Keyboard: a command palette (Ctrl+K), help (?) and the query bar (/). And a live list of requests.
+// Keyboard: a command palette (Ctrl+K), help (?) and the query bar (/). And a live list of requests, by server-sent events.
 "use strict";
 (() => {
   const root = document.documentElement;
@@ -81,31 +81,40 @@
     }
   });
 
-  // The newest requests, read again every two seconds while the tab is seen.
+  // New requests are streamed to the top of the list.
   const live = document.getElementById("live");
   if (!live) return;
   const button = element("button", "Live", { type: "button", class: "quiet", "aria-pressed": "false" });
   live.append(button);
   live.hidden = false;
-  let timer = 0;
+  const shownRows = 50;
+  let source = null;
 
-  async function refresh() {
-    if (!document.hidden) {
-      const answer = await fetch(location.href, { headers: { accept: "text/html" } }).catch(() => null);
-      const text = answer?.ok && !answer.redirected ? await answer.text() : "";
-      const fresh = new DOMParser().parseFromString(text, "text/html").querySelector("main .scroll");
-      const shown = document.querySelector("main .scroll, main .empty");
-      if (fresh && shown) shown.replaceWith(fresh);
-      button.textContent = text ? "Live" : "Live (the server does not answer)";
-    }
-    if (button.getAttribute("aria-pressed") === "true") timer = setTimeout(refresh, 2000);
+  function insert(html) {
+    const list = document.querySelector("main .scroll tbody");
+    if (!list) { location.reload(); return; }
+    const made = document.createElement("template");
+    made.innerHTML = html;
+    const row = made.content.firstElementChild;
+    const href = row.querySelector("a").getAttribute("href");
+    if ([...list.querySelectorAll("a")].some((link) => link.getAttribute("href") === href)) return;
+    row.classList.add("fresh");
+    list.prepend(row);
+    while (list.rows.length > shownRows) list.rows[shownRows].remove();
+  }
+
+  function start() {
+    source = new EventSource(`${location.pathname}/live${location.search}`);
+    source.onmessage = (event) => insert(event.data);
+    source.onopen = () => { button.textContent = "Live"; };
+    source.onerror = () => { button.textContent = "Live (connecting)"; };
   }
 
   button.addEventListener("click", () => {
     const on = button.getAttribute("aria-pressed") !== "true";
     button.setAttribute("aria-pressed", String(on));
-    clearTimeout(timer);
-    if (on) refresh();
+    source?.close();
+    if (on) start();
   });
   root.dataset.keys = "ready";
 })();

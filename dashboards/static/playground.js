@@ -41,7 +41,31 @@
     for (const name of ["temperature", "top_p", "seed"]) {
       if (field(name).value !== "") body[name] = Number(field(name).value);
     }
+    const schema = parsed("schema");
+    if (schema) body.response_format = { type: "json_schema", json_schema: { name: "answer", strict: true, schema } };
+    const tools = parsed("tools");
+    if (tools) body.tools = tools;
     return body;
+  }
+
+  // The JSON of a field; what cannot be read is said by the field itself and stops the form.
+  function parsed(name) {
+    const input = field(name);
+    let value = null;
+    let problem = "";
+    try {
+      if (input.value.trim()) value = JSON.parse(input.value);
+      if (name === "tools" && value && !Array.isArray(value)) problem = "This is not a list of tools.";
+    } catch (error) {
+      problem = `This is not JSON: ${error.message}`;
+    }
+    input.setCustomValidity(problem);
+    return problem ? null : value;
+  }
+
+  // A call's name comes first, its arguments in pieces.
+  function callText(deltas) {
+    return (deltas ?? []).map(({ function: called }) => `${called?.name ? `\ncall ${called.name} ` : ""}${called?.arguments ?? ""}`).join("");
   }
 
   async function ask(pane, model, history) {
@@ -60,7 +84,8 @@
       if (response.status === 401) key = "";
       if (!response.ok) throw new Error((await response.json()).error.message);
       for await (const chunk of events(response)) {
-        const text = chunk.choices?.[0]?.delta?.content ?? "";
+        const delta = chunk.choices?.[0]?.delta;
+        const text = (delta?.content ?? "") + callText(delta?.tool_calls);
         if (text && !first) {
           first = performance.now();
           show(pane, "first", `${Math.round(first - began)} ms`);
@@ -125,9 +150,19 @@
     const quoted = text.replaceAll("'", "'\\''");
     document.getElementById("curl").textContent =
       `curl ${location.origin}/v1/chat/completions \\\n  -H "Authorization: Bearer $TOLLHOUSE_KEY" \\\n  -H 'content-type: application/json' \\\n  -d '${quoted}'`;
-    const given = Object.entries(JSON.parse(text)).map(([name, value]) => `    ${name}=${JSON.stringify(value)},`);
+    const given = Object.entries(JSON.parse(text)).map(([name, value]) => `    ${name}=${pythonic(value)},`);
     document.getElementById("python").textContent =
-      `import os\n\nfrom openai import OpenAI\n\nclient = OpenAI(base_url="${location.origin}/v1", api_key=os.environ["TOLLHOUSE_KEY"])\nanswer = client.chat.completions.create(\n${given.join("\n")}\n)\nprint(answer.choices[0].message.content)`;
+      `import os\n\nfrom openai import OpenAI\n\nclient = OpenAI(base_url="${location.origin}/v1", api_key=os.environ["TOLLHOUSE_KEY"])\nanswer = client.chat.completions.create(\n${given.join("\n")}\n)\nprint(answer.choices[0].message${"tools" in JSON.parse(text) ? "" : ".content"})`;
+    document.getElementById("node").textContent =
+      `import OpenAI from "openai";\n\nconst client = new OpenAI({ baseURL: "${location.origin}/v1", apiKey: process.env.TOLLHOUSE_KEY });\nconst answer = await client.chat.completions.create(${text});\nconsole.log(answer.choices[0].message${"tools" in JSON.parse(text) ? "" : ".content"});`;
+  }
+
+  function pythonic(value) {
+    if (value === null) return "None";
+    if (typeof value === "boolean") return value ? "True" : "False";
+    if (Array.isArray(value)) return `[${value.map(pythonic).join(", ")}]`;
+    if (typeof value !== "object") return JSON.stringify(value);
+    return `{${Object.entries(value).map(([name, each]) => `${JSON.stringify(name)}: ${pythonic(each)}`).join(", ")}}`;
   }
 
   function names() {

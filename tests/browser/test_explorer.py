@@ -96,7 +96,7 @@ def test_a_request_has_its_timeline_and_its_command(deployment: Deployment, page
     page.goto(f"{deployment.url}/dashboard/requests")
     page.locator("tbody a").first.click()
     timeline = page.locator("svg.timeline").get_attribute("aria-label") or ""
-    assert re.search(r"in the queue \d+ ms", timeline)
+    assert re.search(r"in limits( and guard)? \d+ ms, in the queue \d+ ms, processing", timeline)
     command = page.locator("pre code").inner_text()
     assert command.startswith(f"curl {deployment.url}/v1/chat/completions")
     assert f'"model": "{MODEL}"' in command
@@ -112,6 +112,39 @@ def test_the_list_follows_live(deployment: Deployment, page: Page) -> None:
         asked = [{"role": "user", "content": "Anything new?"}]
         client.chat.completions.create(model=MODEL, messages=asked, max_tokens=3)  # type: ignore[arg-type]
     expect(page.locator("tbody a").first).not_to_have_attribute("href", str(newest), timeout=30_000)
+
+
+def test_every_column_of_the_log_sorts_over_pages(deployment: Deployment, page: Page) -> None:
+    page.goto(f"{deployment.url}/dashboard/requests?q=since:30d")
+    heads = page.locator("thead th a")
+    assert heads.count() == page.locator("thead th").count() == 11
+    heads.filter(has_text="Output").click()
+    expect(page.locator('th[aria-sort="descending"]')).to_have_text("Output")
+    cells = page.locator("tbody td:nth-child(8)")
+    first = [int(each.replace("\u202f", "")) for each in cells.all_inner_texts()]
+    page.get_by_role("link", name="Next").click()
+    second = [int(each.replace("\u202f", "")) for each in cells.all_inner_texts()]
+    assert first + second == sorted(first + second, reverse=True) and len(first) == 50
+    page.get_by_role("link", name="Previous").click()
+    assert [int(each.replace("\u202f", "")) for each in cells.all_inner_texts()] == first
+    check_page(page, page.url)
+
+
+def test_a_request_shows_its_blocks_and_opens_in_the_playground(
+    deployment: Deployment, page: Page
+) -> None:
+    page.goto(
+        f"{deployment.url}/dashboard/requests?q=since:1d+engine:{deployment.engine.engine_id}"
+    )
+    page.locator("tbody a").first.click()
+    said = page.locator("svg.blocks").get_attribute("aria-label") or ""
+    found = re.fullmatch(r"(\d+) of (\d+) blocks of (\d+) tokens were in the prefix cache", said)
+    assert found is not None and int(found[3]) == deployment.engine.info().block_size  # type: ignore[union-attr]
+    assert page.locator("svg.blocks rect").count() == int(found[2]) > 0
+    check_page(page, page.url)
+    page.get_by_role("link", name="Replay in playground").click()
+    expect(page.get_by_label("Model or adapter")).to_have_value(MODEL)
+    expect(page.locator("p.lead")).to_contain_text("its text is not stored")
 
 
 def test_the_palette_and_the_help_open_by_keys(deployment: Deployment, page: Page) -> None:

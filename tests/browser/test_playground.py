@@ -1,9 +1,11 @@
 """The playground: no key to paste, a conversation, two models, and the same request as code."""
 
+import json
 import re
 import subprocess
 import sys
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from playwright.sync_api import Page, expect
@@ -77,7 +79,7 @@ def test_the_python_code_runs(deployment: Deployment, page: Page) -> None:
     page.goto(f"{deployment.url}/dashboard/playground")
     page.locator('[name="prompt"]').fill('It\'s "quoted"')
     page.get_by_label("Maximum output tokens").fill("5")
-    page.get_by_text("As curl and Python").click()
+    page.get_by_text("As curl, Python and Node").click()
     for command in (
         [sys.executable, "-c", page.locator("#python").inner_text()],
         ["bash", "-c", page.locator("#curl").inner_text() + " -sf"],
@@ -90,6 +92,48 @@ def test_the_python_code_runs(deployment: Deployment, page: Page) -> None:
             timeout=60,
         )
         assert ran.returncode == 0 and ran.stdout.strip(), ran.stderr
+
+
+def test_a_schema_and_tools_are_sent_and_shown_in_the_code(
+    deployment: Deployment, page: Page
+) -> None:
+    page.goto(f"{deployment.url}/dashboard/playground")
+    sent: list[dict[str, Any]] = []
+    page.on("request", lambda r: sent.append(r.post_data_json) if "/v1/" in r.url else None)
+    page.get_by_text("JSON schema and tools").click()
+    page.get_by_label("JSON schema").fill('{"type": "object", "additionalProperties": false}')
+    page.get_by_label("Tools").fill("{}")
+    assert page.get_by_label("Tools").evaluate("it => it.validationMessage") == (
+        "This is not a list of tools."
+    )
+    tool = {"type": "function", "function": {"name": "weather", "parameters": {}}}
+    page.get_by_label("Tools").fill(json.dumps([tool]))
+    assert page.get_by_label("Tools").evaluate("it => it.validationMessage") == ""
+    page.get_by_text("As curl, Python and Node").click()
+    python = page.locator("#python").inner_text()
+    assert '"additionalProperties": False' in python and compile(python, "sample", "exec")
+    node = page.locator("#node").inner_text()
+    assert node.startswith('import OpenAI from "openai";') and '"weather"' in node
+    page.route("**/v1/chat/completions", lambda route: route.fulfill(body="data: [DONE]\n\n"))
+    _ask(page, "Anything")
+    assert sent[-1]["tools"] == [tool]
+    schema = sent[-1]["response_format"]["json_schema"]["schema"]
+    assert schema == {"type": "object", "additionalProperties": False}
+
+
+def test_a_called_tool_is_shown(deployment: Deployment, page: Page) -> None:
+    called = {"index": 0, "id": "call_1", "type": "function"}
+    deltas = [
+        {"tool_calls": [{**called, "function": {"name": "weather", "arguments": ""}}]},
+        {"tool_calls": [{"index": 0, "function": {"arguments": '{"city":'}}]},
+        {"tool_calls": [{"index": 0, "function": {"arguments": '"Bonn"}'}}]},
+    ]
+    lines = [json.dumps({"choices": [{"index": 0, "delta": each}]}) for each in deltas]
+    body = "".join(f"data: {line}\n\n" for line in lines) + "data: [DONE]\n\n"
+    page.goto(f"{deployment.url}/dashboard/playground")
+    page.route("**/v1/chat/completions", lambda route: route.fulfill(body=body))
+    _ask(page, "How is the weather?")
+    expect(page.locator(".assistant")).to_contain_text('call weather {"city":"Bonn"}')
 
 
 def test_a_role_that_makes_no_keys_pastes_one(deployment: Deployment, open_page: Visit) -> None:

@@ -1,5 +1,6 @@
 """Charts: well-formed, accessible, safe to embed, and true to their numbers."""
 
+import re
 import xml.etree.ElementTree as ET
 from datetime import UTC, datetime, timedelta
 
@@ -7,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dashboards.charts import PLOT_H, TOP, Series, lines, meter, stacked_bars
+from dashboards.charts import PLOT_H, TOP, Series, blocks, lines, meter, stacked_bars
 from dashboards.pages.costs import forecast, money_label
 from dashboards.scales import axis_for, grouped, short
 
@@ -122,3 +123,12 @@ def test_numbers_read_well() -> None:
     assert short(1_234_567) == "1.23 M"
     assert short(950) == "950"
     assert grouped(1234567) == "1\u202f234\u202f567"
+
+
+def test_blocks_show_the_hits_first_and_stay_few() -> None:
+    few = blocks("Cache", 3, 5)
+    assert re.findall(r'rect class="(\w+)"', few) == ["hit"] * 3 + ["new"] * 2
+    many = re.findall(r'rect class="(\w+)"', blocks("Cache", 250, 1000))
+    assert len(many) == 112  # nine blocks to a cell
+    assert many == ["hit"] * 27 + ["part"] + ["new"] * 84
+    assert 'aria-label="&lt;b&gt;"' in blocks("<b>", 0, 1)

@@ -49,7 +49,7 @@ def scope(database: Database, clock: FakeClock) -> TenantScope:
 
 def _page(database: Database, wanted: LogQuery, **query: str) -> LogPage:
     with database.read() as session:
-        return request_log.page_of(session, wanted, cursor_of(query), 10)
+        return request_log.page_of(session, wanted, cursor_of(query, wanted.sort), 10)
 
 
 def _ids(found: LogPage) -> list[str]:
@@ -64,15 +64,15 @@ def _wanted_ids() -> list[str]:
 def test_it_is_walked_to_the_end_and_back(database: Database, scope: TenantScope) -> None:
     wanted = LogQuery(scope, DAY)
     pages = [_page(database, wanted)]
-    assert not pages[0].newer
-    while pages[-1].older:
-        pages.append(_page(database, wanted, before=pages[-1].older))
+    assert not pages[0].earlier
+    while pages[-1].later:
+        pages.append(_page(database, wanted, before=pages[-1].later))
     assert [len(each.rows) for each in pages] == [10, 10, 5]
     assert [each for one in pages for each in _ids(one)] == _wanted_ids()
-    back = _page(database, wanted, after=pages[2].newer)
-    assert _ids(back) == _ids(pages[1]) and back.newer and back.older
-    first = _page(database, wanted, after=back.newer)
-    assert _ids(first) == _ids(pages[0]) and not first.newer
+    back = _page(database, wanted, after=pages[2].earlier)
+    assert _ids(back) == _ids(pages[1]) and back.earlier and back.later
+    first = _page(database, wanted, after=back.earlier)
+    assert _ids(first) == _ids(pages[0]) and not first.earlier
 
 
 def test_the_file_has_all_that_the_filter_lets_through(
@@ -94,3 +94,93 @@ def test_the_file_has_all_that_the_filter_lets_through(
 def test_a_place_that_is_none_is_told(text: str) -> None:
     with pytest.raises(BadRequest):
         cursor_of({"before": text})
+
+
+def _varied(scope: TenantScope, price: str) -> list[UsageEvent]:
+    """Each value stands several times, and the first token is missing in each third."""
+    return [
+        usage_event(
+            NOON + timedelta(seconds=number),
+            price,
+            request_id=f"req_{number:04d}",
+            tenant_id=scope.tenant_id,
+            model=("tiny", "large")[number % 2],
+            adapter=("law", None, "tax")[number % 3],
+            status=(200, 429, 503)[number % 3],
+            finish_reason=("stop", "length")[number % 2],
+            input_tokens=number * 7 % 5 + 10,
+            cached_tokens=number * 7 % 5,
+            output_tokens=number * 3 % 7,
+            first_token_ms=None if number % 3 == 0 else number * 11 % 13,
+            duration_ms=number * 5 % 11,
+        )
+        for number in range(37)
+    ]
+
+
+def _value(event: UsageEvent, sort: str) -> object:
+    """As the page says it is sorted, in plain Python."""
+    plain: dict[str, object] = {
+        "at": event.occurred_at,
+        "request": event.request_id,
+        "name": f"{event.model}:{event.adapter or ''}",
+        "end": event.finish_reason,
+        "first_ms": -1 if event.first_token_ms is None else event.first_token_ms,
+        "amount": 0,
+    }
+    return plain[sort] if sort in plain else getattr(event, sort)
+
+
+@pytest.mark.parametrize("falling", [True, False])
+@pytest.mark.parametrize("sort", request_log.SORTS)
+def test_every_column_sorts_and_its_pages_are_walked_both_ways(
+    database: Database, clock: FakeClock, sort: str, falling: bool
+) -> None:
+    with database.transaction() as session:
+        own = scope_of_operator(create_tenant(session, clock, name="own").id)
+        price = prices.ensure_default_prices(session, clock, "tiny").id
+        events = _varied(own, price)
+        usage.record(session, events, clock)
+    wanted = LogQuery(own, DAY, sort=sort, falling=falling)
+    ranked = sorted(events, key=lambda event: event.request_id, reverse=falling)
+    ranked.sort(key=lambda event: _value(event, sort), reverse=falling)  # type: ignore[arg-type, return-value]
+    pages = [_page(database, wanted)]
+    while pages[-1].later:
+        pages.append(_page(database, wanted, before=pages[-1].later))
+    listed = [name for each in pages for name in _ids(each)]
+    assert [sort_of(events, name, sort) for name in listed] == [
+        sort_of(events, each.request_id, sort) for each in ranked
+    ]
+    assert sorted(listed) == sorted(each.request_id for each in events)
+    back = _page(database, wanted, after=pages[-1].earlier)
+    assert _ids(back) == _ids(pages[-2])
+    assert _ids(_page(database, wanted, after=back.earlier)) == _ids(pages[-3])
+    whole = [event.request_id for event, _ in request_log.all_rows(database, wanted)]
+    assert whole == listed
+
+
+def sort_of(events: list[UsageEvent], name: str, sort: str) -> object:
+    return _value(next(each for each in events if each.request_id == name), sort)
+
+
+def test_pages_agree_while_requests_arrive(
+    database: Database, clock: FakeClock, scope: TenantScope, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(request_log, "SORTED", 20)
+    wanted = LogQuery(scope, DAY, sort="duration_ms")
+    first = _page(database, wanted)
+    with database.transaction() as session:
+        price = prices.ensure_default_prices(session, clock, "tiny").id
+        late = NOON + timedelta(hours=1)
+        more = [_event(scope, 500 + n, late, 200, price) for n in range(30)]
+        usage.record(session, more, clock)
+    second = _page(database, wanted, before=first.later)
+    assert sorted([*_ids(first), *_ids(second)]) == sorted(_wanted_ids()[:20])
+    assert not second.later
+    assert _ids(_page(database, wanted))[0] >= "req_0500"
+
+
+@pytest.mark.parametrize("text", ["5~req_1", "x~req_1~2025-12-05T12:00:00+00:00", "5~req_1~soon"])
+def test_a_place_of_another_order_is_told(text: str) -> None:
+    with pytest.raises(BadRequest):
+        cursor_of({"before": text}, "duration_ms")
