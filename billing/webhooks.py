@@ -3,7 +3,7 @@ subscribed endpoint, in the transaction that causes it.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -52,10 +52,11 @@ def add(
     events: Sequence[str] = (),
     *,
     known: Iterable[str] = EVENTS,
+    check: Callable[[str], None] = check_address,
 ) -> WebhookEndpoint:
     """Add an endpoint. Show its `secret` once, now. No `events` subscribes to all of EVENTS. `known`
-    are the names that may be subscribed to."""
-    check_address(url)
+    are the names that may be subscribed to, and `check` refuses a malformed `url`."""
+    check(url)
     for name in events:
         if name not in known:
             raise BadRequest(

@@ -55,6 +55,7 @@ from gateway.payments import CardPages, make_payments, task_services
 from gateway.pipeline import Pipeline
 from gateway.prompts.stored_prompts import StoredPrompts
 from gateway.request_log.log import RequestLog
+from gateway.request_log.receivers import Receivers
 from gateway.response_cache.cache import ResponseCache
 from gateway.responses import RequestLimits, Responses
 from gateway.routing.adapter_preloader import AdapterPreloader
@@ -231,7 +232,7 @@ def _build_request_path(base: _Base, moderator: Moderator | None) -> _RequestPat
             moderator=moderator,
             rejections=rejections,
             clock=clock,
-            request_log=RequestLog(SinkView(database), clock, settings.webhook_networks),
+            request_log=RequestLog(SinkView(database), clock, Receivers(settings)),
             completions=StoredCompletions(
                 ResponseStore(database=database, clock=clock, sealer=Sealer(base.token))
             ),

@@ -5,21 +5,17 @@ a row. A slow receiver delays its own tenant's records only, and never a request
 """
 
 import asyncio
-import json
 import logging
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from billing import signing
-from billing.request_sinks import OTLP, Sink, SinkView
+from billing.request_sinks import Sink, SinkView
 from core import metrics
 from core.clock import Clock
-from core.errors import TollhouseError
-from core.ids import new_id
-from core.outbound import encode_json, post_json
-from gateway.request_log.otlp import traces_of
+from gateway.request_log.receivers import Receivers
 from gateway.request_log.records import record_of
 
 if TYPE_CHECKING:
@@ -30,8 +26,10 @@ log = logging.getLogger("tollhouse.request_log")
 MOST_WAITING = 1_000  # records of one tenant
 MOST_BYTES = 32 * 2**20  # of all tenants, roughly
 _BATCH = 50
+# A bucket gets few larger objects: each costs a request, and readers open them one by one.
+_BATCH_OF_OBJECT = 500
+_OBJECT_S = 10.0
 _SEND_S = 0.3
-_TIMEOUT_S = 10.0
 _ATTEMPTS = 5
 _THREADS = 4  # receivers served at once
 _LAST_S = 3.0  # for what waits when the process stops
@@ -43,6 +41,7 @@ _OVERHEAD = 2_000
 class _Queue:
     """The records of one tenant that wait, with their sizes."""
 
+    since: float  # monotonic: when the first record came after the queue was empty
     records: deque[tuple[dict[str, Any], int]] = field(default_factory=lambda: deque())
     failures: int = 0
     next_at: float = 0.0  # monotonic
@@ -51,12 +50,11 @@ class _Queue:
 
 class RequestLog:
     def __init__(
-        self, view: SinkView, clock: Clock, networks: tuple[str, ...], most_bytes: int = MOST_BYTES
+        self, view: SinkView, clock: Clock, receivers: Receivers, most_bytes: int = MOST_BYTES
     ) -> None:
-        """`networks` are the private networks that webhooks may reach."""
         self.view = view
         self._clock = clock
-        self._networks = networks
+        self._receivers = receivers
         self._most_bytes = most_bytes
         self._queues: dict[str, _Queue] = {}
         self._bytes = 0
@@ -83,7 +81,9 @@ class RequestLog:
             return
         tokens = record.get("input_tokens", 0) + record.get("output_tokens", 0)
         size = _OVERHEAD + (_BYTES_OF_TOKEN * tokens if sink.content else 0)
-        queue = self._queues.setdefault(tenant_id, _Queue())
+        queue = self._queues.get(tenant_id)
+        if queue is None:
+            queue = self._queues[tenant_id] = _Queue(self._clock.monotonic())
         if len(queue.records) >= MOST_WAITING or self._bytes + size > self._most_bytes:
             metrics.request_log.labels("dropped").inc()
             return
@@ -100,11 +100,11 @@ class RequestLog:
         """Sends what waits, for a few seconds, and drops the rest."""
         deadline = self._clock.monotonic() + _LAST_S
         while self._queues and self._clock.monotonic() < deadline:
-            self._send_due()
+            self._send_due(closing=True)
             await asyncio.sleep(0.05)
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _send_due(self) -> None:
+    def _send_due(self, *, closing: bool = False) -> None:
         now = self._clock.monotonic()
         for tenant_id, queue in list(self._queues.items()):
             sink = self.view.sinks.get(tenant_id)
@@ -117,6 +117,9 @@ class RequestLog:
                 if not queue.sending:
                     del self._queues[tenant_id]
                 continue
+            gathers = sink.is_bucket and len(queue.records) < _BATCH_OF_OBJECT
+            if gathers and not closing and now < queue.since + _OBJECT_S:
+                continue
             if not queue.sending and queue.next_at <= now:
                 queue.sending = True
                 task = asyncio.create_task(self._send(tenant_id, queue, sink))
@@ -124,16 +127,21 @@ class RequestLog:
                 task.add_done_callback(self._tasks.discard)
 
     async def _send(self, tenant_id: str, queue: _Queue, sink: Sink) -> None:
-        batch = [record for record, _ in list(queue.records)[:_BATCH]]
+        most = _BATCH_OF_OBJECT if sink.is_bucket else _BATCH
+        batch = [record for record, _ in islice(queue.records, most)]
         loop = asyncio.get_running_loop()
         try:
-            problem = await loop.run_in_executor(self._threads, self._post, tenant_id, sink, batch)
+            problem = await loop.run_in_executor(
+                self._threads,
+                self._receivers.deliver,
+                *(tenant_id, sink, batch, self._clock.now()),
+            )
         except RuntimeError:  # the process stops
             problem = "the gateway stops"
         queue.sending = False
         if not problem:
             self._remove(queue, len(batch))
-            queue.failures = 0
+            queue.failures, queue.since = 0, self._clock.monotonic()
             metrics.request_log.labels("sent").inc(len(batch))
             return
         queue.failures += 1
@@ -142,31 +150,6 @@ class RequestLog:
             log.warning("records of requests of %s are dropped: %s", tenant_id, problem)
             self._drop(queue, len(batch))
             queue.failures = 0
-
-    def _post(self, tenant_id: str, sink: Sink, batch: list[dict[str, Any]]) -> str:
-        """In a thread. What went wrong; empty if it was delivered."""
-        now = self._clock.now()
-        body: dict[str, Any] = {
-            "event": "requests",
-            "tenant_id": tenant_id,
-            "at": now.isoformat(),
-            "records": batch,
-        }
-        if sink.format == OTLP:
-            body = traces_of(batch, now)
-        message_id = new_id("log")
-        try:
-            # Lone surrogates and other values that JSON has not are replaced, not fatal.
-            body = json.loads(json.dumps(body, default=str))
-            headers = dict(signing.headers(sink.secret, message_id, now, encode_json(body)))
-            if sink.authorization:
-                headers["authorization"] = sink.authorization
-            status = post_json(
-                sink.url, body, headers, timeout_s=_TIMEOUT_S, private=self._networks
-            )
-        except (TollhouseError, OSError, ValueError) as error:
-            return str(error)[:200] or type(error).__name__
-        return "" if status < 300 else f"the receiver returned status {status}"
 
     def _remove(self, queue: _Queue, count: int) -> None:
         for _ in range(min(count, len(queue.records))):

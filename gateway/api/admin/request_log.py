@@ -26,12 +26,14 @@ def get_receiver(ctx: ReadAccess) -> dict[str, Any]:
 def set_receiver(
     body: RequestLogBody, ctx: WriteAccess, targets: AlertTargetsDep
 ) -> dict[str, Any]:
-    """Log every request from now on. The signing secret is in this answer only."""
-    targets.check([body.url])
+    """Log every request from now on. The signing secret is in this answer only. The operator may name
+    a bucket (`s3://bucket/prefix`) instead of a webhook."""
+    if not (sinks.is_bucket(body.url) and ctx.actor.is_operator):
+        targets.check([body.url])
     options = SinkOptions(body.content, body.format, body.sample_percent, body.authorization)
     with ctx.database.transaction() as session:
         sink = sinks.set_sink(session, ctx.scope, ctx.clock, body.url, options)
-    return _shown(sink) | {"secret": sink.secret}
+    return _shown(sink) | {"secret": None if sink.is_bucket else sink.secret}
 
 
 @router.delete("")

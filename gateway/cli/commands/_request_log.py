@@ -14,7 +14,9 @@ def add_request_log(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "request-log", help="show, set or remove the receiver of records of requests"
     )
     add_tenant(logged)
-    logged.add_argument("--url", help="https://host/path; its signing secret is shown once")
+    logged.add_argument(
+        "--url", help="https://host/path, whose signing secret is shown once, or s3://bucket/prefix"
+    )
     logged.add_argument(
         "--content", action="store_true", help="also texts, as moderation left them"
     )
@@ -36,7 +38,8 @@ def _request_log(arguments: argparse.Namespace) -> int:
         scope = scope_named(session, arguments.tenant)
         if arguments.url:
             settings = tools.settings
-            AlertTargets(settings.webhook_networks, bool(settings.smtp_url)).check([arguments.url])
+            if not sinks.is_bucket(arguments.url):
+                AlertTargets(settings.webhook_networks).check([arguments.url])
             options = sinks.SinkOptions(
                 arguments.content,
                 arguments.format,
@@ -49,8 +52,9 @@ def _request_log(arguments: argparse.Namespace) -> int:
                 "content": made.content,
                 "format": made.format,
                 "sample_percent": made.sample_percent,
-                "secret": made.secret,
             }
+            if not made.is_bucket:
+                shown["secret"] = made.secret
         else:
             if arguments.off:
                 sinks.remove_sink(session, scope, tools.clock)
