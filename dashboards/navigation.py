@@ -49,6 +49,7 @@ SECTIONS = (
     Section("Month end", "/operator/month-end", "money", "Finance", operator=True),
     Section("Parked usage", "/operator/parked", "operations", "Finance", operator=True),
     Section("Revenue", "/operator/revenue", "operations", "Finance", operator=True),
+    Section("Cohorts", "/operator/cohorts", "operations", "Finance", operator=True),
     Section("Exchange rates", "/operator/exchange-rates", "operations", "Finance", operator=True),
     Section("Margin", "/operator/margin", "operations", "Finance", operator=True),
     Section("Ledger", "/operator/ledger", "operations", "Finance", operator=True),

@@ -147,13 +147,9 @@ def by_month(
     session: Session, currency: str, now: datetime, months: int = 12
 ) -> dict[str, list[int]]:
     """Month -> [billed, collected] in minor units, oldest first, including empty months."""
-    names = []
-    year, month = now.year, now.month
-    for _ in range(months):
-        names.append(f"{year}-{month:02d}")
-        year, month = (year - 1, 12) if month == 1 else (year, month - 1)
+    names = last_months(now, months)
     found: dict[str, list[int]] = defaultdict(lambda: [0, 0])
-    since = datetime.fromisoformat(f"{names[-1]}-01T00:00:00+00:00")
+    since = datetime.fromisoformat(f"{names[0]}-01T00:00:00+00:00")
     for invoice in session.execute(
         select(Invoice.final_at, Invoice.total_minor).where(
             Invoice.final_at >= since,
@@ -170,4 +166,10 @@ def by_month(
         )
     ):
         found[f"{payment[0]:%Y-%m}"][1] += payment[1]
-    return {name: found[name] for name in reversed(names)}
+    return {name: found[name] for name in names}
+
+
+def last_months(now: datetime, months: int) -> list[str]:
+    """Such as 2026-11, the oldest first, up to the current one."""
+    last = now.year * 12 + now.month - 1
+    return [f"{each // 12}-{each % 12 + 1:02d}" for each in range(last - months + 1, last + 1)]

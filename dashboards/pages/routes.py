@@ -27,6 +27,7 @@ from dashboards.pages import (
 )
 from dashboards.pages.operator import (
     bank_lines,
+    cohorts,
     configuration,
     dead_letters,
     engines,
@@ -82,6 +83,7 @@ ROUTES: list[BaseRoute] = [
     *parked.ROUTES,
     *plans.ROUTES,
     *revenue.ROUTES,
+    *cohorts.ROUTES,
     *ledger.ROUTES,
     *margin.ROUTES,
     *reconciliation.ROUTES,
