@@ -88,6 +88,11 @@ class Settings(BaseSettings):
         description="How the engine holds keys and values on a CPU: auto as it computes, int8 or fp8 in "
         "8 bits.",
     )
+    batch_invariant: bool = Field(
+        False,
+        description="A local engine computes each request with the same bits whatever else is in the "
+        "batch, on a CPU.",
+    )
     draft_model: str = Field(
         "",
         description="Smaller model of the same tokenizer, named as in TOLLHOUSE_MODEL, whose guesses a "

@@ -19,6 +19,7 @@ class EngineConfig:
     dtype: str = "auto"  # auto, float32, bfloat16 or float16
     quantization: str = "auto"  # auto: as the checkpoint is stored; none, int8 or int4
     kv_dtype: str = "auto"  # keys and values: auto, as computed; on a CPU also int8 or fp8
+    batch_invariant: bool = False  # logits do not depend on the rest of the batch; on a CPU
     device: str = "auto"  # auto, cpu, cuda or cuda:N
     threads: int | None = None  # CPU threads; None: one per physical core
 

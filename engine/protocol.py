@@ -195,6 +195,7 @@ class EngineInfo:
     max_lora_rank: int
     public_prefixes: tuple[tuple[int, ...], ...] = ()  # routers need them to compute block keys
     pooling: str = ""  # of embeddings, unless a request names one; empty: it computes none
+    batch_invariant: bool = False  # answers do not depend on what else is in the batch
 
 
 @dataclass(frozen=True, slots=True)

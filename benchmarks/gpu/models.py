@@ -51,6 +51,7 @@ class RandomWeights:
 
     def __init__(self, dtype: torch.dtype, device: torch.device, tied: bool) -> None:
         self.dtype = dtype
+        self.by_row = False
         self.device = device
         self._tied = tied
 

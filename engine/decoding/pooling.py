@@ -32,9 +32,11 @@ class Pooling:
     def _add(self, row: Row, states: torch.Tensor) -> torch.Tensor:
         """The sum of the sequence's states; of `last` and `cls` there is one. A prompt whose
         computation begins again after a preemption begins at its first token."""
-        total = states.sum(0)
-        if row.start and row.seq in self._parts:
-            total = total + self._parts[row.seq]
+        before = self._parts.get(row.seq) if row.start else None
+        if before is None:
+            before = states.new_zeros(states.shape[1])
+        # One after the other, so that chunks do not change the sum.
+        total = torch.cat((before[None], states)).cumsum(0)[-1]
         self._parts[row.seq] = total
         return total / row.position if row.sampling.pooling == "mean" else total
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 
 from engine.batch import Row, Sampled
+from engine.layers.logits import log_normalisers
 from engine.protocol import PromptLogprob
 
 Scoring = list[tuple[Row, torch.Tensor]]  # the rows that score their prompt, with those logits
@@ -49,7 +50,7 @@ def _merged(sampled: Sampled, scored: Sampled | None) -> Sampled:
 
 
 def _scored(row: Row, logits: torch.Tensor) -> Sampled:
-    log_probs = logits - torch.logsumexp(logits, -1, keepdim=True)
+    log_probs = logits - log_normalisers(logits)
     first = row.start + 1
     tokens = row.history[first : first + row.scored]
     chosen = log_probs.gather(-1, torch.tensor(tokens)[:, None])

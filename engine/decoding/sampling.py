@@ -27,6 +27,7 @@ from engine.decoding.masks import Mask, exclude_, mask_of
 from engine.decoding.penalties import Penalties
 from engine.decoding.splitmix import mix
 from engine.decoding.truncation import draw
+from engine.layers.logits import log_normalisers
 from engine.layers.transfer import on_device
 from engine.protocol import SamplingParams, TokenLogprob
 
@@ -63,11 +64,14 @@ class Sampler:
         eos: tuple[int, ...],
         device: torch.device,
         matchers: Matchers | None = None,
+        by_row: bool = False,
     ) -> None:
+        """by_row: each row is sampled by itself, so that the others cannot change its sums."""
         self._vocab = vocab
         self._eos = eos
         self._device = device
         self._matchers = matchers
+        self._by_row = by_row
         self._penalties = Penalties(vocab, device)
         self._keys: dict[int, int] = {}
         self._changes: dict[int, _Changes] = {}
@@ -159,6 +163,11 @@ class Sampler:
             return best_ids(logits)
         params = [rows[n].sampling for n in stochastic]
         uniforms = [self._uniform(rows[n]) for n in stochastic]
+        if self._by_row:
+            tokens = best_ids(logits)
+            for n, each, uniform in zip(stochastic, params, uniforms, strict=True):
+                tokens[n] = draw(logits[n : n + 1], [each], [uniform])[0]
+            return tokens
         if len(stochastic) == len(rows):
             return draw(logits, params, uniforms)
         tokens = best_ids(logits)
@@ -260,7 +269,7 @@ def _logprobs(
     counts = [_logprob_count(row.sampling) for row in rows]
     if max(counts) < 0:
         return None, None
-    log_probs = logits - torch.logsumexp(logits, -1, keepdim=True)
+    log_probs = logits - log_normalisers(logits)
     chosen = log_probs.gather(-1, tokens[:, None])[:, 0]
     largest = min(max(counts), logits.shape[-1])
     if largest == 0:

@@ -13,6 +13,7 @@ from engine.decoding.grammar.matchers import PATIENCE_S
 from engine.decoding.pooling import Pooling
 from engine.decoding.prompt_scores import host_scores, split_logits, with_scores
 from engine.decoding.sampling import host_samples
+from engine.dense.operations import RowOperations
 from engine.errors import ConfigError
 from engine.execution.model_runner import ModelRunner
 from engine.extras import imports_of
@@ -46,6 +47,7 @@ class CpuRunner(ModelRunner):
         spec = model.spec
         self.adapters: CpuAdapters = CpuAdapters(config, spec, model.dtype, self.pool)
         windows = {spec.attention(layer).window for layer in range(spec.layers)}
+        self._operations = RowOperations if config.batch_invariant else CpuOperations
         self._plan = StepPlanner(self.pool, self._angles(model.dtype), windows, self.adapters.step)
         self._last: dict[int, int] = {}
         self._pooling = Pooling()
@@ -88,7 +90,7 @@ class CpuRunner(ModelRunner):
 
     def _forward(self, inputs: StepInputs) -> tuple[torch.Tensor, CpuOperations]:
         """The logits in float32, [rows, vocab], and the operations that have their states."""
-        operations = CpuOperations(self._model.spec, self.pool, inputs)
+        operations = self._operations(self._model.spec, self.pool, inputs)
         logits = self._model.decoder(operations).float()
         return finish_logits(logits, self._model.spec), operations
 

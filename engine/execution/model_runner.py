@@ -40,7 +40,9 @@ class ModelRunner:
         self.expert_rows = {n: each.rows for n, each in enumerate(mixtures) if each is not None}
         self.layout = f"{device.type} {tuple(self.pool.data.shape[1:])} {self.pool.data.dtype}"
         self.grammars = Grammars(partial(tokenizer_json, model.path), spec.vocab, spec.eos)
-        self._sampler = Sampler(spec.vocab, spec.eos, device, self.grammars.matchers)
+        self._sampler = Sampler(
+            spec.vocab, spec.eos, device, self.grammars.matchers, config.batch_invariant
+        )
         self.info = EngineInfo(
             engine_id=uuid.uuid4().hex,
             model=model.name,
@@ -51,6 +53,7 @@ class ModelRunner:
             num_blocks=blocks,
             eos_token_ids=spec.eos,
             dtype=kv_name(config, dtype),
+            batch_invariant=config.batch_invariant,
             max_lora_rank=config.max_lora_rank if config.enable_lora else 0,
         )
 

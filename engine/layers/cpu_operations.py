@@ -10,6 +10,7 @@ from engine.layers.adapter_extras import (
     inner_changes,
 )
 from engine.layers.attention import attend
+from engine.layers.attention_plan import Tile
 from engine.layers.embedding import Embedding
 from engine.layers.experts import Mixture
 from engine.layers.kv import KvPool
@@ -17,7 +18,7 @@ from engine.layers.latent import LatentOutput, LatentQkv
 from engine.layers.linear import Linear, activate
 from engine.layers.norm import RmsNorm
 from engine.layers.operations import Attention, GatedSite, Site
-from engine.layers.rotary import rotate_
+from engine.layers.rotary import RotaryTables, rotate_
 from engine.layers.step import StepInputs
 from engine.model_spec import ModelSpec
 
@@ -72,7 +73,7 @@ class CpuOperations:
             for part, norm in zip(qkv.tensor_split(ends, -1)[:2], attention.row_norms, strict=True):
                 part.copy_(norm(part))
         if attention.rope is not None:
-            rotate_(qkv[:, : ends[1]], step.angles[attention.rope], spec.head_dim)
+            self._rotate_(qkv[:, : ends[1]], step.angles[attention.rope])
         self._pool.write(layer, step.kv_slots, kv)
         queries = step.all_rows if layer + 1 < spec.layers else step.sampled
         if queries is None:
@@ -80,8 +81,13 @@ class CpuOperations:
         self._lora = queries.lora
         if queries.rows is not None:
             q, x = q.index_select(0, queries.rows), x.index_select(0, queries.rows)
-        tiles = queries.tiles[attention.shape.window]
-        return attend(q, self._pool, tiles, attention), x
+        return self._attended(q, queries.tiles[attention.shape.window], attention), x
+
+    def _attended(self, q: torch.Tensor, tiles: list[Tile], attention: Attention) -> torch.Tensor:
+        return attend(q, self._pool, tiles, attention)
+
+    def _rotate_(self, x: torch.Tensor, angles: RotaryTables) -> None:
+        rotate_(x, angles, self._spec.head_dim)
 
     def gate(self, site: GatedSite, x: torch.Tensor, norm: RmsNorm | None) -> torch.Tensor:
         activation, linear = self._spec.activation, site.linear

@@ -58,11 +58,13 @@ class SharedMlp:
 
     mlp: Mlp
     gate: torch.Tensor
+    by_row: bool = False
 
     def changed(
         self, x: torch.Tensor, activation: str, name: str, changes: InnerChanges | None
     ) -> torch.Tensor:
-        share = torch.sigmoid(x.double() @ self.gate.t())
+        rows = x.double().chunk(len(x) if self.by_row else 1)
+        share = torch.cat([torch.sigmoid(row @ self.gate.t()) for row in rows])
         return self.mlp.changed(x, activation, name, changes).mul_(share.to(x.dtype))
 
 

@@ -96,6 +96,10 @@ class LoraStack:
         self._changed.pop(slot, None)
         self._collect()
 
+    def changes(self, slot: int, layer: int, part: str) -> bool:
+        """Whether the adapter in `slot` changes that part."""
+        return (layer, part) in self._changed[slot]
+
     def _collect(self) -> None:
         self.parts = frozenset[tuple[int, str]]().union(*self._changed.values())
         self.sites = frozenset((layer, SITE_OF[part]) for layer, part in self.parts)

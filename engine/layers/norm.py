@@ -11,10 +11,13 @@ _FEW_ROWS = 64
 class RmsNorm:
     """x / rms(x) * weight over the last dimension.
 
-    `unit_offset` multiplies by 1 + weight in full precision, as Gemma was trained.
+    `unit_offset` multiplies by 1 + weight in full precision, as Gemma was trained. `by_row`: any number
+    of rows is computed in the same way.
     """
 
-    def __init__(self, weight: torch.Tensor, eps: float, unit_offset: bool = False) -> None:
+    def __init__(
+        self, weight: torch.Tensor, eps: float, unit_offset: bool = False, by_row: bool = False
+    ) -> None:
         self.weight = weight.float() + 1 if unit_offset else weight
         self.eps = eps
         self._size = weight.shape[0]
@@ -22,8 +25,11 @@ class RmsNorm:
         self._doubled = torch.cat((self.weight, self.weight))
         self._zeros = torch.zeros_like(self.weight)
         self._widen = unit_offset and weight.dtype != torch.float32
+        self._by_row = by_row
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if self._by_row:
+            return self._few(x.float() if self._widen else x).to(x.dtype)
         if self._widen:
             return F.rms_norm(x.float(), self._shape, self.weight, self.eps).to(x.dtype)
         if x.dim() == 2 and x.shape[0] <= _FEW_ROWS:
@@ -41,7 +47,7 @@ class RmsNorm:
         is one fused call where torch's RMS norm is eight, which dominate for few rows."""
         both = torch.cat((x, -x), -1)
         normed = F.layer_norm(both, (2 * self._size,), self._doubled, None, self.eps)
-        return normed[:, : self._size]
+        return normed[..., : self._size]
 
     def _many(self, x: torch.Tensor) -> torch.Tensor:
         """A batch norm with the rows as channels of mean zero: one pass over many rows, where

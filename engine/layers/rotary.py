@@ -55,11 +55,15 @@ def _tables(rope: RopeSpec, spec: ModelSpec, native: int, dtype: torch.dtype) ->
 
 def rotate_(x: torch.Tensor, angles: RotaryTables, head_dim: int) -> None:
     """Rotates heads in place. x and the angles: [tokens, heads * head_dim]."""
+    other = rolled(x, angles, head_dim)
+    x.mul_(angles.cos).addcmul_(other, angles.sin)
+
+
+def rolled(x: torch.Tensor, angles: RotaryTables, head_dim: int) -> torch.Tensor:
+    """The other value of each pair."""
     if angles.interleaved:
-        rolled = x.view(x.shape[0], -1, 2).flip(-1).flatten(1)
-    else:
-        rolled = x.view(x.shape[0], -1, head_dim).roll(head_dim // 2, -1).flatten(1)
-    x.mul_(angles.cos).addcmul_(rolled, angles.sin)
+        return x.view(x.shape[0], -1, 2).flip(-1).flatten(1)
+    return x.view(x.shape[0], -1, head_dim).roll(head_dim // 2, -1).flatten(1)
 
 
 def _plain(theta: float, dim: int) -> torch.Tensor:

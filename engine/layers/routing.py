@@ -15,9 +15,12 @@ class Router:
         weight: torch.Tensor,
         bias: torch.Tensor | None = None,
         correction: torch.Tensor | None = None,
+        by_row: bool = False,
     ) -> None:
         """weight: [experts, hidden]. bias: of the scores, [experts]. correction: of what ranks experts
-        whose shares are sigmoids, [experts]."""
+        whose shares are sigmoids, [experts]. by_row: rows are routed one by one, so that the last bit
+        of a share stays the same as well."""
+        self._by_row = by_row
         self._spec = spec
         self._weight = weight.double()
         self._bias = None if bias is None else bias.double()
@@ -25,6 +28,12 @@ class Router:
 
     def __call__(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The share and the number of each row's experts, the highest ranked first: [rows, active]."""
+        if not self._by_row or len(x) < 2:
+            return self._route(x)
+        shares, chosen = zip(*(self._route(row) for row in x.chunk(len(x))), strict=True)
+        return torch.cat(shares), torch.cat(chosen)
+
+    def _route(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         spec = self._spec
         scores = F.linear(x.double(), self._weight, self._bias)
         likely = torch.sigmoid(scores) if spec.sigmoid else torch.softmax(scores, -1)

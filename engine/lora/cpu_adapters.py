@@ -11,6 +11,7 @@ import torch
 
 from engine.batch import Row
 from engine.config import EngineConfig
+from engine.dense.lora import RowLoraStep
 from engine.layers.adapter_extras import AdapterExtras, ExtraRows
 from engine.layers.kv import KvPool
 from engine.layers.lora import LoraStack, LoraStep, stack_bytes
@@ -40,6 +41,7 @@ class CpuAdapters(AdapterMemory[AdapterWeights]):
     ) -> None:
         super().__init__(config, spec, dtype)
         self._pool = pool
+        self._by_row = config.batch_invariant
         self._stacks: dict[int, LoraStack] = {}
         self._slots: dict[int, _StackLocation] = {}
         self._stack_slots: dict[int, list[_StackLocation | None]] = {}  # by rank
@@ -47,6 +49,10 @@ class CpuAdapters(AdapterMemory[AdapterWeights]):
         self._extras: dict[int, AdapterExtras] = {}  # by device slot
 
     def _prepare(self, weights: AdapterWeights) -> tuple[AdapterWeights, int]:
+        if self._by_row and weights.extras is not None:
+            raise ValueError(
+                "with batch_invariant, DoRA, experts, the token table and the head have no adapters"
+            )
         needed = stack_bytes(self._spec, weights.rank, self._dtype)
         return weights, -(-needed // self._pool.block_bytes)
 
@@ -105,9 +111,10 @@ class CpuAdapters(AdapterMemory[AdapterWeights]):
         groups = []
         for rows in (decodes, prefills):
             row_keys = [(*self.sort_key(row), len(row.tokens)) for row in rows]
-            groups += plan_groups(row_keys, first, pad=rows is decodes)
+            groups += plan_groups(row_keys, first, pad=rows is decodes and not self._by_row)
             first += sum(count for _, _, count in row_keys)
-        return LoraStep(self._stacks, groups, self._extra_rows(decodes + prefills))
+        kind = RowLoraStep if self._by_row else LoraStep
+        return kind(self._stacks, groups, self._extra_rows(decodes + prefills))
 
     def _extra_rows(self, rows: list[Row]) -> list[ExtraRows]:
         found: list[ExtraRows] = []

@@ -117,7 +117,7 @@ def _norm(spec: ModelSpec, weights: Weights, name: str, shape: tuple[int, ...]) 
     if spec.layer_norm:
         bias = weights.take_optional(f"{name.removesuffix('.weight')}.bias", shape)
         return LayerNorm(weight, spec.eps, bias)
-    return RmsNorm(weight, spec.eps, spec.unit_offset_norm)
+    return RmsNorm(weight, spec.eps, spec.unit_offset_norm, weights.by_row)
 
 
 def _matrices(spec: ModelSpec, layer: int, site: str) -> list[Matrix]:

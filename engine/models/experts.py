@@ -19,7 +19,7 @@ def mixture(spec: ModelSpec, experts: ExpertsSpec, layer: int, weights: Weights)
         shared = mlp = _mlp(spec, name, experts.shared, _USUAL, weights)
         if experts.shared_gate:
             gate = weights.take(f"{name}_gate.weight", (1, hidden))
-            shared = SharedMlp(mlp, gate.double())
+            shared = SharedMlp(mlp, gate.double(), weights.by_row)
     each = [
         _mlp(spec, f"{root}.experts.{number}", experts.intermediate, experts.names, weights)
         for number in range(experts.count)
@@ -32,7 +32,8 @@ def mixture(spec: ModelSpec, experts: ExpertsSpec, layer: int, weights: Weights)
         correction = weights.take(f"{router}.e_score_correction_bias", count)
     weight = weights.take(f"{router}.weight", (experts.count, hidden))
     bias = weights.take_optional(f"{router}.bias", count)
-    return Mixture(Router(experts, weight, bias, correction), each, shared, experts.active, layer)
+    ranking = Router(experts, weight, bias, correction, weights.by_row)
+    return Mixture(ranking, each, shared, experts.active, layer)
 
 
 _USUAL = "gate_proj", "up_proj", "down_proj"

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
+from engine.dense.linear import RowGatedLinear, RowLinear
 from engine.layers.embedding import DenseEmbedding, Embedding
 from engine.layers.linear import DenseGatedLinear, DenseLinear, GatedLinear, Linear
 from engine.models.weights import Weights
@@ -24,7 +25,7 @@ def linear(weights: Weights, matrices: list[Matrix]) -> Linear:
     """The matrices of one input, one above the other."""
     coded, bias = _codes(weights, matrices), _bias(weights, matrices)
     if coded is None:
-        return DenseLinear(_dense(weights, matrices), bias)
+        return _float_linear(weights, _dense(weights, matrices), bias)
     parts: list[tuple[list[Codes], int]] = []  # neighbours of one format, and where they begin
     first = 0
     for codes in coded:
@@ -45,7 +46,8 @@ def gated_linear(weights: Weights, gate: Matrix, up: Matrix) -> GatedLinear:
     matrices = [gate, up]
     coded, bias = _codes(weights, matrices), _bias(weights, matrices)
     if coded is None:
-        return DenseGatedLinear(_dense(weights, matrices), bias)
+        kind = RowGatedLinear if weights.by_row else DenseGatedLinear
+        return kind(_dense(weights, matrices), bias)
     first, second = (None, None) if bias is None else bias.chunk(2)
     return QuantizedGatedLinear(pack(coded[0], first), pack(coded[1], second))
 
@@ -57,17 +59,23 @@ def embedding_and_head(
     coded = weights.codes(name, shape, embedding=True)
     if coded is None:
         table = weights.take(name, shape)
-        head = _head(weights, shape, head_name) if head_name else DenseLinear(table)
+        head = _head(weights, shape, head_name) if head_name else _float_linear(weights, table)
         return DenseEmbedding(table), head
     packed = pack(coded)
     head = _head(weights, shape, head_name) if head_name else QuantizedLinear([packed])
     return QuantizedEmbedding(packed, weights.dtype), head
 
 
+def _float_linear(
+    weights: Weights, weight: torch.Tensor, bias: torch.Tensor | None = None
+) -> Linear:
+    return RowLinear(weight, bias) if weights.by_row else DenseLinear(weight, bias)
+
+
 def _head(weights: Weights, shape: tuple[int, int], name: str) -> Linear:
     coded = weights.codes(name, shape, embedding=True)
     if coded is None:
-        return DenseLinear(weights.take(name, shape))
+        return _float_linear(weights, weights.take(name, shape))
     return QuantizedLinear([pack(coded)])
 
 

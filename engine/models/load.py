@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from engine.config import EngineConfig
+from engine.dense import linear as dense
 from engine.errors import ConfigError
 from engine.layers.linear import multiplies_bfloat16
 from engine.model_spec import ModelSpec
@@ -17,6 +18,7 @@ from engine.models.decoder import Decoder
 from engine.models.registry import model_spec
 from engine.models.usual_names import usual_names
 from engine.models.weights import TensorSource, Weights
+from engine.quantization import linear as quantized
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +55,12 @@ def load_model(
             check(spec, path)
         dtype = choose_dtype(config.dtype, source.stored_dtype(), device)
         _check_quantization(config.quantization, source, device)
+        if config.batch_invariant:
+            refuse_by_row(spec, dtype, device)
         read = usual_names(source, spec)
-        with closing(Weights(read, dtype, device, config.quantization)) as weights:
+        with closing(
+            Weights(read, dtype, device, config.quantization, config.batch_invariant)
+        ) as weights:
             decoder = Decoder(spec, weights)
     return LoadedModel(
         name=config.model,
@@ -82,6 +88,22 @@ def refuse_on_gpu(spec: ModelSpec) -> None:
     ):
         if missing:
             raise ConfigError(f"{name} is served on a CPU only: set device to cpu")
+
+
+def refuse_by_row(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> None:
+    """Raises ConfigError naming what is not computed row by row (`batch_invariant`)."""
+    experts = spec.experts
+    for reason, found in (
+        ("is served on a CPU only: set device to cpu", device.type != "cpu"),
+        ("needs the engine's compiled kernels: install a C compiler, then this again",
+         not (dense.has_kernel() and quantized.has_kernel())),
+        ("needs dtype float32 or bfloat16", dtype not in dense.DTYPES),
+        ("is not served with multi-head latent attention", spec.latent is not None),
+        ("is not served with ALiBi", spec.alibi is not None),
+        ("is not served with clamped experts", experts is not None and experts.clamp is not None),
+    ):  # fmt: skip
+        if found:
+            raise ConfigError(f"batch_invariant {reason}")
 
 
 def _check_quantization(wanted: str, source: TensorSource, device: torch.device) -> None:

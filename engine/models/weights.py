@@ -42,7 +42,8 @@ class TensorSource(Protocol):
 
 
 class Weights:
-    """Reads tensors by name, and checks shape and values. `quantization` is that of EngineConfig."""
+    """Reads tensors by name, and checks shape and values. `quantization` is that of EngineConfig;
+    `by_row`: the layers made of them compute each row by itself."""
 
     def __init__(
         self,
@@ -50,9 +51,11 @@ class Weights:
         dtype: torch.dtype,
         device: torch.device,
         quantization: str = "auto",
+        by_row: bool = False,
     ) -> None:
         self.bytes = 0  # of the weights as they are served
         self.dtype = dtype
+        self.by_row = by_row
         self._quantization = quantization
         self.device = device
         self._source = source

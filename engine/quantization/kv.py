@@ -9,6 +9,7 @@ again. Attention reads the rows as floats: the compiled kernel widens them while
 import torch
 
 from engine.config import EngineConfig
+from engine.dense.linear import instructions
 from engine.errors import ConfigError
 from engine.layers.kv import SCALE_BYTES, KvPool
 from engine.model_spec import ModelSpec
@@ -112,4 +113,6 @@ def make_pool(
 def kv_name(config: EngineConfig, dtype: torch.dtype) -> str:
     """What the root of the cache's keys says of keys and values: blocks of another are never found."""
     name = str(dtype).removeprefix("torch.")
+    if config.batch_invariant:
+        name += f"-by-row-{instructions()}"
     return name if config.kv_dtype == "auto" else f"{name}/{config.kv_dtype}"

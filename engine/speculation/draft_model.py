@@ -143,7 +143,9 @@ def load_draft_model(
     naming a file at fault."""
     if config.draft_model is None:
         return None
-    model = load_model(replace(config, model=config.draft_model, max_context=None))
+    model = load_model(
+        replace(config, model=config.draft_model, max_context=None, batch_invariant=False)
+    )
     _check_vocabulary(config, served, model)
     return DraftModel(model, info)
 

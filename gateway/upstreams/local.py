@@ -28,6 +28,7 @@ class EngineOptions:
     dtype: str = "auto"
     quantization: str = "auto"
     kv_dtype: str = "auto"
+    batch_invariant: bool = False
     draft_model: Path | None = None
     draft_heads: str = "auto"
     kv_memory_mb: int = 0  # MiB; 0: the engine decides
@@ -38,6 +39,8 @@ class EngineOptions:
         arguments += ["--model", self.model, "--listen", self.address, "--dtype", self.dtype]
         arguments += ["--quantization", self.quantization, "--receipts", str(self.receipts)]
         arguments += ["--kv-dtype", self.kv_dtype]
+        if self.batch_invariant:
+            arguments.append("--batch-invariant")
         if self.draft_model is not None:
             arguments += ["--draft-model", str(self.draft_model)]
         if self.draft_heads != "auto":

@@ -54,6 +54,7 @@ class LocalEngines:
                     dtype=settings.dtype,
                     quantization=settings.quantization,
                     kv_dtype=settings.kv_dtype,
+                    batch_invariant=settings.batch_invariant,
                     draft_model=draft,
                     draft_heads=settings.draft_heads,
                     kv_memory_mb=settings.kv_memory_mb,

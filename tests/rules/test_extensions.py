@@ -23,6 +23,7 @@ LOADS = "from moderation.classifiers.load import load_classifier; load_classifie
     ("package", "module", "name", "then"),
     [
         ("moderation.classifiers", "moderation.classifiers.ensemble", "Kernel", LOADS),
+        ("engine.dense", "engine.dense.linear", "kernel", ""),
         ("engine.quantization", "engine.quantization.linear", "kernel", ""),
     ],
 )

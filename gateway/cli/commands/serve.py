@@ -33,11 +33,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--draft-heads",
         help="folder of heads that guess tokens, auto or none (TOLLHOUSE_DRAFT_HEADS)",
     )
+    parser.add_argument(
+        "--batch-invariant", action=argparse.BooleanOptionalAction, default=None,
+        help="answers with the same bits whatever else is in the batch (TOLLHOUSE_BATCH_INVARIANT)",
+    )  # fmt: skip
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    names = ("host", "port", "workers", "data_dir", "model", "draft_model", "draft_heads")
+    names = ("host", "port", "workers", "data_dir", "model", "draft_model", "draft_heads",
+             "batch_invariant")  # fmt: skip
     given = {name: value for name in names if (value := getattr(arguments, name)) is not None}
     settings = load_settings(**given)
     logs.configure(settings.log_level, settings.log_format)

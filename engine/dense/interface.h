@@ -1,0 +1,184 @@
+/* The functions of kernel.c for Python. */
+#ifndef INTERFACE_H
+#define INTERFACE_H
+
+typedef unsigned long long Address;
+
+/* Memory that is kept between calls; one thread computes at a time on each. */
+static _Thread_local struct { char *memory; size_t size; } scratch;
+
+static char *reserve(size_t size) {
+    if (size > scratch.size) {
+        free(scratch.memory);
+        scratch.size = 0;
+        scratch.memory = malloc(size + 64);
+        if (!scratch.memory) return PyErr_NoMemory(), NULL;
+        scratch.size = size;
+    }
+    return (char *)(((uintptr_t)scratch.memory + 63) & ~(uintptr_t)63);
+}
+
+/* Reads the groups, (weights, gate, bias, gate bias, first row, rows), into memory of this call. */
+static Group *reads_groups(PyObject *given, Work *w) {
+    const int32_t tiles = (w->outputs + LANES - 1) / LANES;
+    w->count = (int32_t)PyList_GET_SIZE(given);
+    Group *groups = PyMem_Malloc(sizeof(Group) * (w->count ? w->count : 1));
+    if (!groups) return PyErr_NoMemory(), NULL;
+    for (int32_t i = 0; i < w->count; i++) {
+        Address weights, gate, bias, gate_bias;
+        Group *g = &groups[i];
+        if (!PyArg_ParseTuple(PyList_GET_ITEM(given, i), "KKKKii", &weights, &gate, &bias, &gate_bias,
+                              &g->first, &g->rows))
+            return PyMem_Free(groups), NULL;
+        g->weights = (const char *)(uintptr_t)weights, g->gate = (const char *)(uintptr_t)gate;
+        g->bias = (const float *)(uintptr_t)bias, g->gate_bias = (const float *)(uintptr_t)gate_bias;
+        if (g->rows > 0) w->units += gate ? tiles : (tiles + 1) / 2;
+        g->units = w->units;
+        if (g->first + g->rows > w->rows) w->rows = g->first + g->rows;
+    }
+    return groups;
+}
+
+PyDoc_STRVAR(product_doc,
+    "product(groups, outputs, width, x, x_stride, out, out_stride, other, other_stride, brain, kind, "
+    "threads, /)\n--\n\n"
+    "out = x W^T + bias (+ other), or (x W^T + bias) activation(x G^T + gate bias), for each group's rows.");
+
+static PyObject *product(PyObject *Py_UNUSED(module), PyObject *args) {
+    PyObject *groups;
+    Address x, out, other;
+    long long x_stride, out_stride, other_stride;
+    Work w = {0};
+    if (!PyArg_ParseTuple(args, "O!iiKLKLKLpii", &PyList_Type, &groups, &w.outputs, &w.width, &x,
+                          &x_stride, &out, &out_stride, &other, &other_stride, &w.brain, &w.kind,
+                          &w.threads))
+        return NULL;
+    if (!(w.groups = reads_groups(groups, &w))) return NULL;
+    w.x = (const char *)(uintptr_t)x, w.out = (char *)(uintptr_t)out;
+    w.other = (const char *)(uintptr_t)other;
+    w.x_stride = x_stride, w.out_stride = out_stride, w.other_stride = other_stride;
+    w.filled = (w.width + STEP - 1) / STEP * STEP;
+    w.widened = w.brain && !level->pairs;
+    const int size = w.brain && !w.widened ? 2 : 4;
+    const int64_t work = (int64_t)w.rows * w.outputs * w.filled;
+    if (work < ALONE) w.threads = 1;
+    const int copied = w.widened || w.width != w.filled;
+    w.ready = (char *)w.x, w.ready_stride = w.x_stride * size;
+    if (copied) {
+        w.ready_stride = (int64_t)w.filled * size;
+        w.ready = reserve((size_t)w.rows * w.ready_stride);
+        if (!w.ready) return PyMem_Free(w.groups), NULL;
+    }
+    PyThreadState *state = work < LONG ? NULL : PyEval_SaveThread();
+    if (copied) run(fill_part, &w, (int64_t)w.rows * w.width < ALONE ? 1 : w.threads);
+    run(multiply_part, &w, w.threads);
+    if (state) PyEval_RestoreThread(state);
+    PyMem_Free(w.groups);
+    Py_RETURN_NONE;
+}
+
+PyDoc_STRVAR(activate_doc,
+    "activate(gate, gate_stride, up, up_stride, rows, width, brain, kind, /)\n--\n\n"
+    "gate = activation(gate) * up, in place; without a product where up is 0.");
+
+static PyObject *activate(PyObject *Py_UNUSED(module), PyObject *args) {
+    Address gate, up;
+    Activation w = {0};
+    if (!PyArg_ParseTuple(args, "KLKLiipi", &gate, &w.gate_stride, &up, &w.up_stride, &w.rows, &w.width,
+                          &w.brain, &w.kind))
+        return NULL;
+    w.gate = (char *)(uintptr_t)gate, w.up = (const char *)(uintptr_t)up;
+    Py_BEGIN_ALLOW_THREADS
+    level->activate(&w);
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
+PyDoc_STRVAR(add_ranks_doc,
+    "add_ranks(x, x_stride, a, b, out, out_stride, rows, width, rank, outputs, brain, threads, /)\n--\n\n"
+    "out += (x A^T) B.");
+
+static PyObject *add_ranks_of(PyObject *Py_UNUSED(module), PyObject *args) {
+    Address x, a, b, out;
+    long long x_stride, out_stride;
+    Ranks w = {0};
+    if (!PyArg_ParseTuple(args, "KLKKKLiiiipi", &x, &x_stride, &a, &b, &out, &out_stride, &w.rows,
+                          &w.width, &w.rank, &w.outputs, &w.brain, &w.threads))
+        return NULL;
+    w.x = (const char *)(uintptr_t)x, w.a = (const char *)(uintptr_t)a;
+    w.b = (const char *)(uintptr_t)b, w.out = (char *)(uintptr_t)out;
+    w.x_stride = x_stride, w.out_stride = out_stride;
+    const int64_t work = (int64_t)w.rows * w.rank * (w.width + w.outputs);
+    PyThreadState *state = work < LONG ? NULL : PyEval_SaveThread();
+    run(ranks_part, &w, work < ALONE ? 1 : w.threads);
+    if (state) PyEval_RestoreThread(state);
+    Py_RETURN_NONE;
+}
+
+PyDoc_STRVAR(attend_doc,
+    "attend(q, stride, k, v, out, starts, newest, sinks, shape, scale, cap, brain, threads, /)\n--\n\n"
+    "shape: (sequences, queries, positions, kv heads, group, dim, window).");
+
+static PyObject *attend(PyObject *Py_UNUSED(module), PyObject *args) {
+    Address q, k, v, out, starts, newest, sinks;
+    long long stride;
+    int threads;
+    Attending work = {0};
+    Attention *a = &work.attention;
+    if (!PyArg_ParseTuple(args, "KLKKKKKK(iiiiiii)ffpi", &q, &stride, &k, &v, &out, &starts, &newest,
+                          &sinks, &a->sequences, &a->queries, &a->positions, &a->kv_heads, &a->group,
+                          &a->dim, &a->window, &a->scale, &a->cap, &a->brain, &threads))
+        return NULL;
+    a->q = (const char *)(uintptr_t)q, a->k = (const char *)(uintptr_t)k;
+    a->v = (const char *)(uintptr_t)v, a->out = (char *)(uintptr_t)out;
+    a->starts = (const int64_t *)(uintptr_t)starts, a->newest = (const int64_t *)(uintptr_t)newest;
+    a->sinks = (const float *)(uintptr_t)sinks, a->stride = stride;
+    if (!parallel) threads = 1;
+    work.memory = (float *)reserve((size_t)threads * attention_floats(a) * sizeof(float));
+    if (!work.memory) return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    run(attend_part, &work, threads);
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
+PyDoc_STRVAR(instructions_doc, "instructions(name=None, /) -> str\n--\n\n"
+                               "Which instructions are used; `name` chooses them.");
+
+static PyObject *instructions(PyObject *Py_UNUSED(module), PyObject *args) {
+    const char *name = NULL;
+    if (!PyArg_ParseTuple(args, "|z", &name)) return NULL;
+    if (name && choose(name))
+        return PyErr_Format(PyExc_ValueError, "this processor has no %s", name), NULL;
+    return PyUnicode_FromString(level->name);
+}
+
+static PyMethodDef methods[] = {{"product", product, METH_VARARGS, product_doc},
+                                {"add_ranks", add_ranks_of, METH_VARARGS, add_ranks_doc},
+                                {"activate", activate, METH_VARARGS, activate_doc},
+                                {"attend", attend, METH_VARARGS, attend_doc},
+                                {"instructions", instructions, METH_VARARGS, instructions_doc},
+                                {0}};
+// What `kernel.py` expects of this module; both change together, so that an older build is not used.
+#define INTERFACE 2
+
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, .m_name = "_kernel", .m_size = -1,
+                                    .m_methods = methods};
+
+PyMODINIT_FUNC PyInit__kernel(void) {
+#ifdef RTLD_DEFAULT
+    *(void **)&parallel = dlsym(RTLD_DEFAULT, "GOMP_parallel");
+    *(void **)&thread_number = dlsym(RTLD_DEFAULT, "omp_get_thread_num");
+    *(void **)&thread_count = dlsym(RTLD_DEFAULT, "omp_get_num_threads");
+    if (!thread_number || !thread_count) parallel = NULL;
+#endif
+#if X86
+    __builtin_cpu_init();
+#endif
+    choose(NULL);
+    PyObject *made = PyModule_Create(&module);
+    if (made && PyModule_AddIntMacro(made, INTERFACE)) Py_CLEAR(made);
+    return made;
+}
+
+#endif

@@ -1,0 +1,266 @@
+/* Products of float rows with packed matrices, and attention, in which nothing that is computed for a row
+ * depends on the rows beside it: `product.h` and `attention.h` say how.
+ *
+ * Built when a C compiler is there. Threads are those of the OpenMP library that torch has loaded.
+ */
+#include "attention.h"
+#include "product.h"
+#if defined(__unix__) || defined(__APPLE__)
+#include <dlfcn.h>
+#endif
+
+#define ALONE (1 << 16) /* multiplications, below which waking a second thread costs more */
+#define LONG (1 << 22)  /* multiplications, from which on the interpreter's lock is released */
+
+typedef struct {
+    const char *weights, *gate;     /* packed matrices of one shape; the gate may be NULL */
+    const float *bias, *gate_bias;  /* may be NULL */
+    int32_t first, rows;            /* of the rows of x */
+    int64_t units;                  /* of this group and of those before it */
+} Group;
+
+typedef struct {
+    Group *groups;
+    const char *x, *other; /* rows of floats or bfloat16; `other` is added */
+    char *out, *ready;     /* ready: the rows of x as the instructions read them */
+    int64_t x_stride, out_stride, other_stride; /* in elements */
+    int64_t ready_stride;                       /* in bytes */
+    int64_t units, next;                        /* next: shared by the threads */
+    int32_t count, rows, width, filled, outputs;
+    int brain, widened, kind, threads;
+} Work;
+
+INLINE void do_unit(const Work *w, const Group *g, int64_t unit, Sums sums_of) {
+    const int32_t tiles = (w->outputs + LANES - 1) / LANES;
+    const int64_t bytes = (int64_t)w->filled * LANES * (w->brain ? 2 : 4);
+    const int32_t tile = (int32_t)(g->gate ? unit : unit * 2);
+    const int pair = g->gate || tile + 1 < tiles ? 2 : 1;
+    float sums[2][BLOCK][LANES];
+    Part part = {.weights = {g->weights + tile * bytes, (g->gate ? g->gate + tile * bytes
+                                                                 : g->weights + (tile + 1) * bytes)},
+                 .stride = w->ready_stride, .width = w->filled, .tiles = pair, .brain = w->brain};
+    for (int32_t begin = 0; begin < g->rows; begin += BLOCK) {
+        const int64_t row = g->first + begin;
+        part.rows = g->rows - begin < BLOCK ? g->rows - begin : BLOCK;
+        part.x = w->ready + row * w->ready_stride;
+        sums_of(&part, sums);
+        for (int t = 0; t < (g->gate ? 1 : pair); t++) {
+            const int32_t at = (tile + t) * LANES;
+            const int32_t lanes = w->outputs - at < LANES ? w->outputs - at : LANES;
+            for (int r = 0; r < part.rows; r++) {
+                float *sum = sums[t][r];
+                if (g->bias)
+                    for (int32_t i = 0; i < lanes; i++) sum[i] += g->bias[at + i];
+                if (g->gate) {
+                    float *gate = sums[1][r];
+                    if (g->gate_bias)
+                        for (int32_t i = 0; i < lanes; i++) gate[i] += g->gate_bias[at + i];
+                    for (int32_t i = 0; i < LANES; i++) sum[i] *= activated(gate[i], w->kind);
+                }
+                const int64_t to = (row + r) * w->out_stride + at;
+                const int64_t more = (row + r) * w->other_stride + at;
+                if (w->other)
+                    for (int32_t i = 0; i < lanes; i++) sum[i] += value_at(w->other, more + i, w->brain);
+                for (int32_t i = 0; i < lanes; i++) store_at(w->out, to + i, sum[i], w->brain);
+            }
+        }
+    }
+}
+
+INLINE void fill_row(const Work *w, int64_t row) {
+    const char *from = w->x + row * w->x_stride * (w->brain ? 2 : 4);
+    char *to = w->ready + row * w->ready_stride;
+    if (w->widened || !w->brain) {
+        widen((float *)to, from, w->width, w->filled, w->brain);
+        return;
+    }
+    memcpy(to, from, (size_t)w->width * 2);
+    memset(to + (size_t)w->width * 2, 0, (size_t)(w->filled - w->width) * 2);
+}
+
+/* inner = x A^T, out += inner B: a of [rank, width], b of [rank, outputs]. */
+typedef struct {
+    const char *x, *a, *b;
+    char *out;
+    int64_t x_stride, out_stride;
+    int32_t rows, width, rank, outputs;
+    int brain, threads;
+} Ranks;
+
+INLINE void add_ranks(const Ranks *w, int64_t row) {
+    const int size = w->brain ? 2 : 4;
+    const char *x = w->x + row * w->x_stride * size;
+    char *out = w->out + row * w->out_stride * size;
+    float inner[w->rank];
+    for (int32_t j = 0; j < w->rank; j++) {
+        const char *a = w->a + (int64_t)j * w->width * size;
+        float one[LANES], two[LANES];
+        Lanes total = {0}, left, right;
+        for (int32_t k = 0; k < w->width; k += LANES) {
+            const int32_t here = w->width - k < LANES ? w->width - k : LANES;
+            widen(one, x + (int64_t)k * size, here, LANES, w->brain);
+            widen(two, a + (int64_t)k * size, here, LANES, w->brain);
+            memcpy(&left, one, 64), memcpy(&right, two, 64);
+            total += left * right;
+        }
+        inner[j] = folded(&total);
+    }
+    for (int32_t k = 0; k < w->outputs; k += LANES) {
+        const int32_t here = w->outputs - k < LANES ? w->outputs - k : LANES;
+        float one[LANES];
+        Lanes total = {0}, right;
+        for (int32_t j = 0; j < w->rank; j++) {
+            widen(one, w->b + ((int64_t)j * w->outputs + k) * size, here, LANES, w->brain);
+            memcpy(&right, one, 64);
+            total += right * inner[j];
+        }
+        memcpy(one, &total, 64);
+        for (int32_t i = 0; i < here; i++)
+            store_at(out, k + i, value_at(out, k + i, w->brain) + one[i], w->brain);
+    }
+}
+
+typedef struct {
+    char *gate;
+    const char *up;
+    long long gate_stride, up_stride;
+    int32_t rows, width;
+    int brain, kind;
+} Activation;
+
+/* One row at a time, so that a value's instructions follow from its column alone. */
+INLINE void activate_rows(const Activation *w, const int brain) {
+    for (int64_t row = 0; row < w->rows; row++) {
+        char *gate = w->gate + row * w->gate_stride * (brain ? 2 : 4);
+        const char *up = w->up ? w->up + row * w->up_stride * (brain ? 2 : 4) : NULL;
+        for (int32_t i = 0; i < w->width; i++) {
+            float value = activated(value_at(gate, i, brain), w->kind);
+            store_at(gate, i, up ? value * value_at(up, i, brain) : value, brain);
+        }
+    }
+}
+
+/* One of each for every kind of processor. */
+#define EACH_LEVEL(target, name, sums)                                                        \
+    target static void unit_##name(const Work *w, const Group *g, int64_t unit) {             \
+        do_unit(w, g, unit, sums);                                                            \
+    }                                                                                         \
+    target static void fill_##name(const Work *w, int64_t row) { fill_row(w, row); }          \
+    target static void ranks_##name(const Ranks *w, int64_t row) { add_ranks(w, row); }       \
+    target static void activate_##name(const Activation *w) {                                 \
+        if (w->brain) activate_rows(w, 1);                                                    \
+        else activate_rows(w, 0);                                                             \
+    }
+
+EACH_LEVEL(, plain, sums_plain)
+#if X86
+EACH_LEVEL(TARGET_256, 256, sums_256)
+EACH_LEVEL(TARGET_512, 512, sums_512)
+TARGET_512 static void unit_brain(const Work *w, const Group *g, int64_t unit) {
+    do_unit(w, g, unit, w->brain ? sums_brain : sums_512);
+}
+TARGET_512 static void unit_amx(const Work *w, const Group *g, int64_t unit) {
+    do_unit(w, g, unit, w->brain ? sums_amx : sums_512);
+}
+#endif
+
+typedef struct {
+    const char *name;
+    void (*unit)(const Work *, const Group *, int64_t);
+    void (*fill)(const Work *, int64_t);
+    void (*ranks)(const Ranks *, int64_t);
+    void (*activate)(const Activation *);
+    AttentionItem attend;
+    int pairs; /* whether rows of bfloat16 are multiplied as they are */
+} Level;
+
+static const Level levels[] = {
+#if X86
+    {"amx", unit_amx, fill_512, ranks_512, activate_512, attention_512, 1},
+    {"avx512bf16", unit_brain, fill_512, ranks_512, activate_512, attention_512, 1},
+    {"avx512", unit_512, fill_512, ranks_512, activate_512, attention_512, 0},
+    {"avx2", unit_256, fill_256, ranks_256, activate_256, attention_256, 0},
+#endif
+    {"plain", unit_plain, fill_plain, ranks_plain, activate_plain, attention_plain, 0},
+};
+#define LEVELS ((int)(sizeof(levels) / sizeof(levels[0])))
+static const Level *level;
+
+static int has(const char *name) {
+#if X86
+    const int wide_ones = __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl")
+        && __builtin_cpu_supports("avx512dq");
+    if (!strcmp(name, "amx")) return wide_ones && has_amx();
+    if (!strcmp(name, "avx512bf16")) return wide_ones && __builtin_cpu_supports("avx512bf16");
+    if (!strcmp(name, "avx512")) return wide_ones;
+    if (!strcmp(name, "avx2")) return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+#endif
+    return !strcmp(name, "plain");
+}
+
+/* Chooses the instructions, the best where `name` is NULL; -1 for what this processor does not have. */
+static int choose(const char *name) {
+    for (int i = 0; i < LEVELS; i++)
+        if ((!name || !strcmp(name, levels[i].name)) && has(levels[i].name))
+            return level = &levels[i], 0;
+    return -1;
+}
+
+static void (*parallel)(void (*)(void *), void *, unsigned, unsigned);
+static int (*thread_number)(void), (*thread_count)(void);
+
+typedef struct {
+    void (*part)(void *, int, int);
+    void *work;
+} Job;
+
+static void on_thread(void *given) {
+    Job *job = given;
+    job->part(job->work, thread_number(), thread_count());
+}
+
+static void run(void (*part)(void *, int, int), void *work, int threads) {
+    Job job = {part, work};
+    if (parallel && threads > 1) parallel(on_thread, &job, (unsigned)threads, 0);
+    else part(work, 0, 1);
+}
+
+static void fill_part(void *given, int number, int count) {
+    const Work *w = given;
+    for (int32_t row = number; row < w->rows; row += count) level->fill(w, row);
+}
+
+/* Threads take the next unit when they are done with one: another program may hold one of them up. */
+static void multiply_part(void *given, int number, int count) {
+    Work *w = given;
+    const Group *group = w->groups;
+    int64_t before = 0, unit;
+    (void)number, (void)count;
+    while ((unit = __atomic_fetch_add(&w->next, 1, __ATOMIC_RELAXED)) < w->units) {
+        while (unit >= group->units) before = group->units, group++;
+        level->unit(w, group, unit - before);
+    }
+}
+
+static void ranks_part(void *given, int number, int count) {
+    const Ranks *w = given;
+    for (int32_t row = number; row < w->rows; row += count) level->ranks(w, row);
+}
+
+typedef struct {
+    Attention attention;
+    float *memory;
+    int64_t next;
+} Attending;
+
+static void attend_part(void *given, int number, int count) {
+    Attending *w = given;
+    const int64_t items = attention_items(&w->attention);
+    float *memory = w->memory + number * attention_floats(&w->attention);
+    int64_t item;
+    (void)count;
+    while ((item = __atomic_fetch_add(&w->next, 1, __ATOMIC_RELAXED)) < items)
+        level->attend(&w->attention, item, memory);
+}
+
+#include "interface.h"

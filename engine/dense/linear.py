@@ -1,0 +1,131 @@
+"""Linear layers over packed floats, in which a row's result does not depend on the rows beside it.
+
+torch chooses between products by the number of rows, and they add in different orders. Here every row is
+added in one order (`product.h`), so a batch may be cut in any way.
+"""
+
+from collections.abc import Sequence
+from types import ModuleType
+
+import torch
+
+_INTERFACE = 2  # of kernel.c
+try:
+    from engine.dense import _kernel as kernel
+except ImportError:  # built without a C compiler
+    kernel = None  # type: ignore[assignment]
+if getattr(kernel, "INTERFACE", 0) != _INTERFACE:  # built by an earlier version
+    kernel = None  # type: ignore[assignment]
+
+DTYPES = (torch.float32, torch.bfloat16)
+_LANES, _STEP = 16, 32  # outputs of a tile; the width is filled up to a multiple of it
+_KINDS = {"silu": 0, "gelu_tanh": 1, "gelu": 2}
+
+
+def compiled() -> ModuleType:
+    """The extension, where it is known to be there."""
+    assert kernel is not None
+    return kernel
+
+
+def has_kernel() -> bool:
+    return kernel is not None
+
+
+def instructions() -> str:
+    return "" if kernel is None else kernel.instructions()
+
+
+class PackedFloats:
+    """A matrix [out, in] in tiles of 16 outputs: floats [in, 16], or bfloat16 in pairs of inputs
+    [in / 2, 16, 2]."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+        self.out, self.width = weight.shape
+        tiles, filled = -(-self.out // _LANES), -(-self.width // _STEP) * _STEP
+        whole = weight.new_zeros(tiles * _LANES, filled)
+        whole[: self.out, : self.width] = weight
+        if weight.dtype is torch.bfloat16:
+            self.tiles = whole.view(tiles, _LANES, -1, 2).permute(0, 2, 1, 3).contiguous()
+        else:
+            self.tiles = whole.view(tiles, _LANES, -1).permute(0, 2, 1).contiguous()
+        self.bias = None if bias is None else bias.float()
+        self.places = self.tiles.data_ptr(), 0 if self.bias is None else self.bias.data_ptr()
+
+
+Group = tuple[PackedFloats, PackedFloats | None, int, int]  # matrix, gate, first row, rows
+
+
+def grouped_product(
+    x: torch.Tensor,
+    groups: Sequence[Group],
+    activation: str = "silu",
+    other: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """For each group's rows of x: x W^T (+ other), or activation(x G^T) * (x W^T) with a gate G. The
+    groups have matrices of one shape and cover all rows."""
+    matrix = groups[0][0]
+    if x.dim() != 2 or x.shape[1] != matrix.width or x.device.type != "cpu":
+        raise ValueError(
+            f"rows of {matrix.width} values on the CPU are needed, not {tuple(x.shape)}"
+        )
+    x = x if x.stride(1) == 1 else x.contiguous()
+    out = x.new_empty(x.shape[0], matrix.out)
+    if other is not None and other.stride(1) != 1:
+        other = other.contiguous()
+    listed = []
+    for weights, gate, first, count in groups:
+        place, bias = weights.places
+        of_gate = (0, 0) if gate is None else gate.places
+        listed.append((place, of_gate[0], bias, of_gate[1], first, count))
+    compiled().product(
+        listed, matrix.out, matrix.width, x.data_ptr(), x.stride(0), out.data_ptr(), out.stride(0),
+        0 if other is None else other.data_ptr(), 0 if other is None else other.stride(0),
+        x.dtype is torch.bfloat16, _KINDS[activation], torch.get_num_threads(),
+    )  # fmt: skip
+    return out
+
+
+def activate_(gate: torch.Tensor, activation: str, up: torch.Tensor | None = None) -> torch.Tensor:
+    """activation(gate) (* up) in place, each row by itself. The last dimensions are contiguous."""
+    compiled().activate(
+        gate.data_ptr(), gate.stride(0), 0 if up is None else up.data_ptr(),
+        0 if up is None else up.stride(0), *gate.shape, gate.dtype is torch.bfloat16,
+        _KINDS[activation],
+    )  # fmt: skip
+    return gate
+
+
+class RowLinear:
+    """Implements `engine.layers.linear.Linear`."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+        self.matrix = PackedFloats(weight, bias)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return grouped_product(x, [(self.matrix, None, 0, len(x))])
+
+    def plus(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        return grouped_product(x, [(self.matrix, None, 0, len(x))], other=other)
+
+
+class RowGatedLinear:
+    """Implements `engine.layers.linear.GatedLinear`."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+        gate, up = weight.chunk(2)
+        biases = (None, None) if bias is None else bias.chunk(2)
+        self.gate, self.up = RowLinear(gate, biases[0]), RowLinear(up, biases[1])
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat(self.halves(x), -1)
+
+    def plus(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        return self(x).add_(other)
+
+    def halves(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.gate(x), self.up(x)
+
+    def gated(self, x: torch.Tensor, activation: str) -> torch.Tensor:
+        matrices = self.up.matrix, self.gate.matrix
+        return grouped_product(x, [(*matrices, 0, len(x))], activation)

@@ -1,0 +1,169 @@
+/* The sums of rows with tiles of 16 outputs, for each kind of processor.
+ *
+ * A packed matrix has its tiles one after the other: floats [inputs, 16], or bfloat16 in pairs of inputs
+ * [inputs / 2, 16, 2], which is what the products of bfloat16 read. Every sum of a row is made in
+ * one order, whatever the number of rows is.
+ */
+#ifndef PRODUCT_H
+#define PRODUCT_H
+#include "rows.h"
+#if X86
+#include <immintrin.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+#define BLOCK 32 /* rows that one pass over a tile's weights serves */
+
+/* `x`: floats, or bfloat16 where `narrow_rows`; `width`: a multiple of 32. sums: [tiles][rows][16] */
+typedef struct {
+    const char *weights[2], *x;
+    int64_t stride; /* bytes between rows */
+    int32_t width;
+    int tiles, rows, brain;
+} Part;
+typedef void (*Sums)(const Part *, float (*)[BLOCK][LANES]);
+
+INLINE void some_rows(const Part *p, const char *weights, const int first, float (*sums)[LANES],
+                      const int rows, const int brain) {
+    const char *x = p->x + first * p->stride;
+    Lanes total[8];
+    for (int r = 0; r < rows; r++) total[r] = (Lanes){0};
+    if (brain)
+        for (int32_t k = 0; k < p->width; k += 2) {
+            Words pair;
+            memcpy(&pair, weights + (int64_t)k * LANES * 2, 64);
+            const Words low = pair << 16, high = pair & 0xffff0000u;
+            Lanes even, odd;
+            memcpy(&even, &low, 64), memcpy(&odd, &high, 64);
+            for (int r = 0; r < rows; r++) {
+                const float *row = (const float *)(x + r * p->stride);
+                total[r] += even * row[k];
+                total[r] += odd * row[k + 1];
+            }
+        }
+    else
+        for (int32_t k = 0; k < p->width; k++) {
+            Lanes w;
+            memcpy(&w, weights + (int64_t)k * LANES * 4, 64);
+            for (int r = 0; r < rows; r++)
+                total[r] += w * ((const float *)(x + r * p->stride))[k];
+        }
+    for (int r = 0; r < rows; r++) memcpy(sums[first + r], &total[r], 64);
+}
+
+/* Bodies with constant arguments, which the compiler unrolls. */
+INLINE void all_rows(const Part *p, float (*sums)[BLOCK][LANES], const int many) {
+    for (int t = 0; t < p->tiles; t++) {
+        int first = 0;
+        if (p->brain) {
+            for (; first + many <= p->rows; first += many)
+                some_rows(p, p->weights[t], first, sums[t], many, 1);
+            for (; first + 2 <= p->rows; first += 2)
+                some_rows(p, p->weights[t], first, sums[t], 2, 1);
+            for (; first < p->rows; first++) some_rows(p, p->weights[t], first, sums[t], 1, 1);
+        } else {
+            for (; first + many <= p->rows; first += many)
+                some_rows(p, p->weights[t], first, sums[t], many, 0);
+            for (; first + 2 <= p->rows; first += 2)
+                some_rows(p, p->weights[t], first, sums[t], 2, 0);
+            for (; first < p->rows; first++) some_rows(p, p->weights[t], first, sums[t], 1, 0);
+        }
+    }
+}
+
+static void sums_plain(const Part *p, float (*sums)[BLOCK][LANES]) { all_rows(p, sums, 4); }
+
+#if X86
+TARGET_256 static void sums_256(const Part *p, float (*sums)[BLOCK][LANES]) { all_rows(p, sums, 4); }
+TARGET_512 static void sums_512(const Part *p, float (*sums)[BLOCK][LANES]) { all_rows(p, sums, 8); }
+
+#define TARGET_BRAIN __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,fma")))
+
+TARGET_BRAIN INLINE void some_pairs(const Part *p, const int first, float (*sums)[BLOCK][LANES],
+                                    const int tiles, const int rows) {
+    const char *x = p->x + first * p->stride;
+    __m512 total[2][4];
+    for (int t = 0; t < tiles; t++)
+        for (int r = 0; r < rows; r++) total[t][r] = _mm512_setzero_ps();
+    for (int32_t k = 0; k < p->width; k += 2)
+        for (int t = 0; t < tiles; t++) {
+            const __m512i w = _mm512_loadu_si512(p->weights[t] + (int64_t)k * LANES * 2);
+            for (int r = 0; r < rows; r++) {
+                int32_t pair;
+                memcpy(&pair, x + r * p->stride + k * 2, 4);
+                total[t][r] = _mm512_dpbf16_ps(total[t][r], (__m512bh)w,
+                                               (__m512bh)_mm512_set1_epi32(pair));
+            }
+        }
+    for (int t = 0; t < tiles; t++)
+        for (int r = 0; r < rows; r++) _mm512_storeu_ps(sums[t][first + r], total[t][r]);
+}
+
+TARGET_BRAIN static void sums_brain(const Part *p, float (*sums)[BLOCK][LANES]) {
+    int first = 0;
+    if (p->tiles == 2) {
+        for (; first + 4 <= p->rows; first += 4) some_pairs(p, first, sums, 2, 4);
+        for (; first < p->rows; first++) some_pairs(p, first, sums, 2, 1);
+    } else {
+        for (; first + 4 <= p->rows; first += 4) some_pairs(p, first, sums, 1, 4);
+        for (; first < p->rows; first++) some_pairs(p, first, sums, 1, 1);
+    }
+}
+
+#define TARGET_AMX __attribute__((target("amx-tile,amx-bf16,avx512f")))
+
+/* Registers 0 to 3: sums; 4 and 5: 16 rows each, 6 and 7: the weights of a tile, of 32 inputs. */
+TARGET_AMX static void sums_amx(const Part *p, float (*sums)[BLOCK][LANES]) {
+    struct { uint8_t palette, start, zeros[14]; uint16_t bytes[16]; uint8_t rows[16]; } shape;
+    memset(&shape, 0, sizeof(shape));
+    shape.palette = 1;
+    const int low = p->rows < 16 ? p->rows : 16, high = p->rows - low;
+    const int of[8] = {low, low, high, high, low, high, 16, 16};
+    for (int i = 0; i < 8; i++)
+        if (of[i]) shape.bytes[i] = 64, shape.rows[i] = (uint8_t)of[i];
+    _tile_loadconfig(&shape);
+    const int two = p->tiles > 1;
+    const char *x = p->x, *more = p->x + 16 * p->stride;
+    _tile_zero(0);
+    if (two) _tile_zero(1);
+    if (high) {
+        _tile_zero(2);
+        if (two) _tile_zero(3);
+    }
+    for (int64_t k = 0; k < p->width; k += STEP) {
+        _tile_loadd(4, x + k * 2, p->stride);
+        _tile_loadd(6, p->weights[0] + k * LANES * 2, 64);
+        _tile_dpbf16ps(0, 4, 6);
+        if (two) {
+            _tile_loadd(7, p->weights[1] + k * LANES * 2, 64);
+            _tile_dpbf16ps(1, 4, 7);
+        }
+        if (high) {
+            _tile_loadd(5, more + k * 2, p->stride);
+            _tile_dpbf16ps(2, 5, 6);
+            if (two) _tile_dpbf16ps(3, 5, 7);
+        }
+    }
+    _tile_stored(0, sums[0][0], 64);
+    if (two) _tile_stored(1, sums[1][0], 64);
+    if (high) {
+        _tile_stored(2, sums[0][16], 64);
+        if (two) _tile_stored(3, sums[1][16], 64);
+    }
+    _tile_release();
+}
+
+/* Whether the processor has the tiles, and Linux lets this process use them. */
+static int has_amx(void) {
+#ifdef __linux__
+    unsigned a, b, c, d;
+    __asm__("cpuid" : "=a"(a), "=b"(b), "=c"(c), "=d"(d) : "a"(7), "c"(0));
+    const unsigned needed = 1u << 22 | 1u << 24; /* AMX-BF16 and AMX-TILE */
+    return (d & needed) == needed && syscall(SYS_arch_prctl, 0x1023, 18) == 0;
+#else
+    return 0;
+#endif
+}
+#endif
+#endif
