@@ -166,7 +166,11 @@ class ChoiceGuard:
         return self._stream.cuts(self._choice)
 
     def clean(self, text: str, *, record: bool = False) -> str | None:
-        return self._stream.clean(text, record=record)
+        cleaned = self._stream.clean(text, record=record)
+        if record and cleaned != text:  # perhaps after `flush`, which has told of the text alone
+            self.blocked = self.blocked or cleaned is None
+            self.action = _action_name(self._stream.verdict())
+        return cleaned
 
     @property
     def cut_paid_by(self) -> str:

@@ -1,0 +1,226 @@
+"""One choice, chunk by chunk: what the client gets at once, and what counts as delivered."""
+
+import json
+from typing import Any
+
+import pytest
+
+from engine.demo.paths import MODEL_DIR
+from engine.protocol import FinishReason, PromptLogprob, TokenChunk, TokenLogprob
+from gateway.prompts.tokenizing import load_codec
+from gateway.screening.tenant_moderator import ChoiceGuard, GuardedResponse
+from gateway.streaming.choices import ChoiceOutput
+from gateway.streaming.reasoning import OutputReader, ReasoningReader
+from gateway.streaming.tool_calls import ToolReader
+from gateway.upstreams.base import TextChunk
+from moderation.guard import StreamGuard
+from moderation.policy import Policy
+from moderation.screener import Screener
+
+CODEC = load_codec(MODEL_DIR)
+CALL = '<tool_call>{"name": "send", "arguments": {"to": "Ada"}}</tool_call>'
+
+
+def guard(action: str, cut_paid_by: str = "tenant") -> ChoiceGuard:
+    """Of a policy that knows one secret word."""
+    rule = {"name": "secret", "pattern": "swordfish", "longest": 9, "action": action}
+    policy = Policy.from_dict({"output": {"patterns": [rule]}, "cut_output_paid_by": cut_paid_by})
+    stream = StreamGuard(policy, Screener())
+    return ChoiceGuard(GuardedResponse(stream, policy, lambda _verdict, _text: None), 0)
+
+
+def tools() -> OutputReader:
+    return OutputReader(ToolReader(["send"]))
+
+
+def call(to: str) -> str:
+    """A call whose argument is spelled with escapes, which the guard of the stream cannot read."""
+    spelled = "".join(f"\\u{ord(each):04x}" for each in to)
+    return f'<tool_call>{{"name": "send", "arguments": {{"to": "{spelled}"}}}}</tool_call>'
+
+
+def one_chunk(*texts: str) -> tuple[TokenChunk, int]:
+    """All texts in a chunk of tokens, and how many tokens the first text has."""
+    ids = [CODEC.encode(each) for each in texts]
+    return TokenChunk("r", 0, [token for each in ids for token in each]), len(ids[0])
+
+
+def sent(choice: ChoiceOutput) -> int:
+    choice.take()
+    choice.sent()
+    return choice.delivered
+
+
+def test_a_tool_call_is_passed_on_when_it_is_complete_and_not_at_the_end() -> None:
+    choice = ChoiceOutput(0, None, reader=tools())
+    choice.feed(TextChunk("r", 0, CALL, 9))
+    delta = choice.take()
+    assert delta is not None and delta.finish_reason is None and delta.text == ""
+    assert [json.loads(each.arguments) for each in delta.calls] == [{"to": "Ada"}]
+
+
+def test_reasoning_is_passed_on_while_it_goes_on() -> None:
+    thoughts = ReasoningReader(("<think>", "</think>"), begun=True)
+    choice = ChoiceOutput(0, None, reader=OutputReader(None, thoughts))
+    choice.feed(TextChunk("r", 0, "I think", 2))
+    delta = choice.take()
+    assert delta is not None and (delta.reasoning, delta.text) == ("I think", "")
+
+
+def test_log_probabilities_come_with_the_text_of_their_tokens() -> None:
+    choice = ChoiceOutput(0, CODEC)
+    (token,) = CODEC.encode("a")
+    choice.feed(TokenChunk("r", 0, [token], [TokenLogprob(token, -0.5)]))
+    delta = choice.take()
+    assert delta is not None and delta.logprobs == [TokenLogprob(token, -0.5)]
+
+
+def test_an_engine_has_ended_when_it_says_so() -> None:
+    """Otherwise it is told to stop."""
+    choice = ChoiceOutput(0, CODEC)
+    chunk, _ = one_chunk("Hello")
+    choice.feed(chunk)
+    assert not choice.ended_by_engine
+    choice.feed(TokenChunk("r", 0, [], finish_reason=FinishReason.LENGTH))
+    assert choice.ended_by_engine and choice.finish_reason == "length"
+
+
+def test_parts_of_a_call_wait_until_it_is_complete() -> None:
+    choice = ChoiceOutput(0, None, reader=tools())
+    assert choice.waiting == 0
+    piece: dict[str, Any] = {"index": 0, "id": "c", "function": {"name": "send", "arguments": "{}"}}
+    choice.feed(TextChunk("r", 0, "", 1, calls=[piece]))
+    assert choice.waiting > 0 and choice.take() is None
+    choice.feed(TextChunk("r", 0, "", 0, "tool_calls"))
+    assert choice.waiting == 0 and [each.name for each in choice.calls] == ["send"]
+
+
+def test_tokens_after_a_stop_string_in_one_chunk_are_not_charged() -> None:
+    choice = ChoiceOutput(0, CODEC, stops=("END",))
+    chunk, billed = one_chunk("Hello END", " and much more text that nobody reads")
+    choice.feed(chunk)
+    assert "".join(choice.text) == "Hello " and choice.finish_reason == "stop"
+    assert sent(choice) == billed and choice.received == len(chunk.tokens) > billed
+
+
+def test_tokens_after_the_one_call_that_was_asked_for_are_neither_sent_nor_charged() -> None:
+    choice = ChoiceOutput(0, CODEC, reader=tools(), single_tool_call=True)
+    chunk, billed = one_chunk(CALL, " Done, and here is another one: " + CALL)
+    choice.feed(chunk)
+    assert len(choice.calls) == 1 and choice.finish_reason == "tool_calls"
+    assert choice.text == [] and sent(choice) == billed
+
+
+def test_a_call_that_the_guard_blocks_ends_the_choice() -> None:
+    choice = ChoiceOutput(0, CODEC, guard=guard("block"), reader=tools())
+    chunk, _ = one_chunk(call("swordfish"), " Done. " * 30)
+    choice.feed(chunk)
+    assert choice.finish_reason == "content_filter"
+    assert choice.calls == [] and choice.text == []
+    choice.feed(TokenChunk("r", 0, CODEC.encode(" More."), finish_reason=FinishReason.STOP))
+    assert choice.finish_reason == "content_filter" and choice.text == []
+
+
+def test_a_call_that_the_guard_blocks_at_the_end_is_a_cut_of_the_guard() -> None:
+    judge = guard("block")
+    choice = ChoiceOutput(0, None, guard=judge, reader=tools())
+    choice.feed(TextChunk("r", 0, call("swordfish") + call("Ada"), 9, "stop"))
+    assert choice.finish_reason == "content_filter"
+    assert judge.blocked and judge.action == "block"
+
+
+def test_what_is_removed_from_a_call_is_in_the_verdict() -> None:
+    judge = guard("redact")
+    choice = ChoiceOutput(0, None, guard=judge, reader=tools())
+    choice.feed(TextChunk("r", 0, call("swordfish"), 9, "stop"))
+    assert [json.loads(each.arguments) for each in choice.calls] == [{"to": "[PATTERN]"}]
+    assert judge.action == "redact" and not judge.blocked
+
+
+@pytest.mark.parametrize("blocked", [True, False])
+def test_an_end_that_the_guard_blocks_is_a_cut(blocked: bool) -> None:
+    choice = ChoiceOutput(0, None, guard=guard("block"))
+    choice.feed(TextChunk("r", 0, "It is swordfish" if blocked else "It is a fish", 4, "stop"))
+    assert choice.finish_reason == ("content_filter" if blocked else "stop")
+    assert ("swordfish" in "".join(choice.text)) is False
+
+
+class Asking:
+    """A guard that holds everything and asks a second opinion at the end."""
+
+    blocked = False
+    action: str | None = None
+    needs_second_opinion = undecided = True
+    cut_paid_by, cuts = "tenant", ()
+
+    def __init__(self, blocks: bool) -> None:
+        self._blocks = blocks
+        self._text = ""
+
+    @property
+    def held(self) -> int:
+        return len(self._text)
+
+    def clean(self, text: str, *, record: bool = False) -> str | None:
+        return text
+
+    def feed(self, text: str) -> str:
+        self._text += text
+        return ""
+
+    def flush(self) -> str:
+        return ""
+
+    async def decide(self) -> str:
+        self.blocked, self.undecided = self._blocks, False
+        released, self._text = "" if self._blocks else self._text, ""
+        return released
+
+    def over(self) -> None:
+        return
+
+
+@pytest.mark.parametrize("blocks", [True, False])
+async def test_a_choice_waits_for_a_second_opinion(blocks: bool) -> None:
+    choice = ChoiceOutput(0, CODEC, guard=Asking(blocks))
+    chunk, count = one_chunk("It is a fish.")
+    choice.feed(chunk)
+    await choice.resolve()
+    assert choice.take() is None and not choice.over, "it has not ended"
+    choice.end(FinishReason.LENGTH)
+    assert choice.over and choice.finish_reason is None and sent(choice) == 0
+    await choice.resolve()
+    delta = choice.take()
+    choice.sent()
+    assert delta is not None
+    if blocks:
+        assert (delta.text, delta.finish_reason, choice.delivered) == ("", "content_filter", 0)
+    else:
+        assert (delta.text, delta.finish_reason) == ("It is a fish.", "length")
+        assert choice.delivered == count
+
+
+def single_tokens(*texts: str) -> list[int]:
+    ids = [CODEC.encode(each) for each in texts]
+    return [each[0] for each in ids]
+
+
+def test_alternatives_that_the_guard_would_remove_are_no_part_of_an_entry() -> None:
+    plain, secret = single_tokens("a", "b")
+    policy = Policy.from_dict(
+        {"output": {"patterns": [{"name": "b", "pattern": "b", "longest": 1, "action": "redact"}]}}
+    )
+    answer = GuardedResponse(StreamGuard(policy, Screener()), policy, lambda _v, _t: None)
+    choice = ChoiceOutput(0, CODEC, guard=ChoiceGuard(answer, 0))
+    top = ((plain, -0.5), (secret, -1.0))
+    choice.feed(
+        TokenChunk(
+            "r", 0, [plain], [TokenLogprob(plain, -0.5, top)], FinishReason.STOP,
+            prompt_logprobs=[PromptLogprob(plain), PromptLogprob(plain, -0.5, 1, top)],
+        )
+    )  # fmt: skip
+    delta = choice.take()
+    assert delta is not None and delta.logprobs == [TokenLogprob(plain, -0.5, top[:1])]
+    assert choice.prompt_logprobs == [
+        PromptLogprob(plain), PromptLogprob(plain, -0.5, 1, top[:1])
+    ]  # fmt: skip
