@@ -78,7 +78,7 @@ class Delta:
 
     @property
     def empty(self) -> bool:
-        said = self.text or self.calls or self.logprobs or self.reasoning
+        said = self.text or self.calls or self.reasoning  # no log probability comes without
         return not said and self.finish_reason is None
 
 
@@ -227,7 +227,7 @@ class ChoiceOutput:
 
     def feed_run(self, run: Sequence[Chunk]) -> None:
         """Feed a group of `group_chunks` as one text; the guard's verdict does not depend on chunking."""
-        if len(run) == 1 or self.over or self._stops is not None or self._reader is not None:
+        if len(run) == 1 or self.over or self._reader is not None:
             for chunk in run:
                 self.feed(chunk)
             return

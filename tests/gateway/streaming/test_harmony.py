@@ -164,3 +164,21 @@ def test_without_tools_a_call_is_text(codec: TextCodec) -> None:
     choice.end("stop")
     assert "".join(choice.text) == '{"city": "Rome"}\n\nIt is warm.'
     assert "".join(choice.reasoning) == THOUGHT and choice.finish_reason == "stop"
+
+
+@pytest.mark.parametrize(("length", "header"), [(299, True), (300, True), (301, False)])
+def test_a_header_has_at_most_three_hundred_characters(length: int, header: bool) -> None:
+    begun = "<|channel|>analysis"
+    text = begun + " " * (length - len(begun)) + "<|message|>Hm.<|end|>"
+    for parts in ([text], list(text)):
+        _, _, thought = read(parts)
+        assert (thought == "Hm.") is header
+
+
+def test_an_answer_without_reasoning_has_no_tokens_of_it(codec: TextCodec) -> None:
+    request = InferenceRequest("/v1/chat/completions", "m", [{"role": "user", "content": "Hi"}])
+    choice = ChoiceOutput(0, codec, reader=reader_for(request, codec, []))
+    for token in codec.encode("7 is it."):
+        choice.feed(TokenChunk("r", 0, [token]))
+    choice.end("stop")
+    assert "".join(choice.text) == "7 is it." and choice.reasoning_tokens == 0

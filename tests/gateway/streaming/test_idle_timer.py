@@ -100,3 +100,32 @@ async def test_an_error_of_the_work_is_its_own() -> None:
     with pytest.raises(ValueError, match="broken"):
         await timer.wait(_fail())
     timer.close()
+
+
+async def test_a_cancellation_that_comes_with_the_end_of_the_time_is_not_lost() -> None:
+    """The request is shut down in the turn in which a keep-alive is due: it ends."""
+    ended = []
+
+    async def _work() -> None:
+        timer = IdleTimer(0.02)
+        task = asyncio.current_task()
+        assert task is not None
+
+        async def _shut_down_meanwhile() -> None:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                task.cancel()
+                raise
+
+        try:
+            await timer.wait(_shut_down_meanwhile())
+        except BaseException as error:
+            ended.append(type(error))
+            raise
+        finally:
+            timer.close()
+
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.ensure_future(_work())
+    assert ended == [asyncio.CancelledError]

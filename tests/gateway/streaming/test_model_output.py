@@ -194,6 +194,17 @@ def test_control_tokens_of_a_form_are_read(codec: TextCodec) -> None:
     assert "".join(_fed(codec, fixed, ids).reasoning) == ""
 
 
+def test_reasoning_that_the_prompt_begins(codec: TextCodec) -> None:
+    request = InferenceRequest("/v1/chat/completions", "m", [{"role": "user", "content": "Hi"}])
+    said = codec.tokenizer.encode("Hm.[/THINK]Yes.", add_special_tokens=False).ids
+    asked = codec.tokenizer.encode("Hi[THINK]", add_special_tokens=False).ids
+    choice = ChoiceOutput(0, codec, reader=reader_for(request, codec, asked))
+    for token in said:
+        choice.feed(TokenChunk("r", 0, [token]))
+    choice.end("stop")
+    assert ("".join(choice.reasoning), "".join(choice.text)) == ("Hm.", "Yes.")
+
+
 def _fed(codec: TextCodec, request: InferenceRequest, ids: list[int]) -> ChoiceOutput:
     choice = ChoiceOutput(0, codec, reader=reader_for(request, codec, []))
     for token in ids:

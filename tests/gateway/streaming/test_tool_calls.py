@@ -115,6 +115,29 @@ def test_what_may_become_a_call_is_held_and_not_yet_delivered() -> None:
     assert codec.template is not None
 
 
+@pytest.mark.parametrize(
+    "text", ["[weather(city='Rome')]", '[{"name": "time"}]', LLAMA.replace("Zürich", "L'Aquila")]
+)
+def test_a_bare_call_is_known_at_its_last_bracket(text: str) -> None:
+    """And not only at the end of the output."""
+    said, calls = ToolReader(["weather", "time"]).feed(text)
+    assert said == "" and len(calls) == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"), [('"call_7"', True), ('""', False), ("null", False), ("7", False)]
+)
+def test_a_call_has_the_id_that_the_model_gave_or_one_of_ours(given: str, kept: bool) -> None:
+    _, (call,) = read(f'<tool_call>{{"name": "time", "id": {given}}}</tool_call>')
+    assert (call.id == "call_7") is kept
+    assert kept or (call.id.startswith("call_") and len(call.id) == len("call_") + 24)
+
+
+def test_the_id_in_mistrals_form_is_kept() -> None:
+    _, (call,) = read("[TOOL_CALLS]time[CALL_ID]abc123456[ARGS]{}")
+    assert (call.id, call.name, call.arguments) == ("abc123456", "time", "{}")
+
+
 @pytest.fixture
 def says(deployment: Deployment) -> Iterator[Any]:
     codec = load_codec(MODEL_DIR)

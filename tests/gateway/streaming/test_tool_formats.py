@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.streaming.tool_formats import FORMATS, partial_opening
+from gateway.streaming.tool_formats import FORMATS, parse_python, partial_opening
 
 OPENINGS = [each.open for each in FORMATS]
 PARTS = st.one_of(
@@ -21,3 +21,10 @@ def test_the_longest_end_that_begins_an_opening_is_held(text: str) -> None:
         if any(opening.startswith(text[-length:]) for opening in OPENINGS)
     ]
     assert partial_opening(text) == max(fitting, default=0)
+
+
+def test_calls_in_pythons_form_are_parsed_up_to_a_bound() -> None:
+    """Python's parser takes time and memory, and nobody writes such calls."""
+    longest = "[f(a='" + "x" * (200_000 - 9) + "')]"
+    assert len(longest) == 200_000 and len(parse_python(longest)) == 1
+    assert parse_python(longest + " ") == []
