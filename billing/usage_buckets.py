@@ -55,6 +55,7 @@ DIMENSIONS = (
     "currency",
     "batch",
     "end_user",
+    "engine_id",
 )
 
 
@@ -76,7 +77,7 @@ class BucketQuery:
 
     @property
     def needs_events(self) -> bool:
-        grouped = {"batch", "end_user"} & set(self.group_by)
+        grouped = {"batch", "end_user", "engine_id"} & set(self.group_by)
         return bool(grouped or self.conditions) or self.batch is not None
 
 

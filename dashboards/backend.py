@@ -80,6 +80,10 @@ class UpstreamPreview:
 class DashboardBackend(Protocol):
     def engines(self) -> Sequence[EngineView]: ...
 
+    def regions(self) -> Mapping[str, str]:
+        """By engine, as the list of upstreams names them."""
+        ...
+
     def base_models(self) -> Sequence[str]: ...
 
     def residency(self) -> Mapping[str, Mapping[str, int]]:

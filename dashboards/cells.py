@@ -14,7 +14,9 @@ from dashboards.scales import grouped
 from dashboards.tables import Column, Table
 
 _NUMBER = '<td class="num">'
-_LONG, _WRAPPED = ' class="long"', 18  # characters; a longer text may break anywhere
+# Characters; a longer text may break anywhere, a shorter one does not.
+_LONG, _BRIEF, _WRAPPED = ' class="long"', ' class="brief"', 18
+_NOTHING = '<td class="num zero"'
 
 
 def lines(table: Table, now: datetime) -> list[list[Markup | None]]:
@@ -48,7 +50,12 @@ def _brief(value: str) -> str:
 
 def _money(value: Any, currency: str) -> str:
     said = escape(f"{decimal_of(value)} {currency}")
-    return f'<td class="num" title="{said}">{escape(money(value, currency))}</td>'
+    return f'{_amount(value)} title="{said}">{escape(money(value, currency))}</td>'
+
+
+def _amount(value: int) -> str:
+    """Nothing is said in a soft colour, so that the amounts stand out."""
+    return '<td class="num"' if value else _NOTHING
 
 
 _DRAWN: dict[str, Callable[[Any, str], str]] = {
@@ -56,7 +63,7 @@ _DRAWN: dict[str, Callable[[Any, str], str]] = {
     "exact": lambda value, currency: (
         f"{_NUMBER}{escape(decimal_of(value))} {escape(currency)}</td>"
     ),
-    "minor": lambda value, currency: f"{_NUMBER}{escape(minor(value, currency))}</td>",
+    "minor": lambda value, currency: f"{_amount(value)}>{escape(minor(value, currency))}</td>",
     "whole": lambda value, _: f"{_NUMBER}{grouped(value)}</td>",
     "figure": lambda value, _: f"{_NUMBER}{escape(value)}</td>",
     "badge": lambda value, _: (
@@ -64,6 +71,6 @@ _DRAWN: dict[str, Callable[[Any, str], str]] = {
     ),
     "code": lambda value, _: f"<td><code data-copy>{escape(value)}</code></td>",
     "text": lambda value, _: (
-        f"<td{_LONG if len(str(value)) > _WRAPPED else ''}>{markup_code(value)}</td>"
+        f"<td{_LONG if len(str(value)) > _WRAPPED else _BRIEF}>{markup_code(value)}</td>"
     ),
 }

@@ -1,12 +1,12 @@
 """What the query bar of Requests and Usage shows: the query, presets, and facets with counts."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from typing import Any
 from urllib.parse import urlencode
 
-from sqlalchemy import func, select
+from sqlalchemy import func, literal, select, union_all
 from sqlalchemy.orm import Session
 from starlette.requests import Request
 
@@ -98,45 +98,72 @@ def bar_of(
         wanted = query.over(since)
         on = wanted.span(today, 1) == explored.span
         presets.append(Link(words, address(request, q=str(wanted)), on))
-    facets = [
-        (title, links)
-        for column, title in _FACETS.items()
-        if len(links := _facet(request, session, scope, explored, column)) > 1
-    ]
-    facets.append(("Status", _statuses(request, session, scope, explored)))
+    counts = _counts(session, scope, explored.span)
+    facets = []
+    for column, title in _FACETS.items():
+        values = counts.values[column]
+        if len(values) > 1:
+            names = _names(session, scope, column, [value for value, _ in values])
+            facets.append((title, _facet(request, query, column, values, names)))
+    facets.append(("Status", _statuses(request, query, counts)))
     kept = [(name, request.query_params.get(name, "")) for name in ("by", "sort", "compare")]
     return Bar(str(query), presets, facets, [pair for pair in kept if pair[1]])
 
 
-def _table(span: Range) -> Any:
-    return HourlyService if span.width is Width.HOUR else DailyService
+@dataclass(frozen=True, slots=True)
+class _Counts:
+    """Requests in the date range, whatever else is filtered: the most frequent values of each column,
+    and all, those refused and those failed."""
+
+    values: dict[str, list[tuple[str, int]]]
+    answers: int
+    refused: int
+    failed: int
 
 
-def _rows(session: Session, scope: TenantScope, span: Range, columns: Sequence[Any]) -> Any:
-    table = _table(span)
-    query = select(*columns).where(
+def _counts(session: Session, scope: TenantScope, span: Range) -> _Counts:
+    """One pass over the roll-up, and one round trip."""
+    table: Any = HourlyService if span.width is Width.HOUR else DailyService
+    columns = [getattr(table, name) for name in _FACETS]
+    sums = [func.sum(getattr(table, name)).label(name) for name in _OUTCOMES]
+    query = select(*columns, *sums).where(
         table.tenant_id == scope.tenant_id, table.at >= span.start, table.at < span.end
     )
     if scope.project_id:
         query = query.where(table.project_id == scope.project_id)
-    return query
+    base = query.group_by(*columns).cte("counted")
+    whole = [func.sum(base.c[name]) for name in _OUTCOMES]
+    parts = [select(literal("").label("facet"), literal("").label("value"), *whole).subquery()]
+    for name in _FACETS:
+        value, most = base.c[name], whole[0].desc()
+        grouped = select(literal(name), value, *whole).group_by(value).order_by(most, value)
+        parts.append(grouped.limit(_MOST_VALUES).subquery())
+    values: dict[str, list[tuple[str, int]]] = {name: [] for name in _FACETS}
+    all_of = [0, 0, 0]
+    for facet, value, *numbers in session.execute(union_all(*(select(part) for part in parts))):
+        if facet:
+            values[facet].append((value, int(numbers[0])))
+        else:
+            all_of = [int(number or 0) for number in numbers]
+    return _Counts(values, *all_of)
+
+
+_OUTCOMES = ("answers", "refused", "failed")
 
 
 def _facet(
-    request: Request, session: Session, scope: TenantScope, explored: Explored, column: str
+    request: Request,
+    query: Query,
+    column: str,
+    found: Sequence[tuple[str, int]],
+    names: Mapping[str, str],
 ) -> list[Link]:
-    """Values of a column with their requests in the date range, whatever else is filtered."""
-    table = _table(explored.span)
-    value, count = getattr(table, column), func.sum(table.answers)
-    grouped = _rows(session, scope, explored.span, [value, count]).group_by(value)
-    found = session.execute(grouped.order_by(count.desc()).limit(_MOST_VALUES)).all()
-    names = _names(session, scope, column, [row[0] for row in found])
     field = _FIELDS.get(column, column)
     links = []
     for key, number in found:
         name = names.get(key, key) or "none"
-        href = address(request, q=str(explored.query.toggled(field, name)))
-        links.append(Link(name, href, explored.query.has(field, name), int(number)))
+        href = address(request, q=str(query.toggled(field, name)))
+        links.append(Link(name, href, query.has(field, name), number))
     return links
 
 
@@ -157,24 +184,19 @@ def _names(session: Session, scope: TenantScope, column: str, ids: Sequence[str]
     return {id: name for id, name in found.items() if name in plain and names.count(name) == 1}
 
 
-def _statuses(
-    request: Request, session: Session, scope: TenantScope, explored: Explored
-) -> list[Link]:
-    table = _table(explored.span)
-    sums = [func.sum(getattr(table, name)) for name in ("answers", "refused", "failed")]
-    row = session.execute(_rows(session, scope, explored.span, sums)).one()
-    answers, refused, failed = (int(value or 0) for value in row)
+def _statuses(request: Request, query: Query, counts: _Counts) -> list[Link]:
+    answered = counts.answers - counts.refused - counts.failed
     return [
         Link(
             words,
-            address(request, q=str(explored.query.toggled("status", value))),
-            explored.query.has("status", value),
+            address(request, q=str(query.toggled("status", value))),
+            query.has("status", value),
             count,
         )
         for value, words, count in (
-            ("2xx", "Answered", answers - refused - failed),
-            ("4xx", "Rejected", refused),
-            ("5xx", "Server errors", failed),
+            ("2xx", "Answered", answered),
+            ("4xx", "Rejected", counts.refused),
+            ("5xx", "Server errors", counts.failed),
         )
     ]
 

@@ -4,7 +4,7 @@ Tiles, charts, table and CSV of a page come from one `UsageTotals`, so they alwa
 """
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
@@ -27,7 +27,7 @@ GROUPS = {
     "project_id": "Project",
     "member_id": "Member",
 }
-ALL_GROUPS = {**GROUPS, "end_user": "End user"}
+ALL_GROUPS = {**GROUPS, "end_user": "End user", "engine_id": "Engine", "region": "Region"}
 
 
 # Corrections of past usage have at most a project and a model.
@@ -38,6 +38,8 @@ _UNNAMED = {
     "project_id": "corrections",
     "member_id": "no member",
     "end_user": "no end user",
+    "engine_id": "no engine",
+    "region": "no region",
 }
 
 
@@ -76,6 +78,24 @@ class UsageTotals:
 
     def name(self, group: str) -> str:
         return self.names.get(group) or group or _UNNAMED[self.group_by]
+
+
+def by_region(found: UsageTotals, regions: Mapping[str, str]) -> UsageTotals:
+    """Totals by engine as totals by the region of each engine."""
+    merged = UsageTotals("region", found.labels, {}, {})
+    for engine, sums in found.counts.items():
+        name = regions.get(engine, "")
+        steps = found.steps[engine]
+        if name not in merged.counts:
+            merged.counts[name] = dict.fromkeys(sums, 0)
+            merged.steps[name] = [dict.fromkeys(step, 0) for step in steps]
+        for target, given in (
+            (merged.counts[name], sums),
+            *zip(merged.steps[name], steps, strict=True),
+        ):
+            for column, value in given.items():
+                target[column] += value
+    return merged
 
 
 def corrections(session: Session, scope: TenantScope, span: Range) -> int:

@@ -68,6 +68,9 @@ class DashboardBackend:
             for each in self.router.replicas()
         ]
 
+    def regions(self) -> Mapping[str, str]:
+        return self.upstream_reload.regions()
+
     def base_models(self) -> Sequence[str]:
         return self.adapters.catalog.model_names()
 

@@ -114,7 +114,7 @@ def costs(request: Request) -> Response:
             *tiles,
             *_saved_tiles(saved, viewer.currency),
         ],
-        charts=_charts(found) if table.rows else [],
+        charts=_charts(found, viewer.currency) if table.rows else [],
         tables=[table],
     )
     return show(request, page_data)
@@ -209,7 +209,7 @@ def _saved_tiles(saved: savings.Savings, currency: str) -> list[Tile]:
     ]
 
 
-def _charts(found: usage_totals.UsageTotals) -> list[Chart]:
+def _charts(found: usage_totals.UsageTotals, currency: str) -> list[Chart]:
     parts = [
         charts.Series(title, found.per_step(key))
         for key, title in COMPONENTS.items()
@@ -221,9 +221,12 @@ def _charts(found: usage_totals.UsageTotals) -> list[Chart]:
         line.append(running)
     total = [charts.Series("spend", line)]
     return [
-        Chart("By day", svg(charts.stacked_bars("Spend", found.labels, parts, money_label))),
         Chart(
-            "Cumulative",
+            f"By day, {currency}",
+            svg(charts.stacked_bars("Spend", found.labels, parts, money_label)),
+        ),
+        Chart(
+            f"Cumulative, {currency}",
             svg(charts.lines("Spend, cumulative", found.labels, total, money_label)),
         ),
     ]

@@ -87,7 +87,11 @@ def overview(request: Request) -> Response:
         "Overview",
         "This month to date.",
         tiles=tiles,
-        charts=[Chart("By model", svg(drawn))] if models.counts else [],
+        charts=[
+            Chart(f"By model, {viewer.currency if sees_costs else 'output tokens'}", svg(drawn))
+        ]
+        if models.counts
+        else [],
         tables=tables if models.counts else tables[:1],
         link=None if models.counts else ("/keys", "Create a key"),
     )

@@ -76,17 +76,22 @@ def usage(request: Request) -> Response:
 def _usage(request: Request) -> Response:
     viewer, deps = viewer_of(request, "usage"), deps_of(request)
     now = deps.clock.now()
-    explored = explorer.read_query(request, now.date(), 30, deps.auth.may(viewer, "costs", "read"))
     group_by = choice(request, "by", tuple(usage_totals.ALL_GROUPS), "model")
+    usual = _USUAL_DAYS if group_by in usage_totals.GROUPS else 1
+    sees_costs = deps.auth.may(viewer, "costs", "read")
+    explored = explorer.read_query(request, now.date(), usual, sees_costs)
     span, compared = explored.span, request.query_params.get("compare") == "1"
     with deps.database.report() as session:
         filters = filters_of(session, viewer.scope, explored.query)
         wanted = _rolled_up(filters, group_by, span)
-        found = usage_totals.read(session, viewer.scope, span, now, group_by, **wanted)
+        read_by = "engine_id" if group_by == "region" else group_by
+        found = usage_totals.read(session, viewer.scope, span, now, read_by, **wanted)
         earlier = None
         if compared:
             past = explorer.before(span)
-            earlier = usage_totals.read(session, viewer.scope, past, now, group_by, **wanted)
+            earlier = usage_totals.read(session, viewer.scope, past, now, read_by, **wanted)
+        if group_by == "region":
+            found = usage_totals.by_region(found, deps.backend.regions())
         served = ServiceTotals()
         by_group: dict[str, ServiceTotals] = {}
         if filters.rolled_up is not None:
@@ -128,6 +133,7 @@ def _usage(request: Request) -> Response:
 
 
 _LEAD = "Exact token counts and service levels. See Costs for charges."
+_USUAL_DAYS = 30
 _EVENT_DAYS = 7  # so that a page reads a bounded number of events
 _COLUMNS = {
     "model": "models",

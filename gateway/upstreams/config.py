@@ -17,6 +17,7 @@ ENDPOINTS = (
     *("audio/transcriptions", "audio/translations", "audio/speech"),
     *("images/generations", "images/edits", "images/variations"),
 )
+_LONGEST_REGION = 40
 # Kinds of servers whose prefix cache can be kept apart by tenant: by a `cache_salt`, or (llama.cpp)
 # by not reusing it.
 SALTED_ENGINES = frozenset(("vllm", "sglang"))
@@ -43,6 +44,7 @@ class Upstream:
     price: dict[str, Any] = field(default_factory=dict)  # in the form of `tollhouse price`
     max_in_flight: int = 0  # concurrent requests of all gateway processes; 0: no limit
     requests_per_minute: int = 0  # of all gateway processes; 0: no limit
+    region: str = ""  # where it stands, for usage by region
     # Share of its model's conversations that it gets, in percent; the other entries share the rest.
     # None: it is one of those.
     canary_percent: int | None = None
@@ -115,6 +117,10 @@ def _parse_entry(given: Any, index: int) -> Upstream:
     ):
         raise _invalid(
             f'the price of {upstream.url} is not like {{"input": "0.10", "output": "0.40"}}'
+        )
+    if not isinstance(upstream.region, str) or len(upstream.region) > _LONGEST_REGION:
+        raise _invalid(
+            f"region of {upstream.url} is not a name of up to {_LONGEST_REGION} characters"
         )
     _check_shared_cache(upstream)
     _check_endpoints(upstream)

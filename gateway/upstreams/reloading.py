@@ -99,6 +99,10 @@ class UpstreamReload:
         """Reads and checks the file, and builds its clients. Conflict if it cannot be served by."""
         return self._preview_of(self._read())
 
+    def regions(self) -> dict[str, str]:
+        """By engine, where the entry names one."""
+        return {each.replica_name: each.region for each in self._upstreams if each.region}
+
     async def reload(self, actor: str, digest: str) -> ReloadPreview:
         """Serve by the file, if it still is the list with this digest, and have all processes do so."""
         async with self._lock:

@@ -45,12 +45,12 @@ def _changed_fields(old: Upstream, new: Upstream) -> tuple[str, ...]:
 
 
 def same_connection(old: Upstream, new: Upstream) -> bool:
-    """Whether a client of the old entry serves the new one: prices and shares belong to the list."""
+    """Whether a client of the old entry serves the new one: the rest belongs to the list."""
     return _connection(old) == _connection(new)
 
 
 def _connection(upstream: Upstream) -> Upstream:
-    return replace(upstream, price={}, canary_percent=None)
+    return replace(upstream, price={}, canary_percent=None, region="")
 
 
 def digest_of(upstreams: Sequence[Upstream]) -> str:

@@ -103,3 +103,24 @@ def test_no_label_of_a_chart_is_clipped_or_covered(
     for path in ("", "usage", "usage?from=2020-01-01&to=2020-01-02", "costs", "safety"):
         page.goto(f"{deployment.url}/dashboard/{path}")
         assert page.evaluate(_LABELS) == [], path
+
+
+def test_a_long_table_scrolls_under_its_head(deployment: Deployment, page: Page) -> None:
+    page.goto(f"{deployment.url}/dashboard/requests?q=since:30d")
+    region = page.locator(".scroll").first
+    head = region.locator("thead th").first
+    region.evaluate("it => { it.scrollTop = it.scrollHeight; it.scrollIntoView(); }")
+    assert region.evaluate("it => it.scrollTop") > 500
+    expect(head).to_be_in_viewport()
+    expect(region.locator("tbody tr").last).to_be_in_viewport()
+    assert region.evaluate("it => getComputedStyle(it).overflowY") == "auto"
+    page.emulate_media(media="print")
+    assert region.evaluate("it => getComputedStyle(it).maxHeight") == "none"
+
+
+def test_a_short_name_stays_on_one_line(deployment: Deployment, page: Page) -> None:
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.goto(f"{deployment.url}/dashboard/costs")
+    cell = page.locator("tbody td", has_text="qwen-2.5-32b").first
+    box = cell.bounding_box()
+    assert box is not None and box["height"] < 45

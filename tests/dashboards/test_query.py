@@ -1,5 +1,6 @@
 """The query language: what is written is what is found, compared with a reading of the rows in Python."""
 
+from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
@@ -7,8 +8,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from starlette.requests import Request
 
-from billing import prices, usage
+from billing import prices, service_rollups, usage
 from billing.models import UsageEventRow
 from billing.rating_worker import rate_all
 from core.clock import FakeClock
@@ -19,6 +21,7 @@ from core.tenants import keys
 from core.tenants.organisations import create_project, create_tenant
 from core.tenants.scope import TenantScope, scope_of_operator
 from dashboards import request_log
+from dashboards.explorer import Explored, bar_of
 from dashboards.filters import Range
 from dashboards.query import Term, parse
 from dashboards.query_filters import filters_of
@@ -187,3 +190,27 @@ def test_a_key_is_named_and_another_tenant_s_is_not_found(
         other = scope_of_operator(create_tenant(session, clock, name="other").id)
         with pytest.raises(BadRequest, match="There is no key 'checkout'"):
             filters_of(session, other, parse("key:checkout"))
+
+
+def test_filters_have_the_counts_of_the_requests_in_the_range(
+    database: Database, clock: FakeClock, scope: TenantScope
+) -> None:
+    service_rollups.sum_all(database, clock)
+    day = Range(NOON.date(), NOON.date())
+    every = [event for event, _ in request_log.all_rows(database, LogQuery(scope, day))]
+    request = Request(
+        {"type": "http", "method": "GET", "path": "/", "query_string": b"", "headers": []}
+    )
+    explored = Explored(parse("adapter:sql"), day)
+    with database.read() as session:
+        facets = dict(bar_of(request, session, scope, explored, NOON.date()).facets)
+    adapters = Counter(event.adapter or "none" for event in every)
+    assert {link.words: link.count for link in facets["Adapter"]} == adapters
+    assert [link.words for link in facets["Adapter"] if link.on] == ["sql"]
+    assert sorted(link.count or 0 for link in facets["Key"]) == sorted(
+        Counter(event.key_id for event in every).values()
+    )
+    assert "Model" not in facets, "one value filters nothing"
+    outcomes = Counter(min(event.status // 100, 5) for event in every)
+    shown = {link.words: link.count for link in facets["Status"]}
+    assert shown == {"Answered": outcomes[2], "Rejected": outcomes[4], "Server errors": outcomes[5]}

@@ -32,6 +32,8 @@ from dashboards.pages.common import (
 )
 from dashboards.tables import Column, Table
 
+_NO_ACT = "No act yet. Grants, credit notes and the others are made on a tenant's page."
+_TENANTS = ("/operator/tenants", "Open tenants")
 PATH = "/operator/money-acts"
 NEW = f"{PATH}/new"
 TITLES = {
@@ -121,7 +123,8 @@ def page_of(request: Request) -> Response:
                 [*_ACTS, Column("acts", "Change", "acts")],
                 latest,
                 totals=False,
-                empty="None yet.",
+                empty=_NO_ACT,
+                next_step=_TENANTS,
             ),
         ],
     )

@@ -249,3 +249,32 @@ def test_a_list_that_is_in_no_file_cannot_be_read_again(
     ):
         refused = client.get(ADMIN)
         assert refused.status_code == 409 and "not in a file" in refused.text
+
+
+def test_usage_is_grouped_by_engine_and_by_the_region_of_its_entry(
+    deployment: Deployment, file: Path, servers: tuple[Server, Server]
+) -> None:
+    kept = next(iter(deployment.services.router.engines()))
+    deployment.event(ask(deployment).headers["x-request-id"])
+    with closing(browser(deployment, deployment.key)) as owner:
+
+        def _groups(by: str) -> list[str]:
+            lines = owner.get(f"/dashboard/usage?by={by}&format=csv").text.splitlines()
+            return sorted(line.rsplit(",", 5)[0] for line in lines[1:])
+
+        assert (_groups("engine_id"), _groups("region")) == (["first"], ["no region"])
+        first = json.loads(file.read_text())[0] | {"region": "eu-central"}
+        write(file, first, {"url": servers[1].url, "name": "second", "model": "two"})
+        with admin(deployment) as client:
+            digest = client.get(ADMIN).json()["digest"]
+            client.post(f"{ADMIN}/reload", json={"digest": digest})
+        until(lambda: ask(deployment, "two").status_code == 200, "the new model has its price")
+        deployment.event(ask(deployment, "two").headers["x-request-id"])
+        assert kept in list(deployment.services.router.engines())
+        assert _groups("engine_id") == ["first", "second"]
+        assert _groups("region") == ["eu-central", "no region"]
+        shown = owner.get("/dashboard/usage?by=region&compare=1")
+        assert shown.status_code == 200 and "Usage by region" in shown.text
+    file.write_text('[{"url": "http://a", "region": 5}]')
+    with admin(deployment) as client:
+        assert "region of http://a" in client.get(ADMIN).text
