@@ -13,6 +13,7 @@ from core.ids import new_id
 # Long enough to take over the shards of a worker that was killed.
 TAKE_OVER_S = shards.LEASE.total_seconds() + 5
 _POLL_S = 0.1
+_TRIES = 3  # another worker locks the leases for a moment while it takes its share
 
 
 def rate_all(
@@ -67,6 +68,10 @@ def _rate_share(database: Database, clock: Clock, worker: str, most_events: int)
             return None
     if not leased:
         return 0
-    with database.transaction() as session:
-        held = shards.hold(session, worker, leased, clock.now())
-        return rating.rate(session, clock, most_events=most_events, shards=held).events
+    for _ in range(_TRIES):
+        with database.transaction() as session:
+            part, most = shards.next_part(session, leased, most_events)
+            held = shards.hold(session, worker, part, clock.now())
+            if held:
+                return rating.rate(session, clock, most_events=most, shards=held).events
+    return 0

@@ -3,10 +3,12 @@
 A stored batch of usage holds the events of one shard. A lease only decides who rates what: a rating
 transaction locks the leases that it uses, so one that was lost is not used, and none is taken from a
 running transaction. What is rated is marked in the same transaction, so it is charged once even if two
-workers believe that they own a shard.
+workers believe that they own a shard. For that reason a worker may take from another what exceeds that
+one's share and is in no transaction.
 """
 
-from collections.abc import Collection
+from collections import Counter
+from collections.abc import Collection, Sequence
 from datetime import datetime, timedelta
 from functools import lru_cache
 from zlib import crc32
@@ -18,6 +20,7 @@ from billing.models import RatingShard, RatingWorker, UsageBatch
 
 SHARDS = 16  # the most workers that can rate at once
 LEASE = timedelta(seconds=15)
+_SHARED_FROM = 5_000  # waiting events; fewer are rated in one transaction
 
 
 @lru_cache(maxsize=10_000)
@@ -33,8 +36,9 @@ def waiting(session: Session) -> set[int]:
 
 
 def claim(session: Session, worker: str, now: datetime) -> list[int]:
-    """Lease this worker's share of the shards with waiting usage, and release what exceeds it. Shards
-    in another worker's transaction are left alone."""
+    """Lease this worker's share of the shards with waiting usage, and release what exceeds it. What
+    is free comes first, then what others hold beyond their share. Shards in another worker's
+    transaction are left alone."""
     wanted = waiting(session)
     share = -(-len(wanted) // (1 + _others(session, worker, now)))
     rows = session.scalars(
@@ -42,7 +46,11 @@ def claim(session: Session, worker: str, now: datetime) -> list[int]:
     ).all()
     own = [row for row in rows if row.worker == worker and row.shard in wanted]
     free = [row for row in rows if row.shard in wanted and _is_free(row, now)]
-    taken = [*own, *(row for row in free if row not in own)][:share]
+    taken = [*own, *(row for row in free if row not in own)]
+    if len(taken) < share:
+        others = [row for row in rows if row.shard in wanted and row not in taken]
+        taken += _excess(session, others, share, now)
+    taken = taken[:share]
     for row in rows:
         if row in taken:
             row.worker, row.leased_until = worker, now + LEASE
@@ -50,6 +58,41 @@ def claim(session: Session, worker: str, now: datetime) -> list[int]:
             row.worker = row.leased_until = None
     session.flush()
     return [row.shard for row in taken]
+
+
+def _excess(
+    session: Session, rows: Sequence[RatingShard], share: int, now: datetime
+) -> list[RatingShard]:
+    """Those of the rows with which other workers hold more than their share."""
+    held = Counter(
+        session.scalars(select(RatingShard.worker).where(RatingShard.leased_until >= now))
+    )
+    found = []
+    for row in rows:
+        if held[row.worker] > share:
+            held[row.worker] -= 1
+            found.append(row)
+    return found
+
+
+def next_part(session: Session, leased: Collection[int], most_events: int) -> tuple[list[int], int]:
+    """The shards of a worker's next transaction, those with the oldest batches, and about how many
+    events it rates: no more than half of what waits, so that another worker finds some to take."""
+    events = func.sum(UsageBatch.events)
+    by_shard = session.execute(
+        select(UsageBatch.shard, events)
+        .where(UsageBatch.rated_at.is_(None), UsageBatch.shard.in_(leased))
+        .group_by(UsageBatch.shard)
+        .order_by(func.min(UsageBatch.id))
+    ).all()
+    most = min(most_events, max(_SHARED_FROM, sum(row[1] for row in by_shard) // 2))
+    chosen, counted = [], 0
+    for shard, waits in by_shard:
+        chosen.append(shard)
+        counted += waits
+        if counted >= most:
+            break
+    return chosen, most
 
 
 def hold(session: Session, worker: str, shards: Collection[int], now: datetime) -> list[int]:
