@@ -9,6 +9,8 @@ from types import ModuleType
 
 import torch
 
+from engine.layers.linear import fits_half
+
 _INTERFACE = 2  # of kernel.c
 try:
     from engine.dense import _kernel as kernel
@@ -30,6 +32,16 @@ def compiled() -> ModuleType:
 
 def has_kernel() -> bool:
     return kernel is not None
+
+
+def is_fast(weight: torch.Tensor) -> bool:
+    """Whether these products are at least as fast as torch's for few rows. Measured on a 2-core AMX
+    machine, bfloat16 [1024, 512], 1 to 16 rows: 28 to 36 us where oneDNN takes 44 to 99."""
+    if kernel is None or weight.device.type != "cpu":
+        return False
+    if weight.dtype is torch.bfloat16:
+        return kernel.instructions() in ("amx", "avx512bf16")
+    return weight.dtype is torch.float32 and not fits_half(weight)
 
 
 def instructions() -> str:

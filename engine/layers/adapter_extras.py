@@ -97,6 +97,14 @@ class InnerChanges:
             y[rows] += (x[rows] @ a.t()) @ b
         return y
 
+    def within(self, prefix: str) -> bool:
+        """Whether any module whose name begins so is changed for any row."""
+        return any(
+            layer == self.layer and name.startswith(prefix)
+            for each in self.segments
+            for layer, name in each.extras.pairs
+        )
+
     def among(self, chosen: torch.Tensor) -> "InnerChanges":
         return InnerChanges(self.layer, among(self.segments, chosen))
 

@@ -1,12 +1,17 @@
-"""A mixture of experts on a CPU: the rows of a step grouped by expert, one product for each."""
+"""A mixture of experts on a CPU: the rows of a step grouped by expert, with one product for each group,
+or one call for all of them where they are compiled."""
 
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 
+from engine.dense.linear import PackedFloats, RowGatedLinear, RowLinear, grouped_product
 from engine.layers.adapter_extras import InnerChanges
 from engine.layers.linear import GatedLinear, Linear, activate
 from engine.layers.routing import Router
+
+_Packed = tuple[PackedFloats, PackedFloats, PackedFloats]  # up, gate, down
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +92,7 @@ class Mixture:
         self.rows = [0] * len(experts)  # that each expert has computed
         self._router = router
         self._experts = experts
+        self._packed = _packed(experts)
         self._shared = shared
         self._active = active
 
@@ -97,19 +103,13 @@ class Mixture:
         shares, chosen = self._router(x)
         by_expert = chosen.flatten().argsort(stable=True)
         counts = torch.bincount(chosen.flatten(), minlength=len(self._experts)).tolist()
+        self.rows = [before + count for before, count in zip(self.rows, counts, strict=True)]
         rows = by_expert // self._active
         given = x.index_select(0, rows)
-        out = torch.empty_like(given)
-        first = 0
-        for number, count in enumerate(counts):
-            if count:
-                end = first + count
-                among = None if changes is None else changes.among(rows[first:end])
-                out[first:end] = self._experts[number].changed(
-                    given[first:end], activation, f"experts.{number}", among
-                )
-                self.rows[number] += count
-                first = end
+        if self._packed is None or (changes is not None and changes.within("experts.")):
+            out = self._each(given, counts, activation, changes, rows)
+        else:
+            out = self._grouped(self._packed, given, counts, activation)
         ranked = torch.empty_like(out).index_copy_(0, by_expert, out)
         found = ranked.view(*chosen.shape, -1)
         y = found[:, 0] * shares[:, :1]
@@ -118,3 +118,43 @@ class Mixture:
         if self._shared is None:
             return y
         return y.add_(self._shared.changed(x, activation, "shared", changes))
+
+    def _each(
+        self, x: torch.Tensor, counts: list[int], activation: str,
+        changes: InnerChanges | None, rows: torch.Tensor,
+    ) -> torch.Tensor:  # fmt: skip
+        """One expert after the other. `rows`: the step's row of each row of x."""
+        out = torch.empty_like(x)
+        first = 0
+        for number, count in enumerate(counts):
+            if count:
+                end = first + count
+                among = None if changes is None else changes.among(rows[first:end])
+                out[first:end] = self._experts[number].changed(
+                    x[first:end], activation, f"experts.{number}", among
+                )
+                first = end
+        return out
+
+    def _grouped(
+        self, packed: list[_Packed], x: torch.Tensor, counts: list[int], activation: str
+    ) -> torch.Tensor:
+        """All experts in two calls, whose threads take the next part of any expert's work."""
+        firsts = list(accumulate(counts, initial=0))
+        used = [(*each, n) for n, each in enumerate(packed) if counts[n]]
+        inner = [(up, gate, firsts[n], counts[n]) for up, gate, _, n in used]
+        outer = [(down, None, firsts[n], counts[n]) for _, _, down, n in used]
+        return grouped_product(grouped_product(x, inner, activation), outer)
+
+
+def _packed(experts: list[Mlp]) -> list[_Packed] | None:
+    """The matrices of the experts, if all are of the kind that a grouped product takes."""
+    found = []
+    for each in experts:
+        gated, down = each.gate_up, each.down
+        if isinstance(each, ClampedMlp) or not isinstance(gated, RowGatedLinear):
+            return None
+        if not isinstance(down, RowLinear):
+            return None
+        found.append((gated.up.matrix, gated.gate.matrix, down.matrix))
+    return found

@@ -44,4 +44,5 @@ def _mlp(
 ) -> Mlp:
     gate, up = (Matrix(f"{root}.{name}", spec.hidden, size) for name in names[:2])
     down = Matrix(f"{root}.{names[2]}", size, spec.hidden)
-    return Mlp(gated_linear(weights, gate, up), linear(weights, [down]))
+    inner = gated_linear(weights, gate, up, few_rows=True)
+    return Mlp(inner, linear(weights, [down], few_rows=True))

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.dense.linear import RowGatedLinear, RowLinear
+from engine.dense.linear import RowGatedLinear, RowLinear, is_fast
 from engine.layers.embedding import DenseEmbedding, Embedding
 from engine.layers.linear import DenseGatedLinear, DenseLinear, GatedLinear, Linear
 from engine.models.weights import Weights
@@ -21,11 +21,11 @@ class Matrix:
     out: int
 
 
-def linear(weights: Weights, matrices: list[Matrix]) -> Linear:
-    """The matrices of one input, one above the other."""
+def linear(weights: Weights, matrices: list[Matrix], *, few_rows: bool = False) -> Linear:
+    """The matrices of one input, one above the other. `few_rows`: most steps have few for it."""
     coded, bias = _codes(weights, matrices), _bias(weights, matrices)
     if coded is None:
-        return _float_linear(weights, _dense(weights, matrices), bias)
+        return _float_linear(weights, _dense(weights, matrices), bias, few_rows)
     parts: list[tuple[list[Codes], int]] = []  # neighbours of one format, and where they begin
     first = 0
     for codes in coded:
@@ -42,12 +42,15 @@ def linear(weights: Weights, matrices: list[Matrix]) -> Linear:
     return QuantizedLinear(packed)
 
 
-def gated_linear(weights: Weights, gate: Matrix, up: Matrix) -> GatedLinear:
+def gated_linear(
+    weights: Weights, gate: Matrix, up: Matrix, *, few_rows: bool = False
+) -> GatedLinear:
     matrices = [gate, up]
     coded, bias = _codes(weights, matrices), _bias(weights, matrices)
     if coded is None:
-        kind = RowGatedLinear if weights.by_row else DenseGatedLinear
-        return kind(_dense(weights, matrices), bias)
+        weight = _dense(weights, matrices)
+        by_row = weights.by_row or (few_rows and is_fast(weight))
+        return (RowGatedLinear if by_row else DenseGatedLinear)(weight, bias)
     first, second = (None, None) if bias is None else bias.chunk(2)
     return QuantizedGatedLinear(pack(coded[0], first), pack(coded[1], second))
 
@@ -67,9 +70,13 @@ def embedding_and_head(
 
 
 def _float_linear(
-    weights: Weights, weight: torch.Tensor, bias: torch.Tensor | None = None
+    weights: Weights,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    few_rows: bool = False,
 ) -> Linear:
-    return RowLinear(weight, bias) if weights.by_row else DenseLinear(weight, bias)
+    by_row = weights.by_row or (few_rows and is_fast(weight))
+    return RowLinear(weight, bias) if by_row else DenseLinear(weight, bias)
 
 
 def _head(weights: Weights, shape: tuple[int, int], name: str) -> Linear:

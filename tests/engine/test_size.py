@@ -26,7 +26,7 @@ LIMITS = {
     "dense": 200,
     "execution": 1060,
     "kernels": 1300,
-    "layers": 1460,
+    "layers": 1490,
     "lora": 1010,
     "lora/peft": 600,
     "models": 1330,

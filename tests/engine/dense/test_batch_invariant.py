@@ -2,7 +2,6 @@
 
 import json
 import random
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,41 +18,17 @@ from engine.loop import Engine
 from engine.models.load import refuse_by_row
 from engine.models.registry import model_spec
 from engine.protocol import GenerateRequest
-from tests.compiled import built_extension
 from tests.engine.checkpoints import VOCAB, reference, reference_logits, save_adapter
 from tests.engine.checkpoints import save_checkpoint as save_any
 from tests.engine.helpers import ask
 from tests.engine.test_draft_model import always
 from tests.engine.test_family_parity import CASES
 
-LEVELS = ["amx", "avx512bf16", "avx512", "avx2", "plain"]
 # Norms, biases, windows, caps, experts and rotations of every kind, with widths that no vector divides.
 FAMILIES = ["llama-mha-biased", "qwen2-windows", "gemma2", "gemma3", "command-r", "granite", "olmo2",
             "phi3", "mixtral", "qwen2-moe", "qwen3-moe"]  # fmt: skip
 Logits = dict[tuple[Any, ...], torch.Tensor]
 Said = dict[tuple[str, int], list[Any]]
-
-
-@pytest.fixture(scope="module")
-def kernel(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    source = Path(dense.__file__).with_name("kernel.c")
-    return built_extension(source, tmp_path_factory.mktemp("kernel"))
-
-
-@pytest.fixture(autouse=True)
-def compiled(kernel: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dense, "kernel", kernel)
-
-
-@pytest.fixture(params=LEVELS)
-def level(request: pytest.FixtureRequest, kernel: Any) -> Iterator[str]:
-    best = kernel.instructions()
-    try:
-        kernel.instructions(request.param)
-    except ValueError:
-        pytest.skip(f"this processor has no {request.param}")
-    yield request.param
-    kernel.instructions(best)
 
 
 def save_checkpoint(folder: Path, case: str = "llama") -> Path:
