@@ -37,7 +37,8 @@ from core.events import EngineCount, UsageEvent
 from core.ids import use_sources
 from core.tenants.scope import scope_of_operator
 from gateway.metering.shipper import ship_file
-from gateway.metering.spool import SpoolFile, insert_receipt, move_to_outbox
+from gateway.metering.spool import SpoolFile
+from gateway.metering.spool_statements import insert_receipt, move_to_outbox
 from gateway.metering.usage_sink import SqlUsageSink
 from migrations.run import upgrade
 

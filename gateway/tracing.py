@@ -15,7 +15,7 @@ from core.events import UsageEvent
 from core.extras import imports_of
 from core.settings import Settings
 from gateway.metering.batch_shippers import UsageSink
-from gateway.metering.spool import OutboxBatch
+from gateway.metering.spool_records import OutboxBatch
 from gateway.spans import Traceable
 
 if TYPE_CHECKING:

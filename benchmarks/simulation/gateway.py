@@ -3,6 +3,7 @@ and engine are simulated. A process that is killed leaves its files to the next 
 """
 
 import asyncio
+import errno
 import sqlite3
 from collections.abc import Coroutine
 from contextlib import suppress
@@ -25,7 +26,10 @@ from gateway.metering.meter import Ending, Meter, MeterServices, blocked_ending
 from gateway.metering.receipt_log import ReceiptLog
 from gateway.metering.recovery import Recovery
 from gateway.metering.shipper import Shipper
-from gateway.metering.spool import OutboxBatch, Spool, SpoolFile, Statement, connect
+from gateway.metering.spool import Spool, SpoolFile, connect
+from gateway.metering.spool_log import logs_of
+from gateway.metering.spool_records import OutboxBatch
+from gateway.metering.spool_statements import Statement
 from gateway.metering.usage_sink import SqlUsageSink
 from tests.billing.simulated_books import Happened, Outcome
 
@@ -48,10 +52,10 @@ class FullDisk(SpoolFile):
         super().__init__(path)
         self._faults = faults
 
-    def commit(self, statements: list[Statement]) -> None:
+    def append(self, statements: list[Statement]) -> None:
         if self._faults.strike("spool's disk is full", 0.04):
-            raise sqlite3.OperationalError("database or disk is full")
-        super().commit(statements)
+            raise OSError(errno.ENOSPC, "No space left on device")
+        super().append(statements)
 
 
 class Books:
@@ -122,13 +126,16 @@ class Process:
         """A clean close would empty the logs into the files: what a killed process leaves is put
         back, and a write that was not acknowledged may lie torn behind the others."""
         files = [self.file, *self.recovery.adopted()]
-        paths = [path for file in files for path in (file.path, _log_of(file))]
+        written = {file.path: (_wal_of(file), *_logs_of(file)) for file in files}
+        paths = [path for file, logs in written.items() for path in (file, *logs)]
         left = {path: path.read_bytes() for path in paths if path.exists()}
         self.reader.close()
         for file in files:
             file.close()
             if self.site.faults.strike("write torn", 0.5):
-                left[_log_of(file)] = left.get(_log_of(file), b"") + self._torn()
+                torn = self._torn()
+                for path in {*written[file.path][:1], *written[file.path][-1:]}:
+                    left[path] = left.get(path, b"") + torn
         for path, data in left.items():
             path.write_bytes(data)
         self.loop.close()
@@ -312,5 +319,9 @@ async def _settled(_: UsageEvent) -> None:
     return None
 
 
-def _log_of(file: SpoolFile) -> Path:
+def _wal_of(file: SpoolFile) -> Path:
     return Path(f"{file.path}-wal")
+
+
+def _logs_of(file: SpoolFile) -> list[Path]:
+    return [path for _, path in logs_of(file.path)]

@@ -26,7 +26,8 @@ from core.clock import SystemClock
 from core.database import Database
 from gateway.http import cpu_affinity
 from gateway.metering.refusals import is_permanent
-from gateway.metering.spool import OutboxBatch, connect, decode_outbox, read_outbox
+from gateway.metering.spool import connect, read_outbox
+from gateway.metering.spool_records import OutboxBatch, decode_outbox
 
 log = logging.getLogger("tollhouse.shipper")
 

@@ -24,7 +24,8 @@ from core.events import (
 )
 from engine.protocol import Receipt
 from gateway.metering.order_savings import GivenOrders
-from gateway.metering.spool import Spool, Statement
+from gateway.metering.spool import Spool
+from gateway.metering.spool_statements import Statement
 from gateway.spans import NO_TRACE, Trace
 from gateway.threads import run_in_thread
 from gateway.upstreams.upstream_usage import UpstreamReceipt

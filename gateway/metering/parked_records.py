@@ -11,14 +11,9 @@ from pathlib import Path
 
 from gateway.metering.batch_shippers import UsageSink, brief
 from gateway.metering.refusals import is_permanent
-from gateway.metering.spool import (
-    OPENED,
-    SpoolFile,
-    Statement,
-    decode_outbox,
-    request_id_of,
-    return_to_outbox,
-)
+from gateway.metering.spool import SpoolFile
+from gateway.metering.spool_records import OPENED, decode_outbox, request_id_of
+from gateway.metering.spool_statements import Statement, return_to_outbox
 
 
 @dataclass(frozen=True, slots=True)

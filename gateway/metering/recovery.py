@@ -26,7 +26,8 @@ from gateway.metering.meter import Counts, usage_event, waive_all
 from gateway.metering.parked_records import retry_parked
 from gateway.metering.receipt_log import engine_count
 from gateway.metering.shipper import ship_file
-from gateway.metering.spool import SpoolFile, insert_receipt, move_to_outbox, park_opened
+from gateway.metering.spool import SpoolFile
+from gateway.metering.spool_statements import insert_receipt, move_to_outbox, park_opened
 from gateway.upstreams.base import RequestStillRunning
 from gateway.upstreams.multi_prompt import merged_receipt
 
@@ -130,7 +131,11 @@ class Recovery:
                 continue
             except sqlite3.DatabaseError as error:
                 if path not in self._unreadable:
-                    log.error("%s cannot be read: %s; move it away and keep it", path, error)
+                    log.error(
+                        "%s cannot be read: %s; move it and its logs away and keep them",
+                        path,
+                        error,
+                    )
                 self._unreadable.add(path)
                 continue
             log.info("adopted %s, left by a process that exited", path.name)

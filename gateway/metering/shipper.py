@@ -22,14 +22,8 @@ from gateway.metering.batch_shippers import (
     brief,
     refused_rows,
 )
-from gateway.metering.spool import (
-    Spool,
-    Statement,
-    connect,
-    count_parked,
-    delete_shipped,
-    move_to_parked,
-)
+from gateway.metering.spool import Spool, connect, count_parked
+from gateway.metering.spool_statements import Statement, delete_shipped, move_to_parked
 
 log = logging.getLogger("tollhouse.shipper")
 BATCH = 5000
@@ -130,6 +124,7 @@ class Shipper:
         """Ship the outbox. Unless `whole`, records that arrive meanwhile wait for the next round,
         since shipping a few costs as much as shipping many."""
         inline = InlineShipper(reader, self._sink)
+        self._spool.file.fold()
         while True:
             shipper: BatchShipper = (
                 self._process_shipper

@@ -8,7 +8,7 @@ from core.batches import jobs
 from core.clock import Clock
 from core.database import Database
 from core.events import EngineCount
-from gateway.metering.spool import OutboxBatch
+from gateway.metering.spool_records import OutboxBatch
 from moderation.ingest import ingest
 
 _counts = attrgetter(*EngineCount.__struct_fields__)

@@ -17,7 +17,7 @@ from gateway.http.exchange import ClientDisconnected, Exchange, Headers
 from gateway.inference.request import InferenceRequest, Usage
 from gateway.inference.surface import ResponseInfo, StreamWriter, Surface
 from gateway.metering.meter import Ending, Meter
-from gateway.metering.spool import Statement, insert_answer
+from gateway.metering.spool_statements import Statement, insert_answer
 from gateway.routing.fallbacks import TryFallback
 from gateway.routing.router import RETRY_ON_FALLBACK, Route
 from gateway.streaming.choices import ChoiceOutput, OutputGuard

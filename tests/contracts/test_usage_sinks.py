@@ -20,7 +20,9 @@ from core.clock import SystemClock
 from core.database import Database
 from core.events import EngineCount, ModerationEvent, UsageEvent
 from gateway.metering.batch_shippers import InlineShipper, UsageSink
-from gateway.metering.spool import OutboxBatch, SpoolFile, insert_receipt, move_to_outbox
+from gateway.metering.spool import SpoolFile
+from gateway.metering.spool_records import OutboxBatch
+from gateway.metering.spool_statements import insert_receipt, move_to_outbox
 from gateway.metering.streams import messages
 from gateway.metering.streams.base import Message, StreamDown, UsageStream, wait_until_stored
 from gateway.metering.streams.messages import batch_of, messages_of

@@ -28,7 +28,8 @@ from core.database import Database
 from core.errors import SettingError
 from core.events import EngineCount, UsageEvent
 from gateway.metering.shipper import ship_file
-from gateway.metering.spool import SpoolFile, insert_receipt, move_to_outbox
+from gateway.metering.spool import SpoolFile
+from gateway.metering.spool_statements import insert_receipt, move_to_outbox
 from gateway.metering.usage_sink import SqlUsageSink
 from migrations.run import downgrade, upgrade
 from tests.billing.conftest import Deployment, deployment_of

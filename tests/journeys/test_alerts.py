@@ -25,7 +25,8 @@ from core.database import Database
 from core.dead_letters import keeper
 from core.queue import TASKS
 from core.settings import Settings
-from gateway.metering.spool import SpoolFile, Statement, move_to_outbox
+from gateway.metering.spool import SpoolFile
+from gateway.metering.spool_statements import Statement, move_to_outbox
 from gateway.worker import make_worker
 from tests.billing.conftest import Deployment as Ledger
 from tests.conftest import RABBITMQ, REDIS, need_nats, need_rabbitmq, need_redis

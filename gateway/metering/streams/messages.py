@@ -13,7 +13,7 @@ from msgspec import Raw, Struct
 
 from core.batches.jobs import LineResult
 from core.events import EngineCount, ModerationEvent, UsageEvent
-from gateway.metering.spool import OutboxBatch
+from gateway.metering.spool_records import OutboxBatch
 from gateway.metering.streams.base import Message
 
 MESSAGE_BYTES = 128 * 1024  # a message ends with the record that reaches it

@@ -28,7 +28,8 @@ from gateway.catalog.catalog import ServedModel
 from gateway.http.exchange import Exchange, Headers
 from gateway.inference.registry import inference_surfaces
 from gateway.inference.request import InferenceRequest
-from gateway.metering.spool import decode_outbox, read_outbox
+from gateway.metering.spool import read_outbox
+from gateway.metering.spool_records import decode_outbox
 from gateway.prompts.tokenizing import load_codec
 from gateway.screening.moderator import PromptBlocked, ScreeningResult
 from gateway.services import Services

@@ -64,6 +64,7 @@ async def test_a_killed_helper_loses_and_duplicates_nothing(
 ) -> None:
     for number in range(3):
         await spool.close(event(f"req_{number}", price))
+    spool.file.fold()
     with pytest.raises(ProcessShipperFailed):
         helper._start = _dead(helper)  # type: ignore[method-assign]
         helper.ship(0, 100)

@@ -23,8 +23,10 @@ from gateway.metering.meter import (
     counts_of,
     refused_ending,
 )
-from gateway.metering.spool import Spool, SpoolFile, Statement, decode_outbox, insert_receipt
+from gateway.metering.spool import Spool, SpoolFile
 from gateway.metering.spool import read_outbox as read
+from gateway.metering.spool_records import decode_outbox
+from gateway.metering.spool_statements import Statement, insert_receipt
 from gateway.upstreams.upstream_usage import UpstreamReceipt
 from tests.gateway.metering.test_spool import NOW, opened, receipt
 

@@ -25,7 +25,8 @@ from engine.receipts import Receipts
 from gateway.metering import receipt_files as files_module
 from gateway.metering.receipt_files import files_and_events, receipt_files, recover
 from gateway.metering.receipt_notes import ReceiptNote
-from gateway.metering.spool import SpoolFile, insert_opened, move_to_outbox
+from gateway.metering.spool import SpoolFile
+from gateway.metering.spool_statements import insert_opened, move_to_outbox
 from tests.gateway.metering import test_spool as spooled
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)

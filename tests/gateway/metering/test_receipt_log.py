@@ -1,10 +1,8 @@
 """Receipts reach the books by a way of their own, so that what is lost beside it is found."""
 
 import asyncio
-import sqlite3
 import time
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 
 import httpx
@@ -19,10 +17,12 @@ from gateway.metering import meter
 from gateway.metering.meter import Counts, Ending
 from gateway.metering.receipt_log import GUARD_NAMESPACE, ReceiptLog
 from gateway.metering.recovery import Recovery
-from gateway.metering.spool import Spool, SpoolFile, decode_outbox, insert_opened, read_outbox
+from gateway.metering.spool import Spool, SpoolFile, read_outbox
+from gateway.metering.spool_records import decode_outbox
+from gateway.metering.spool_statements import insert_opened
 from gateway.metering.usage_sink import SqlUsageSink
 from tests.gateway.deployment import MODEL, Deployment, running_deployment
-from tests.gateway.metering.test_spool import Receipts, _ignore, opened, receipt
+from tests.gateway.metering.test_spool import Receipts, _ignore, as_if_killed, opened, receipt
 
 
 @pytest.fixture(scope="module")
@@ -150,8 +150,9 @@ async def test_receipts_of_guards_are_not_kept_and_acknowledged_once_durable(
     assert told == ["guard"], "the engine keeps the receipt until it is on the disk"
     spool.flush()
     assert told == ["guard", "stray"]
-    with closing(sqlite3.connect(tmp_path / "a.db")) as reader:
-        kept = decode_outbox(read_outbox(reader, 10)).receipts
+    left = as_if_killed(spool.file, tmp_path / "left")
+    kept = decode_outbox(read_outbox(left.connection, 10)).receipts
+    left.close()
     assert [(each.request_id, each.engine_id, each.generated_tokens) for each in kept] == [
         ("req_1", "left", 7),
         ("req_1", "right", 7),

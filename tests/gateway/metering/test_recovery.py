@@ -11,7 +11,8 @@ from core.clock import FakeClock
 from core.events import CountedBy, EngineCount, SettledBy, UsageEvent
 from engine.protocol import FinishReason
 from gateway.metering.recovery import Recovery, event_of_receipt
-from gateway.metering.spool import SpoolFile, insert_opened, move_to_outbox
+from gateway.metering.spool import SpoolFile
+from gateway.metering.spool_statements import insert_opened, move_to_outbox
 from gateway.upstreams.base import RequestStillRunning
 from tests.gateway.metering.test_spool import (
     NOW,

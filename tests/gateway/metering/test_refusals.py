@@ -22,9 +22,8 @@ from core.events import UsageEvent
 from gateway.metering.batch_shippers import InlineShipper
 from gateway.metering.refusals import is_permanent
 from gateway.metering.shipper import Shipper
-from gateway.metering.spool import (
-    Spool,
-    SpoolFile,
+from gateway.metering.spool import Spool, SpoolFile
+from gateway.metering.spool_statements import (
     Statement,
     insert_opened,
     move_to_outbox,

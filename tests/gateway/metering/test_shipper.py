@@ -17,11 +17,9 @@ from core.settings import Settings
 from gateway.metering import batch_shippers, parked_records, shipper, spool_watch
 from gateway.metering.batch_shippers import InlineShipper, ShippedBatch, brief, refused_rows
 from gateway.metering.shipper import Shipper, ship_file
-from gateway.metering.spool import (
-    OutboxBatch,
-    Spool,
-    SpoolFile,
-    connect,
+from gateway.metering.spool import Spool, SpoolFile, connect
+from gateway.metering.spool_records import OutboxBatch
+from gateway.metering.spool_statements import (
     insert_moderation,
     insert_opened,
     insert_receipt,

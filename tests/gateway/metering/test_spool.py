@@ -1,11 +1,14 @@
 """The spool and what takes it on: durable first, shipped once, adopted from the dead, never lost."""
 
 import asyncio
-import sqlite3
+import errno
+import shutil
+import struct
 import subprocess
 import sys
 import threading
 import time
+import zlib
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -23,10 +26,9 @@ from engine.protocol import FinishReason, Receipt
 from gateway.metering.meter import Counts, Ending, counts_of, usage_event
 from gateway.metering.recovery import Recovery
 from gateway.metering.shipper import Shipper
-from gateway.metering.spool import (
-    OutboxBatch,
-    Spool,
-    SpoolFile,
+from gateway.metering.spool import Spool, SpoolFile
+from gateway.metering.spool_records import OutboxBatch
+from gateway.metering.spool_statements import (
     delete_shipped,
     insert_opened,
     insert_receipt,
@@ -73,6 +75,15 @@ def receipt(name: str, *, generated: int = 7, delivered: int = 6) -> Receipt:
     return Receipt(
         name, "org_a", None, 10, 4, 6, 0, generated, delivered, 0, 0, FinishReason.ABORT, 0, 0, 0
     )
+
+
+def as_if_killed(file: SpoolFile, folder: Path) -> SpoolFile:
+    """What the process of this file would leave if it were killed now, adopted."""
+    folder.mkdir()
+    for path in file.path.parent.glob(f"{file.path.name}*"):
+        if path.suffix != ".lock":
+            shutil.copy(path, folder)
+    return SpoolFile(folder / file.path.name)
 
 
 class Books:
@@ -128,9 +139,15 @@ async def test_one_event_loop_turn_is_one_durable_commit(tmp_path: Path) -> None
     spool = Spool(SpoolFile(tmp_path / "a.db"))
     spool.bind(asyncio.get_running_loop())
     await asyncio.gather(*(spool.open(opened(f"req_{i}")) for i in range(50)))
-    with sqlite3.connect(tmp_path / "a.db") as other:
-        assert other.execute("select count(*) from opened").fetchone() == (50,)
-    other.close()
+    [log] = tmp_path.glob("a.db.log-*")
+    length, checksum = struct.unpack("<II", log.read_bytes()[:8])
+    payload = log.read_bytes()[8:]
+    assert (length, checksum) == (len(payload), zlib.crc32(payload)), "one frame is all of it"
+    left = as_if_killed(spool.file, tmp_path / "left")
+    assert [each.request_id for each in left.open_requests()] == sorted(
+        f"req_{i}" for i in range(50)
+    )
+    left.close()
     await asyncio.gather(*(spool.close(closed(f"req_{i}")) for i in range(50)))
     assert spool.file.open_requests() == []
     spool.file.close()
@@ -169,19 +186,19 @@ async def test_a_full_disk_refuses_openings_and_keeps_closings(
     spool = Spool(SpoolFile(tmp_path / "a.db"))
     spool.bind(asyncio.get_running_loop())
     await spool.open(opened("req_1"))
-    plain = spool.file.commit
+    plain = spool.file.append
 
     def _full(_statements: object) -> None:
-        raise sqlite3.OperationalError("database or disk is full")
+        raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(spool.file, "commit", _full)
+    monkeypatch.setattr(spool.file, "append", _full)
     with pytest.raises(Unavailable) as caught:
         await spool.open(opened("req_2"))
     assert caught.value.code == "spool_unavailable"
     durable: list[str] = []
     await spool.close(closed("req_1"), lambda: durable.append("req_1"))
     assert not durable, "the engine must keep its receipt while the record is in memory alone"
-    monkeypatch.setattr(spool.file, "commit", plain)
+    monkeypatch.setattr(spool.file, "append", plain)
     await spool.open(opened("req_3"))
     assert durable == ["req_1"]
     assert [each.request_id for each in spool.file.open_requests()] == ["req_3"]
@@ -291,7 +308,8 @@ def test_generated_is_always_billed_plus_waived() -> None:
 _TWO_THREADS = """
 import sys, threading, time
 from pathlib import Path
-from gateway.metering.spool import SpoolFile, insert_moderation
+from gateway.metering.spool import SpoolFile
+from gateway.metering.spool_statements import insert_moderation
 
 sys.setswitchinterval(0.0005)  # as the server
 file = SpoolFile(Path(sys.argv[1]))

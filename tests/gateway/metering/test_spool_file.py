@@ -1,6 +1,7 @@
 """The spool file's own promises: how it is opened, what it counts, and what its records name."""
 
 import asyncio
+import errno
 import sqlite3
 from pathlib import Path
 
@@ -12,10 +13,9 @@ from core.events import ModerationEvent
 from core.settings import Settings
 from gateway.metering import spool_watch
 from gateway.metering.shipper import Shipper
-from gateway.metering.spool import (
-    Spool,
-    SpoolFile,
-    decode_outbox,
+from gateway.metering.spool import Spool, SpoolFile, read_outbox
+from gateway.metering.spool_records import decode_outbox, request_id_of
+from gateway.metering.spool_statements import (
     delete_shipped,
     insert_answer,
     insert_moderation,
@@ -23,8 +23,6 @@ from gateway.metering.spool import (
     insert_receipt,
     move_to_outbox,
     move_to_parked,
-    read_outbox,
-    request_id_of,
 )
 from tests.gateway.metering.test_spool import NOW, Books, EngineCount, closed, opened
 
@@ -133,14 +131,14 @@ async def test_a_spool_without_a_loop_keeps_what_the_disk_refused_for_the_next_c
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spool = Spool(SpoolFile(tmp_path / "1.db"))
-    plain = spool.file.commit
+    plain = spool.file.append
 
     def _full(_statements: object) -> None:
-        raise sqlite3.OperationalError("database or disk is full")
+        raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(spool.file, "commit", _full)
+    monkeypatch.setattr(spool.file, "append", _full)
     await spool.close(closed("req_1"))
-    monkeypatch.setattr(spool.file, "commit", plain)
+    monkeypatch.setattr(spool.file, "append", plain)
     spool.arrived.clear()
     spool.flush()
     assert spool.file.waiting == 1 and spool.arrived.is_set()
@@ -163,12 +161,19 @@ async def test_a_refused_commit_is_tried_again_by_the_loop(
     spool, loop = Spool(SpoolFile(tmp_path / "1.db")), _Loop()
     await spool.open(opened("req_1"))
     spool._loop = loop  # type: ignore[assignment]
+    plain = spool.file.append
+
+    def _full(_statements: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(spool.file, "append", _full)
     spool._batch = [insert_opened(opened("req_1"))]  # of a client that gets the error
     spool.flush()
     assert not hasattr(loop, "later"), "there is nothing to be kept"
     spool._batch = [insert_opened(opened("req_1")), *move_to_outbox(closed("req_1"))]
     spool.flush()
     assert loop.later == [1.0, spool.flush]
+    monkeypatch.setattr(spool.file, "append", plain)
     spool.flush()
     assert (spool.file.waiting, spool.file.open_requests()) == (1, [])
     spool.file.close()

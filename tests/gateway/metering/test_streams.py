@@ -25,7 +25,7 @@ from core.settings import Settings
 from gateway.cli.doctor import dependencies
 from gateway.cli.doctor.check import Health
 from gateway.cli.main import main
-from gateway.metering.spool import OutboxBatch
+from gateway.metering.spool_records import OutboxBatch
 from gateway.metering.streams.base import StreamDown
 from gateway.metering.streams.consumer import StreamConsumer, measure
 from gateway.metering.streams.messages import MESSAGE_BYTES, batch_of

@@ -6,8 +6,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from gateway.metering.spool import (
-    SpoolFile,
+from gateway.metering.spool import SpoolFile
+from gateway.metering.spool_statements import (
     Statement,
     delete_shipped,
     insert_moderation,

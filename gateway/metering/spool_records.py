@@ -1,0 +1,70 @@
+"""The records of the spool's outbox, and what they are decoded to."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from core.batches.jobs import LineResult
+from core.events import EngineCount, ModerationEvent, OpenedRequest, UsageEvent
+
+USAGE = "usage"
+MODERATION = "moderation"
+LINE = "line"
+RECEIPT = "receipt"
+OPENED = "opened"  # of a parked record: an open request that cannot be settled
+opened_decoder = msgspec.msgpack.Decoder(OpenedRequest)
+# Files of earlier versions have the receipt beside the event.
+_settled = msgspec.msgpack.Decoder(tuple[UsageEvent, EngineCount | None])
+_receipt = msgspec.msgpack.Decoder(EngineCount)
+_moderation = msgspec.msgpack.Decoder(list[ModerationEvent])
+_line = msgspec.msgpack.Decoder(tuple[str, LineResult])
+
+OutboxRow = tuple[int, str, bytes]  # number, topic, body
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxBatch:
+    """The records of one read of the outbox, in order, and the range of rows."""
+
+    first: int
+    last: int  # 0 if the outbox is empty
+    usage: list[UsageEvent]
+    receipts: list[EngineCount]
+    moderation: list[ModerationEvent]
+    lines: list[tuple[str, LineResult]]  # answered lines of batches: (batch id, answer)
+
+
+def decode_outbox(rows: Sequence[OutboxRow]) -> OutboxBatch:
+    """Raises ValueError if a record cannot be read."""
+    settled = [_settled.decode(body) for _, topic, body in rows if topic == USAGE]
+    return OutboxBatch(
+        first=rows[0][0] if rows else 0,
+        last=rows[-1][0] if rows else 0,
+        usage=[event for event, _ in settled],
+        receipts=[receipt for _, receipt in settled if receipt is not None]
+        + [_receipt.decode(body) for _, topic, body in rows if topic == RECEIPT],
+        moderation=[
+            event
+            for _, topic, body in rows
+            if topic == MODERATION
+            for event in _moderation.decode(body)
+        ],
+        lines=[_line.decode(body) for _, topic, body in rows if topic == LINE],
+    )
+
+
+def request_id_of(topic: str, body: bytes) -> str:
+    """The request of a record, or "" if it has none or cannot be read."""
+    try:
+        if topic == USAGE:
+            return _settled.decode(body)[0].request_id
+        if topic == OPENED:
+            return opened_decoder.decode(body).request_id
+        if topic == RECEIPT:
+            return _receipt.decode(body).request_id
+        if topic == MODERATION:
+            return _moderation.decode(body)[0].request_id
+    except (ValueError, IndexError):
+        pass
+    return ""
