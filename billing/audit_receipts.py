@@ -26,17 +26,25 @@ def receipts_and_events(
     """
     if rows is not None and rows.receipts_agree:
         return []
-    receipts = _receipts_by_request(session, since)
+    request = _request_of(session)
+    # Almost none is left to be grouped.
     orphans = (
-        select(receipts.c.request_id)
-        .outerjoin(E, E.request_id == receipts.c.request_id)
-        .outerjoin(ParkedEvent, ParkedEvent.request_id == receipts.c.request_id)
-        .where(E.request_id.is_(None), ParkedEvent.request_id.is_(None))
+        select(request)
+        .select_from(R)
+        .outerjoin(E, E.request_id == request)
+        .outerjoin(ParkedEvent, ParkedEvent.request_id == request)
+        .where(
+            R.request_id >= first_id(session, since),
+            E.request_id.is_(None),
+            ParkedEvent.request_id.is_(None),
+        )
+        .group_by(request, R.engine_id)
     )
     if received_before is not None:
-        orphans = orphans.where(receipts.c.received_at < received_before)
+        orphans = orphans.having(func.max(R.received_at) < received_before)
     message = "the engine has a receipt, but there is no usage event"
     found = lost("receipts/events", message, session.scalars(orphans))
+    receipts = _receipts_by_request(session, since)
     both = (
         select(E.request_id)
         .join(
@@ -81,12 +89,16 @@ def receipts_and_events(
     return found + lost("receipts/events", message, session.scalars(alone))
 
 
-def _receipts_by_request(session: Session, since: Since) -> Any:
-    """Receipts summed by request and engine: several prompts have a number behind a dot."""
+def _request_of(session: Session) -> Any:
+    """SQL for the request of a receipt: of several prompts, a number follows a dot."""
     if session.get_bind().dialect.name == "postgresql":
-        request: Any = func.split_part(R.request_id, ".", 1)
-    else:
-        request = func.substr(R.request_id, 1, func.instr(R.request_id + ".", ".") - 1)
+        return func.split_part(R.request_id, ".", 1)
+    return func.substr(R.request_id, 1, func.instr(R.request_id + ".", ".") - 1)
+
+
+def _receipts_by_request(session: Session, since: Since) -> Any:
+    """Receipts summed by request and engine."""
+    request = _request_of(session)
     return (
         select(
             request.label("request_id"),
@@ -95,7 +107,6 @@ def _receipts_by_request(session: Session, since: Since) -> Any:
             func.sum(R.cached_tokens).label("cached"),
             func.sum(R.generated_tokens).label("generated"),
             func.sum(R.busy_us).label("busy_us"),
-            func.max(R.received_at).label("received_at"),
         )
         .where(R.request_id >= first_id(session, since))
         .group_by(request, R.engine_id)
