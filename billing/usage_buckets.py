@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from enum import Enum
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, case, func, select
+from sqlalchemy import ColumnElement, Select, case, func, literal, select
 from sqlalchemy.orm import Session
 
 from billing.archive.base import Grouping, Wanted
@@ -74,6 +74,8 @@ class BucketQuery:
     adapters: tuple[str, ...] = ()  # "" is none
     batch: bool | None = None  # True: only batch requests; False: only others
     conditions: tuple[ColumnElement[bool], ...] = ()  # on usage events and their charges
+    # Whether charges are read with events. Without them, amounts and what rating counts are 0.
+    charges: bool = True
 
     @property
     def needs_events(self) -> bool:
@@ -204,21 +206,23 @@ def _from_events(
     table = UsageEventRow
     dialect = session.get_bind().dialect.name
     bucket = epoch_bucket(table.occurred_at, dialect, query.width.seconds)
+    rated: list[Any] = [
+        func.coalesce(func.sum(getattr(Charge, name)), 0) if query.charges else literal(0)
+        for name in (*_CHARGED, *AMOUNT_COLUMNS)
+    ]
     sums = [
-        *(func.coalesce(func.sum(getattr(Charge, name)), 0).label(name) for name in _CHARGED),
+        *(each.label(name) for each, name in zip(rated, (*_CHARGED, *AMOUNT_COLUMNS), strict=True)),
         *(func.sum(getattr(table, name)).label(name) for name in _COUNTED),
         func.sum(_billable_requests()).label("requests"),
-        *(func.coalesce(func.sum(getattr(Charge, name)), 0).label(name) for name in AMOUNT_COLUMNS),
     ]
-    return (
-        _grouped(table, bucket, query, sums)
-        .join(Charge, Charge.request_id == table.request_id, isouter=True)
-        .where(
-            table.tenant_id == scope.tenant_id,
-            table.occurred_at >= start,
-            table.occurred_at < end,
-            *_filters(table, scope, query),
-        )
+    found = _grouped(table, bucket, query, sums)
+    if query.charges:
+        found = found.join(Charge, Charge.request_id == table.request_id, isouter=True)
+    return found.where(
+        table.tenant_id == scope.tenant_id,
+        table.occurred_at >= start,
+        table.occurred_at < end,
+        *_filters(table, scope, query),
     )
 
 

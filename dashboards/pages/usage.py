@@ -84,6 +84,8 @@ def _usage(request: Request) -> Response:
     with deps.database.report() as session:
         filters = filters_of(session, viewer.scope, explored.query)
         wanted = _rolled_up(filters, group_by, span)
+        if "conditions" in wanted:  # the page shows no amounts
+            wanted["charges"] = any(term.field == "cost" for term in explored.query.terms)
         read_by = "engine_id" if group_by == "region" else group_by
         found = usage_totals.read(session, viewer.scope, span, now, read_by, **wanted)
         earlier = None

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
@@ -13,6 +14,7 @@ from starlette.requests import Request
 from billing import prices, service_rollups, usage
 from billing.models import UsageEventRow
 from billing.rating_worker import rate_all
+from billing.usage_buckets import BucketQuery, Width, usage_buckets
 from core.clock import FakeClock
 from core.database import Database
 from core.errors import BadRequest
@@ -214,3 +216,23 @@ def test_filters_have_the_counts_of_the_requests_in_the_range(
     outcomes = Counter(min(event.status // 100, 5) for event in every)
     shown = {link.words: link.count for link in facets["Status"]}
     assert shown == {"Answered": outcomes[2], "Rejected": outcomes[4], "Server errors": outcomes[5]}
+
+
+def test_without_charges_the_counts_of_events_are_the_same(
+    database: Database, scope: TenantScope
+) -> None:
+    day = Range(NOON.date(), NOON.date())
+    whole = BucketQuery(day.start, day.end, Width.DAY, ("end_user", "engine_id"))
+    with database.read() as session:
+        (rated,), (counted,) = (
+            usage_buckets(session, scope, query).buckets
+            for query in (whole, replace(whole, charges=False))
+        )
+    assert sum(row.amounts["amount"] for row in rated.rows) > 0
+    assert all(set(row.amounts.values()) == {0} for row in counted.rows)
+    kept = ("requests", "input_tokens", "cached_tokens", "output_tokens", "waived_tokens")
+    found = [
+        [(row.group, [row.counts[name] for name in kept]) for row in each.rows]
+        for each in (rated, counted)
+    ]
+    assert found[0] == found[1] and len(found[0]) == 3
