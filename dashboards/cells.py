@@ -45,7 +45,7 @@ def _cell(column: Column, row: dict[str, Any], currency: str, now: datetime) -> 
 
 
 def _brief(value: str) -> str:
-    return value if len(value) <= 18 else f"{value[:8]}…{value[-8:]}"
+    return value if len(value) <= 18 else f"{value[:4]}…{value[-6:]}"
 
 
 def _money(value: Any, currency: str) -> str:

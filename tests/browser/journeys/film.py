@@ -5,10 +5,11 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from playwright.sync_api import Page, ViewportSize
+from playwright.sync_api import Error, Page, ViewportSize
 
 from core.clock import SystemClock
 
+_PAUSE_MS = 1_000
 WIDE: ViewportSize = {"width": 1280, "height": 860}
 
 
@@ -27,6 +28,15 @@ class Film:
 
 def picture(page: Page) -> bytes:
     """WebP, a third of PNG's size, which only the browser's own protocol writes."""
+    page.wait_for_load_state()
+    try:
+        return _captured(page)
+    except Error:  # a page that is just being replaced has no frame
+        page.wait_for_timeout(_PAUSE_MS)
+        return _captured(page)
+
+
+def _captured(page: Page) -> bytes:
     protocol = page.context.new_cdp_session(page)
     taken = protocol.send("Page.captureScreenshot", {"format": "webp", "quality": 80})
     protocol.detach()

@@ -102,6 +102,7 @@ def _drain(page: Page, film: Film) -> None:
     row = page.get_by_role("row", name="silent")
     row.get_by_text("Change").click()
     row.get_by_role("button", name="Drain").click()
+    expect(page.locator(".notice")).to_contain_text("gets no new requests")
     film.take(page, "The operator drains it, so that nothing is sent to it when it comes back.")
 
 
