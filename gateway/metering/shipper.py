@@ -123,8 +123,13 @@ class Shipper:
     def drain(self, reader: sqlite3.Connection, *, whole: bool) -> None:
         """Ship the outbox. Unless `whole`, records that arrive meanwhile wait for the next round,
         since shipping a few costs as much as shipping many."""
+        try:
+            self._spool.file.fold()
+        finally:  # on a full disk too, the database gets what the tables hold
+            self._ship_tables(reader, whole=whole)
+
+    def _ship_tables(self, reader: sqlite3.Connection, *, whole: bool) -> None:
         inline = InlineShipper(reader, self._sink)
-        self._spool.file.fold()
         while True:
             shipper: BatchShipper = (
                 self._process_shipper

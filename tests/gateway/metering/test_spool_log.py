@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from core.settings import Settings
 from gateway.metering import spool_log
 from gateway.metering.shipper import Shipper
-from gateway.metering.spool import Spool, SpoolFile
+from gateway.metering.spool import Spool, SpoolFile, connect
 from gateway.metering.spool_statements import (
     Statement,
     delete_shipped,
@@ -263,6 +263,29 @@ def test_what_is_appended_while_another_thread_folds_is_there_once(tmp_path: Pat
     assert [row[0] for row in tables(file)[1]] == list(range(1, 3_001))
     assert tables(file)[0] == [] and file.waiting == 3_000
     file.close()
+
+
+async def test_what_the_tables_hold_is_shipped_though_the_log_cannot_be_folded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spool, books = Spool(SpoolFile(tmp_path / "a.db")), Books()
+    spool.bind(asyncio.get_running_loop())
+    spool.file.commit(move_to_outbox(closed("req_1")))
+    spool.file.append(move_to_outbox(closed("req_2")))
+
+    def _full(_number: int, _operations: object) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    monkeypatch.setattr(spool.file, "_apply", _full)
+    shipper, reader = Shipper(spool, books), connect(spool.file.path)
+    with pytest.raises(sqlite3.OperationalError, match="full"):
+        shipper.drain(reader, whole=True)
+    assert list(books.got) == ["req_1"] and spool.file.waiting == 2
+    monkeypatch.undo()
+    shipper.drain(reader, whole=True)
+    assert list(books.got) == ["req_1", "req_2"]
+    reader.close()
+    spool.file.close()
 
 
 async def test_a_shipper_empties_log_and_tables(tmp_path: Path) -> None:
