@@ -118,6 +118,11 @@ class Settings(BaseSettings):
     kv_tier_redis_url: str = Field(
         "", description="Redis in which local engines share encrypted copies of cached prompts."
     )
+    kv_tier_s3_url: str = Field(
+        "",
+        description="Store that speaks S3, in place of Redis, in which local engines share encrypted "
+        "copies of cached prompts: s3://bucket/prefix, with ?endpoint=URL for one other than AWS's.",
+    )
     upstreams: str = Field(
         "",
         description="Engines to route to: addresses separated by commas or spaces (tcp://, ipc://, "

@@ -48,8 +48,8 @@ class EngineConfig:
     tier_ram_bytes: int = 0  # copies of cached blocks in host memory; 0: none
     tier_disk: str | None = None  # folder of encrypted copies, found again after a restart
     tier_disk_bytes: int = 16 << 30  # most bytes of them
-    tier_remote: str | None = None  # redis:// URL of encrypted copies that engines share
-    tier_key_file: str | None = None  # 32 bytes in hex, for the copies on disk and in Redis
+    tier_remote: str | None = None  # redis:// or s3:// URL of encrypted copies that engines share
+    tier_key_file: str | None = None  # 32 bytes in hex, for the copies on disk and remote
     tier_ttl_s: float = 604_800.0  # how long a copy that is not used is kept
     tier_wait_s: float = 1.0  # longest wait of a prompt for its copies before it is computed
 

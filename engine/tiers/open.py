@@ -15,6 +15,7 @@ from engine.tiers.disk import DiskTier
 from engine.tiers.memory import MemoryTier
 from engine.tiers.sealing import Cipher, checked, read_key, with_checksum
 from engine.tiers.store import SealedTier, TierStore
+from engine.tiers.tier import Tier
 from engine.tiers.transfers import Transfers
 
 _FORMAT = "1"  # of what is stored; another one finds nothing
@@ -50,11 +51,20 @@ def open_tiers(config: EngineConfig, runner: Runner) -> TierStore:
             disk = DiskTier(Path(config.tier_disk), config.tier_disk_bytes, config.tier_ttl_s)
             tiers.append(SealedTier(disk, cipher.seal, cipher.open))
         if config.tier_remote:
-            with imports_of("engine", "A tier in Redis"):
-                from engine.tiers.redis_tier import RedisTier
-            remote = RedisTier(config.tier_remote, config.tier_ttl_s)
+            remote = open_remote(config.tier_remote, config.tier_ttl_s)
             tiers.append(SealedTier(remote, cipher.seal, cipher.open))
     return TierStore(tiers, scope_of(runner))
+
+
+def open_remote(url: str, ttl_s: float) -> Tier:
+    """In S3 or Redis, as the address says. Raises ConfigError."""
+    if url.startswith("s3:"):
+        from engine.tiers.s3_tier import S3Tier
+
+        return S3Tier(url, ttl_s)
+    with imports_of("engine", "A tier in Redis"):
+        from engine.tiers.redis_tier import RedisTier
+    return RedisTier(url, ttl_s)
 
 
 def scope_of(runner: Runner) -> str:

@@ -27,9 +27,10 @@ def tier_options(settings: Settings, slot: int) -> tuple[str, ...]:
     if settings.kv_tier_disk_mb:
         options += ["--tier-disk", str(settings.data_dir / "kv-tier" / f"engine-{slot}")]
         options += ["--tier-disk-bytes", str(settings.kv_tier_disk_mb << 20)]
-    if settings.kv_tier_redis_url:
-        options += ["--tier-remote", settings.kv_tier_redis_url]
-    if settings.kv_tier_disk_mb or settings.kv_tier_redis_url:
+    remote = settings.kv_tier_s3_url or settings.kv_tier_redis_url
+    if remote:
+        options += ["--tier-remote", remote]
+    if settings.kv_tier_disk_mb or remote:
         path = settings.data_dir / "kv-tier.key"
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,22 +1,46 @@
-"""What every tier does alike: memory, disk and Redis."""
+"""What every tier does alike: memory, disk, Redis and S3."""
 
 import os
 import threading
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
+import boto3
 import pytest
 import redis
+from moto.server import ThreadedMotoServer
 
 from engine.errors import ConfigError
+from engine.tiers import s3_tier
 from engine.tiers.disk import DiskTier
 from engine.tiers.memory import MemoryTier
 from engine.tiers.redis_tier import RedisTier
+from engine.tiers.s3_tier import S3Tier
 from engine.tiers.tier import Tier, owner_folder
 from tests.conftest import REDIS, need_redis
 from tests.contracts.redis_keys import forget, new_prefix
 
-KINDS = ["ram", "disk", "remote"]
+KINDS = ["ram", "disk", "remote", "s3"]
+
+
+@pytest.fixture(scope="module")
+def s3_address() -> Iterator[str]:
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    yield "http://{}:{}".format(*server.get_host_and_port())
+    server.stop()
+
+
+@pytest.fixture
+def s3_url(s3_address: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """An empty bucket of a server that speaks S3's protocol."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+    bucket = f"tier-{uuid.uuid4().hex}"
+    client = boto3.client("s3", endpoint_url=s3_address, region_name="us-east-1")
+    client.create_bucket(Bucket=bucket)
+    yield f"s3://{bucket}/copies?endpoint={s3_address}"
 
 
 @pytest.fixture(params=KINDS)
@@ -25,6 +49,10 @@ def tier(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Tier]:
         yield MemoryTier(1000, 60.0)
     elif request.param == "disk":
         yield DiskTier(tmp_path / "tier", 1000, 60.0)
+    elif request.param == "s3":
+        made_in_s3 = S3Tier(request.getfixturevalue("s3_url"), 60.0)
+        yield made_in_s3
+        made_in_s3.close()
     else:
         need_redis()
         prefix = new_prefix()
@@ -141,6 +169,27 @@ def test_redis_forgets_after_its_time() -> None:
     forget(prefix)
 
 
+def test_s3_forgets_after_its_time(s3_url: str) -> None:
+    fresh, late = S3Tier(s3_url, 60.0), S3Tier(s3_url, 0.0)
+    fresh.write(name("acme", "a"), b"1")
+    assert fresh.read([name("acme", "a")]) == [b"1"]
+    assert late.read([name("acme", "a")]) == []
+    assert fresh.read([name("acme", "a")]) == [], "it was removed"
+
+
+def test_s3_erases_more_than_a_page_and_leaves_other_prefixes(
+    s3_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(s3_tier, "_AT_ONCE", 3)
+    one, other = S3Tier(s3_url, 60.0), S3Tier(s3_url.replace("/copies", "/others"), 60.0)
+    for key in "abcdefgh":
+        one.write(name("acme", key), b"1")
+        other.write(name("acme", key), b"2")
+    one.erase(owner_folder("acme"))
+    assert all(one.read([name("acme", key)]) == [] for key in "abcdefgh")
+    assert all(other.read([name("acme", key)]) == [b"2"] for key in "abcdefgh")
+
+
 def test_a_disk_is_found_again_without_parts_of_files(tmp_path: Path) -> None:
     tier = DiskTier(tmp_path, 1000, 60.0)
     tier.write(name("acme", "a"), b"1")
@@ -161,3 +210,6 @@ def test_a_folder_that_cannot_be_used_is_refused_by_name(tmp_path: Path) -> None
         DiskTier(tmp_path / "file" / "x", 1000, 60.0)
     with pytest.raises(ConfigError, match="tier_remote is 'nonsense'"):
         RedisTier("nonsense", 60.0)
+    for wrong in ("s3://", "s3:///prefix", "s3://bucket/a?region=x"):
+        with pytest.raises(ConfigError, match=r"tier_remote is 's3:.*use s3://bucket/prefix"):
+            S3Tier(wrong, 60.0)

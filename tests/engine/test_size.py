@@ -36,7 +36,7 @@ LIMITS = {
     "scheduling": 1040,
     "search": 300,
     "speculation": 620,
-    "tiers": 650,
+    "tiers": 740,
 }
 NO_CODE = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT,

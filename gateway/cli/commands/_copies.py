@@ -5,6 +5,7 @@ import math
 
 from core.settings import Settings
 from engine.tiers.disk import DiskTier
+from engine.tiers.open import open_remote
 from engine.tiers.tier import Tier, owner_folder
 from gateway.cli.commands._tenant_options import add_tenant, scope_named
 from gateway.cli.context import command_context
@@ -15,7 +16,8 @@ _UNBOUNDED = 1 << 62
 
 def add_copies(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     erase = verbs.add_parser(
-        "erase-copies", help="erase the copies of a tenant's cached prompts on disk and in Redis"
+        "erase-copies",
+        help="erase the copies of a tenant's cached prompts on disk, in Redis and in S3",
     )
     add_tenant(erase)
     add_json(erase)
@@ -37,11 +39,10 @@ def erase_copies(settings: Settings, tenant_id: str) -> dict[str, object]:
     folders = sorted((settings.data_dir / "kv-tier").glob("engine-*"))
     tiers: list[Tier] = [DiskTier(each, _UNBOUNDED, math.inf) for each in folders]
     places = [str(each) for each in folders]
-    if settings.kv_tier_redis_url:
-        from engine.tiers.redis_tier import RedisTier
-
-        tiers.append(RedisTier(settings.kv_tier_redis_url, 1.0))
-        places.append("Redis")
+    for place, url in (("Redis", settings.kv_tier_redis_url), ("S3", settings.kv_tier_s3_url)):
+        if url:
+            tiers.append(open_remote(url, 1.0))
+            places.append(place)
     for tier in tiers:
         tier.erase(owner_folder(tenant_id))
         tier.close()
