@@ -25,10 +25,8 @@ OutboxRow = tuple[int, str, bytes]  # number, topic, body
 
 @dataclass(frozen=True, slots=True)
 class OutboxBatch:
-    """The records of one read of the outbox, in order, and the range of rows."""
+    """The records of one read of the outbox, in order."""
 
-    first: int
-    last: int  # 0 if the outbox is empty
     usage: list[UsageEvent]
     receipts: list[EngineCount]
     moderation: list[ModerationEvent]
@@ -39,8 +37,6 @@ def decode_outbox(rows: Sequence[OutboxRow]) -> OutboxBatch:
     """Raises ValueError if a record cannot be read."""
     settled = [_settled.decode(body) for _, topic, body in rows if topic == USAGE]
     return OutboxBatch(
-        first=rows[0][0] if rows else 0,
-        last=rows[-1][0] if rows else 0,
         usage=[event for event, _ in settled],
         receipts=[receipt for _, receipt in settled if receipt is not None]
         + [_receipt.decode(body) for _, topic, body in rows if topic == RECEIPT],

@@ -114,8 +114,6 @@ def batch_of(records: Iterable[tuple[str, object]]) -> OutboxBatch:
     for kind, record in records:
         by_kind[kind].append(record)
     return OutboxBatch(
-        first=0,
-        last=0,
         usage=by_kind[USAGE],  # type: ignore[arg-type]
         receipts=by_kind[RECEIPT],  # type: ignore[arg-type]
         moderation=by_kind[MODERATION],  # type: ignore[arg-type]

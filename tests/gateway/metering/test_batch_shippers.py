@@ -1,10 +1,13 @@
 """The process that ships under load: what it carries is in the books once, whenever it is killed."""
 
 import asyncio
+import io
+import json
 import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from msgspec import structs
@@ -79,6 +82,28 @@ async def test_a_killed_helper_loses_and_duplicates_nothing(
     assert (again.first, again.last, again.rows) == (1, 3, 3)
     assert booked(database) == ["req_0", "req_1", "req_2"]
     assert helper.ship(3, 100).last == 0
+
+
+def test_the_helper_is_told_the_settings_of_its_gateway_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, stream = "postgresql://a/b", "nats://c"
+    helper = ProcessShipper(tmp_path / "1.db", url, "info", "json", stream_url=stream)
+    answer = json.dumps({"first": 1, "last": 2, "rows": 2, "cpu_s": 0.5}).encode() + b"\n"
+    process = SimpleNamespace(stdin=io.BytesIO(), stdout=io.BytesIO(answer * 2))
+    monkeypatch.setattr(helper, "_start", lambda: process)
+    assert [helper.ship(after, 5).last for after in (0, 2)] == [2, 2]
+    assert [json.loads(line) for line in process.stdin.getvalue().splitlines()] == [
+        {
+            "spool": str(tmp_path / "1.db"),
+            "database": url,
+            "level": "info",
+            "format": "json",
+            "stream": stream,
+        },
+        [0, 5],
+        [2, 5],
+    ]
 
 
 async def test_the_shipper_calls_for_help_when_there_is_much_and_goes_on_when_it_dies(

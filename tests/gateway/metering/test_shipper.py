@@ -2,9 +2,11 @@
 
 import io
 import json
+import logging
 import signal
 import sqlite3
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -322,3 +324,41 @@ def test_a_file_that_is_no_database_is_left_out_of_the_counts(tmp_path: Path) ->
     assert spool_watch.spool_counts(settings).unshipped == 1
     assert spool_watch.requests_in_spools(settings) == {"req_0"}
     made.close()
+
+
+def test_while_the_database_is_away_the_pauses_double_up_to_a_bound(
+    file: SpoolFile, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(shipper, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(shipper, "LONGEST_PAUSE_S", 0.05)
+    fill(file, 1)
+    books = Books()
+    books.down = True
+    made = Shipper(Spool(file), books)
+    waited: list[float] = []
+
+    class _Stopping(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            waited.append(timeout or 0.0)
+            if len(waited) == 6:
+                self.set()
+            return self.is_set()
+
+    made._stopping = _Stopping()
+    with caplog.at_level(logging.WARNING, "tollhouse.shipper"):
+        made.start()
+        made._thread.join(30)
+    assert not made._thread.is_alive(), "the last attempt fails too, and it ends"
+    assert waited == pytest.approx([0.01, 0.02, 0.04, 0.05, 0.05, 0.05])
+    assert "the server is away" in caplog.text and file.waiting == 1
+
+
+def test_a_process_that_ends_without_stopping_its_shipper_is_not_held_by_it(
+    file: SpoolFile,
+) -> None:
+    made = Shipper(Spool(file), Books(), pause_s=0.01)
+    made.start()
+    (thread,) = [each for each in threading.enumerate() if each.name == "tollhouse-shipper"]
+    assert thread.daemon
+    made.stop()
+    assert not thread.is_alive()
