@@ -49,6 +49,27 @@ FAULTS = (
     ),
     Fault(
         audit_receipts.receipts_and_events,
+        "the gateway counts another prompt than the engine",
+        ("update engine_receipts set prompt_tokens = prompt_tokens + 1"
+         f" where request_id = {_FIRST.format('engine_receipts')}",),
+        "token counts",
+    ),
+    Fault(
+        audit_receipts.receipts_and_events,
+        "the gateway counts other cached tokens than the engine",
+        ("update engine_receipts set cached_tokens = cached_tokens + 1"
+         f" where request_id = {_FIRST.format('engine_receipts')}",),
+        "token counts",
+    ),
+    Fault(
+        audit_receipts.receipts_and_events,
+        "the event has another busy time than the receipt",
+        ("update engine_receipts set busy_us = busy_us + 1"
+         f" where request_id = {_FIRST.format('engine_receipts')}",),
+        "busy time",
+    ),
+    Fault(
+        audit_receipts.receipts_and_events,
         "the event of a receipt is missing",
         (f"delete from usage_events where request_id = {_FIRST.format('engine_receipts')}",),
         "no usage event",
