@@ -22,6 +22,17 @@ def test_a_harmful_first_piece_does_not_leave() -> None:
     assert guard.finish(0).blocked
 
 
+def test_what_no_rule_can_still_match_leaves_piece_by_piece() -> None:
+    """By rules alone: what may be the beginning of a match is held, and each piece lets text leave."""
+    guard = StreamGuard(DENY, Screener())
+    pieces = [*(f" word{number}" for number in range(40)), " for", " ever", " and", " a day"]
+    behind = 0
+    for piece in pieces:
+        left = guard.feed(0, piece).text
+        behind += len(piece) - len(left)
+        assert left and behind <= len("forbidden")
+
+
 def test_a_term_over_two_pieces_is_caught() -> None:
     left, verdict, blocked = stream(DENY, ["this is forb", "idden ", "fruit"])
     assert (left, blocked, verdict.action) == ("this is ", True, Action.BLOCK)
