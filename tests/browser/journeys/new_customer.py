@@ -114,6 +114,7 @@ def _read_the_invoice(page: Page, deployment: Deployment, film: Film) -> tuple[s
     _sign_in(page, deployment)
     page.get_by_role("link", name="Invoices").click()
     page.get_by_role("region", name="Invoices").locator("tbody a").last.click()
+    page.wait_for_url("**/dashboard/invoices/*")
     text = page.locator("main").inner_text()
     film.take(
         page, "A month later the session has ended. Signed in again, the owner reads the invoice."
