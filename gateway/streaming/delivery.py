@@ -244,7 +244,6 @@ class Delivery:
             return chunks
         left = max(0, self._reservation.covered - self._delivered_tokens)
         self._ended_by = "insufficient_quota"
-        self._delivered_tokens += left
         return take_tokens(chunks, left)
 
     async def _write_deltas(self, writer: StreamWriter) -> None:

@@ -224,3 +224,19 @@ def test_alternatives_that_the_guard_would_remove_are_no_part_of_an_entry() -> N
     assert choice.prompt_logprobs == [
         PromptLogprob(plain), PromptLogprob(plain, -0.5, 1, top[:1])
     ]  # fmt: skip
+
+
+def test_what_an_upstream_sends_after_the_end_is_counted_and_not_shown() -> None:
+    choice = ChoiceOutput(0, None)
+    choice.feed(TextChunk("r", 0, "a", 1, "stop"))
+    choice.feed_run([TextChunk("r", 0, "bc", 1), TextChunk("r", 0, "d", 1)])
+    assert choice.text == ["a"] and sent(choice) == 1
+    assert (choice.generated, choice.received) == (1, 4)
+
+
+def test_text_that_begins_no_stop_string_is_passed_on_at_once() -> None:
+    choice = ChoiceOutput(0, CODEC, stops=("END",))
+    chunk, count = one_chunk("Hello")
+    choice.feed(chunk)
+    delta = choice.take()
+    assert delta is not None and (delta.text, delta.tokens) == ("Hello", count)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.gateway.streaming.test_choice_output import call, guard
+from tests.gateway.streaming.test_choice_output import Asking, call, guard
 from tests.gateway.streaming.test_delivery import (
     LOST,
     Case,
@@ -140,3 +140,20 @@ async def test_a_stream_that_has_ended_leaves_no_timer(monkeypatch: pytest.Monke
     case = Case(Route(Replica("one", good())), stream=True, keep_alive_s=60.0)
     assert await case.run() == 200
     assert timers and all(each.cancelled() for each in timers)
+
+
+async def test_money_that_is_used_up_covers_no_further_token() -> None:
+    generated = Generated([said("ab", count=2)], [said("c", count=1)], [said("d", "stop")])
+    case = Case(Route(Replica("one", generated)), money=Money(covered=2))
+    assert await case.run() == 200
+    assert case.client.body == {"text": "ab", "output": 2} and case.money.asked == [3]
+    assert case.ending == ("insufficient_quota", 200, 2) and generated.cancelled == 1
+
+
+@pytest.mark.parametrize("blocks", [True, False])
+async def test_the_answer_waits_for_a_second_opinion(blocks: bool) -> None:
+    case = Case(Route(Replica("one", good())))
+    case.delivery._make_guards = lambda: [Asking(blocks)]
+    assert await case.run() == 200
+    assert case.client.body == {"text": "" if blocks else "abc", "output": 0 if blocks else 3}
+    assert case.ending[0] == ("content_filter" if blocks else "stop")

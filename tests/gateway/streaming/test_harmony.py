@@ -182,3 +182,16 @@ def test_an_answer_without_reasoning_has_no_tokens_of_it(codec: TextCodec) -> No
         choice.feed(TokenChunk("r", 0, [token]))
     choice.end("stop")
     assert "".join(choice.text) == "7 is it." and choice.reasoning_tokens == 0
+
+
+def test_a_message_that_the_prompt_begins_goes_on_in_the_answer(codec: TextCodec) -> None:
+    request = InferenceRequest("/v1/chat/completions", "m", [{"role": "user", "content": "Hi"}])
+    begun, said = (
+        codec.tokenizer.encode(text, add_special_tokens=False).ids
+        for text in ("<|start|>assistant<|channel|>analysis<|message|>", "Hm.<|end|>" + FINAL)
+    )
+    choice = ChoiceOutput(0, codec, reader=reader_for(request, codec, begun))
+    for token in said:
+        choice.feed(TokenChunk("r", 0, [token]))
+    choice.end("stop")
+    assert ("".join(choice.reasoning), "".join(choice.text)) == ("Hm.", "It is warm.")

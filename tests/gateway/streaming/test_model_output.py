@@ -148,6 +148,7 @@ def test_any_cut_reads_alike_and_loses_nothing(text: str, seed: int, begun: bool
         ("<think>cut off", False, "cut off", ""),
         ("Yes, <think> is a tag.", False, "", "Yes, <think> is a tag."),
         ("  Yes", False, "", "  Yes"),
+        ("  ", False, "", "  "),
         ("<thi", False, "", "<thi"),
         (f"<think>a [b] c</think>\n<tool_call>{OBJECT}</tool_call>", False, "a [b] c", ""),
     ],

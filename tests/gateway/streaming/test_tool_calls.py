@@ -116,7 +116,13 @@ def test_what_may_become_a_call_is_held_and_not_yet_delivered() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["[weather(city='Rome')]", '[{"name": "time"}]', LLAMA.replace("Zürich", "L'Aquila")]
+    "text",
+    [
+        "[weather(city='Rome')]",
+        "[weather(city='')]",
+        '[{"name": "time"}]',
+        LLAMA.replace("Zürich", "L'Aquila"),
+    ],
 )
 def test_a_bare_call_is_known_at_its_last_bracket(text: str) -> None:
     """And not only at the end of the output."""
