@@ -16,7 +16,9 @@ from sqlalchemy.exc import OperationalError
 
 from billing import usage
 from billing.models import EngineReceipt, UsageEventRow
-from core.clock import SystemClock
+from core.batches import jobs
+from core.batches.models import Batch
+from core.clock import FakeClock, SystemClock
 from core.database import Database
 from core.events import EngineCount, ModerationEvent, UsageEvent
 from gateway.metering.batch_shippers import InlineShipper, UsageSink
@@ -32,6 +34,7 @@ from gateway.metering.usage_sink import SqlUsageSink
 from moderation.models import Decision
 from tests.conftest import need_nats
 from tests.contracts.usage_streams import kafka_url, nats_url, opened, store_waiting
+from tests.core.batches.test_jobs import batch as started_batch
 from tests.gateway.metering.test_refusals import event, parked, price_of, stored
 from tests.gateway.metering.test_spool import NOW
 
@@ -295,3 +298,16 @@ def test_messages_hold_one_tenant_and_the_same_content_has_the_same_id() -> None
     assert [each.tenant_id for each in first] == ["org_0", "org_1"] and not large.usage
     split, _ = messages_of(batch, 1200)
     assert len(split) == 6 and max(len(each.body) for each in split) <= 1200
+
+
+def test_an_answered_line_of_a_batch_is_stored_once(any_bench: Bench) -> None:
+    """The process that ran it may have died before it wrote the answer itself."""
+    batch_id = started_batch(any_bench.database, FakeClock(NOW))
+    answer = jobs.LineResult(1, True, '{"a": 1}', 5, 2, 3)
+    for _ in range(2):
+        any_bench.sink.record(batch_of([("lines", (batch_id, answer))]))
+        any_bench.store()
+    with any_bench.database.read() as session:
+        made = session.get_one(Batch, batch_id)
+        assert (made.completed, made.input_tokens, made.output_tokens) == (1, 5, 3)
+        assert [line.number for line in jobs.waiting_lines(session, batch_id, 9)] == [0, 2]

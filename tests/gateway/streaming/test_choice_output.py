@@ -240,3 +240,33 @@ def test_text_that_begins_no_stop_string_is_passed_on_at_once() -> None:
     choice.feed(chunk)
     delta = choice.take()
     assert delta is not None and (delta.text, delta.tokens) == ("Hello", count)
+
+
+def test_tokens_of_text_that_may_begin_a_stop_string_are_not_delivered_yet() -> None:
+    choice = ChoiceOutput(0, CODEC, stops=("END of it",))
+    chunk, shown = one_chunk("Hello, this is shown", "END")
+    choice.feed(chunk)
+    assert sent(choice) == shown
+    assert "".join(choice.text) == "Hello, this is shown" and choice.reasoning_tokens == 0
+
+
+def test_a_model_without_reasoning_has_no_tokens_of_it() -> None:
+    choice = ChoiceOutput(0, CODEC)
+    choice.feed(TokenChunk("r", 0, CODEC.encode("7 is it.")))
+    assert sent(choice) > 1 and choice.reasoning_tokens == 0
+
+
+class Blocking(Asking):
+    """Releases what was judged before the word that it blocks."""
+
+    def feed(self, text: str) -> str:
+        before, found, _ = text.partition("swordfish")
+        self.blocked = bool(found)
+        return before
+
+
+def test_what_was_judged_before_a_cut_is_sent_with_it() -> None:
+    choice = ChoiceOutput(0, None, guard=Blocking(True))
+    choice.feed(TextChunk("r", 0, "It is a swordfish.", 4))
+    delta = choice.take()
+    assert delta is not None and (delta.text, delta.finish_reason) == ("It is a ", "content_filter")

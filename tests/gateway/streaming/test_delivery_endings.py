@@ -157,3 +157,11 @@ async def test_the_answer_waits_for_a_second_opinion(blocks: bool) -> None:
     assert await case.run() == 200
     assert case.client.body == {"text": "" if blocks else "abc", "output": 0 if blocks else 3}
     assert case.ending[0] == ("content_filter" if blocks else "stop")
+
+
+async def test_a_stream_that_fails_stops_its_engine_and_who_counts_is_left_to_the_receipt() -> None:
+    generated = Generated([said("ab")], LOST)
+    case = Case(Route(Replica("one", generated)), stream=True)
+    assert await case.run() == 503
+    (ending,) = case.meter.closed
+    assert generated.cancelled == 1 and ending.counted_by is None

@@ -129,3 +129,27 @@ async def test_a_cancellation_that_comes_with_the_end_of_the_time_is_not_lost() 
     with pytest.raises(asyncio.CancelledError):
         await asyncio.ensure_future(_work())
     assert ended == [asyncio.CancelledError]
+
+
+async def test_a_cancellation_after_a_wait_that_was_too_long_is_not_taken_for_another() -> None:
+    ended = []
+
+    async def _work() -> None:
+        timer = IdleTimer(0.02)
+        with pytest.raises(TimeoutError):
+            await timer.wait(asyncio.Event().wait())
+        timer._seconds = 20.0
+        try:
+            await timer.wait(asyncio.Event().wait())
+        except BaseException as error:
+            ended.append(type(error))
+            raise
+        finally:
+            timer.close()
+
+    task = asyncio.ensure_future(_work())
+    await asyncio.sleep(0.3)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert ended == [asyncio.CancelledError]

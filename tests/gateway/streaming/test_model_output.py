@@ -55,6 +55,7 @@ NO_CALLS = [
     "[weather(1)]",
     "[weather(city=open('x'))]",
     "[weather(city=x)]",
+    "[weather(**{'city': 'Rome'})]",
     "[1, 2, 3]",
     "[wea",
     "[TOOL",

@@ -139,6 +139,11 @@ def test_a_call_has_the_id_that_the_model_gave_or_one_of_ours(given: str, kept: 
     assert kept or (call.id.startswith("call_") and len(call.id) == len("call_") + 24)
 
 
+def test_white_space_before_the_first_call_is_no_text() -> None:
+    for size in (1, 100):
+        assert read("\n [TOOL_CALLS]time[ARGS]{}", size)[0] == ""
+
+
 def test_the_id_in_mistrals_form_is_kept() -> None:
     _, (call,) = read("[TOOL_CALLS]time[CALL_ID]abc123456[ARGS]{}")
     assert (call.id, call.name, call.arguments) == ("abc123456", "time", "{}")

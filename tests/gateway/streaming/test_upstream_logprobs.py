@@ -35,6 +35,10 @@ def test_only_the_tokens_of_removed_characters_are_dropped() -> None:
     for at in range(8):
         queue.add_upstream(listed(entry(str(at))), str(at))
     assert kept(queue) == ["0", "1", "4", "5", "7"]
+    neighbours = LogprobQueue(Cutter((2, 4), (4, 5)))
+    for at in range(6):
+        neighbours.add_upstream(listed(entry(str(at))), str(at))
+    assert kept(neighbours) == ["0", "1", "5"]
 
 
 def test_text_without_entries_counts_for_the_places_of_later_ones() -> None:
