@@ -103,7 +103,7 @@ class Mixture:
         shares, chosen = self._router(x)
         by_expert = chosen.flatten().argsort(stable=True)
         counts = torch.bincount(chosen.flatten(), minlength=len(self._experts)).tolist()
-        self.rows = [before + count for before, count in zip(self.rows, counts, strict=True)]
+        self.rows[:] = [before + count for before, count in zip(self.rows, counts, strict=True)]
         rows = by_expert // self._active
         given = x.index_select(0, rows)
         if self._packed is None or (changes is not None and changes.within("experts.")):
