@@ -166,12 +166,7 @@ static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, .m_name = "_kernel", 
                                     .m_methods = methods};
 
 PyMODINIT_FUNC PyInit__kernel(void) {
-#ifdef RTLD_DEFAULT
-    *(void **)&parallel = dlsym(RTLD_DEFAULT, "GOMP_parallel");
-    *(void **)&thread_number = dlsym(RTLD_DEFAULT, "omp_get_thread_num");
-    *(void **)&thread_count = dlsym(RTLD_DEFAULT, "omp_get_num_threads");
-    if (!thread_number || !thread_count) parallel = NULL;
-#endif
+    find_threads();
 #if X86
     __builtin_cpu_init();
 #endif

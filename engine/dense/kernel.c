@@ -6,7 +6,6 @@
 #include "attention.h"
 #include "product.h"
 #if defined(__unix__) || defined(__APPLE__)
-#include <dlfcn.h>
 #endif
 
 #define ALONE (1 << 16) /* multiplications, below which waking a second thread costs more */
@@ -205,9 +204,6 @@ static int choose(const char *name) {
             return level = &levels[i], 0;
     return -1;
 }
-
-static void (*parallel)(void (*)(void *), void *, unsigned, unsigned);
-static int (*thread_number)(void), (*thread_count)(void);
 
 typedef struct {
     void (*part)(void *, int, int);

@@ -11,7 +11,7 @@ from engine.dense.linear import activate_
 from engine.layers.attention_plan import Tile
 from engine.layers.cpu_operations import CpuOperations
 from engine.layers.norm import RmsNorm
-from engine.layers.operations import Attention, GatedSite, Site
+from engine.layers.operations import Attention, GatedSite
 from engine.layers.rotary import RotaryTables, rolled
 
 
@@ -29,14 +29,8 @@ class RowOperations(CpuOperations):
             self._lora.change_(site.layer, site.name, h, gate, up)
         return activate_(gate, self._spec.activation, up)
 
-    def widen(self, site: Site, x: torch.Tensor, norm: RmsNorm | None) -> torch.Tensor:
-        if not x.shape[0]:
-            return x.new_empty((0, self._spec.intermediate))
-        h = x if norm is None else norm(x)
-        inner = site.linear(h)
-        if self._lora is not None:
-            self._lora.change_(site.layer, site.name, h, inner)
-        return activate_(inner, self._spec.activation)
+    def _activated(self, x: torch.Tensor) -> torch.Tensor:
+        return activate_(x, self._spec.activation)
 
     def _attended(self, q: torch.Tensor, tiles: list[Tile], attention: Attention) -> torch.Tensor:
         return attend_rows(q, self._pool, tiles, attention)

@@ -107,7 +107,11 @@ class CpuOperations:
         inner = site.linear(h)
         if self._lora is not None:
             self._lora.change_(site.layer, site.name, h, inner)
-        return activate(inner, self._spec.activation)
+        return self._activated(inner)
+
+    def _activated(self, x: torch.Tensor) -> torch.Tensor:
+        """May be computed in place."""
+        return activate(x, self._spec.activation)
 
     def add(
         self, site: Site, y: torch.Tensor, x: torch.Tensor, norm: RmsNorm | None

@@ -12,7 +12,6 @@
 #endif
 #include <stdlib.h>
 #if defined(__unix__) || defined(__APPLE__)
-#include <dlfcn.h>
 #endif
 
 static Tile the_tile = tile_plain;
@@ -54,9 +53,6 @@ typedef struct {
     int brain, kind, threads;
     Codes codes;
 } Work;
-
-static void (*parallel)(void (*)(void *), void *, unsigned, unsigned);
-static int (*thread_number)(void), (*thread_count)(void);
 
 static void run(void (*part)(Work *, int, int), Work *work);
 
@@ -378,12 +374,7 @@ static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, .m_name = "_kernel", 
                                     .m_methods = methods};
 
 PyMODINIT_FUNC PyInit__kernel(void) {
-#ifdef RTLD_DEFAULT
-    *(void **)&parallel = dlsym(RTLD_DEFAULT, "GOMP_parallel");
-    *(void **)&thread_number = dlsym(RTLD_DEFAULT, "omp_get_thread_num");
-    *(void **)&thread_count = dlsym(RTLD_DEFAULT, "omp_get_num_threads");
-    if (!thread_number || !thread_count) parallel = NULL;
-#endif
+    find_threads();
 #if X86
     __builtin_cpu_init();
     if (choose("avx512")) choose("avx2");

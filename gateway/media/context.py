@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from msgspec.structs import replace
+
 from core.events import OpenedRequest, UsageKind
 from core.tenants.keys import Principal
 from engine.protocol import Receipt
@@ -55,17 +57,13 @@ class MediaContext:
         return Query(self.target, self.prompt, self.principal.tenant_id)
 
     def admission(self) -> AdmissionRequest:
-        principal = self.principal
-        return AdmissionRequest(
-            request_id=self.request_id,
-            tenant_id=principal.tenant_id,
-            project_id=principal.project_id,
-            key_id=principal.key_id,
-            model=self.target.model.name,
-            plan=principal.plan,
-            prompt_tokens=0,
+        request = AdmissionRequest.without_prompt(
+            self.request_id, self.principal, self.target.model.name
+        )
+        return replace(
+            request,
             max_output_tokens=1,
-            currency=principal.currency,
+            currency=self.principal.currency,
             deadline_s=self.options.timeout_s,
             on_disconnect=self.exchange.on_disconnect,
             bound=self.request.bound(),
