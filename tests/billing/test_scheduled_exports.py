@@ -10,7 +10,6 @@ from typing import Any
 
 import boto3
 import pytest
-from moto.server import ThreadedMotoServer
 from prometheus_client import REGISTRY
 from sqlalchemy import select
 
@@ -24,6 +23,7 @@ from core.queue import TaskContext
 from core.settings import Settings
 from core.tenants.scope import scope_of_operator
 from tests.billing.conftest import Deployment
+from tests.s3_server import s3_server
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -35,10 +35,8 @@ def settings(tmp_path: Path) -> Settings:
 
 @pytest.fixture(scope="module")
 def s3_address() -> Iterator[str]:
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    yield "http://{}:{}".format(*server.get_host_and_port())
-    server.stop()
+    with s3_server() as address:
+        yield address
 
 
 @pytest.fixture

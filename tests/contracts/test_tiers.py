@@ -9,7 +9,6 @@ from pathlib import Path
 import boto3
 import pytest
 import redis
-from moto.server import ThreadedMotoServer
 
 from engine.errors import ConfigError
 from engine.tiers import s3_tier
@@ -20,16 +19,15 @@ from engine.tiers.s3_tier import S3Tier
 from engine.tiers.tier import Tier, owner_folder
 from tests.conftest import REDIS, need_redis
 from tests.contracts.redis_keys import forget, new_prefix
+from tests.s3_server import s3_server
 
 KINDS = ["ram", "disk", "remote", "s3"]
 
 
 @pytest.fixture(scope="module")
 def s3_address() -> Iterator[str]:
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    yield "http://{}:{}".format(*server.get_host_and_port())
-    server.stop()
+    with s3_server() as address:
+        yield address
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
@@ -22,9 +21,15 @@ from engine.models.checkpoint import DRAFT_HEADS, open_checkpoint
 from engine.models.load import load_model
 from engine.speculation.heads import DraftHeads
 from engine.speculation.heads_file import FORMAT, vocabulary_digest
-from tests.engine.checkpoints import VOCAB, reference, save_checkpoint
+from tests.engine.checkpoints import VOCAB, save_checkpoint
 from tests.engine.helpers import ask, run_until_idle
-from tests.engine.test_draft_model import always, check_grammars, check_preempted, mixed
+from tests.engine.test_draft_model import (
+    always,
+    check_distribution,
+    check_grammars,
+    check_preempted,
+    mixed,
+)
 
 
 def engine_of(model: Path, heads: Path | str = "none", **changes: Any) -> Engine:
@@ -133,22 +138,7 @@ def test_sampled_tokens_follow_the_models_distribution(
         engine.submit(one, "g")
         if run % 50 == 49:
             tokens |= run_until_idle(engine).tokens
-    counts = np.zeros((5, 5, 5))
-    for first, second, third in tokens.values():
-        counts[first - 20, second - 20, third - 20] += 1
-    assert counts.sum() == runs
-    model, expected = reference(base), np.zeros_like(counts)
-    with torch.inference_mode():
-        for first, second in np.ndindex(5, 5):
-            said = torch.tensor([[*prompt, 20 + first, 20 + second]])
-            rows = model(said).logits[0, -3:, 20:25].double().softmax(-1).numpy()
-            expected[first, second] = rows[0, first] * rows[1, second] * rows[2] * runs
-    often = expected >= 5
-    observed = np.append(counts[often], counts[~often].sum())
-    wanted = np.append(expected[often], expected[~often].sum())
-    statistic = ((observed - wanted) ** 2 / wanted).sum()
-    degrees = len(wanted) - 1
-    assert statistic < degrees + 4.5 * (2 * degrees) ** 0.5, (statistic, degrees)
+    check_distribution(base, prompt, list(tokens.values()))
     counters = engine.metrics.counters
     assert counters["drafted_tokens"] > counters["rejected_tokens"] > 0
 

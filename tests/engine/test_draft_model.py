@@ -162,6 +162,26 @@ def test_grammars_hold_with_a_draft_model(monkeypatch: pytest.MonkeyPatch) -> No
     check_grammars(engine_of(MODEL_DIR, draft, **changes) for draft in (None, MODEL_DIR))
 
 
+def check_distribution(base: Path, prompt: list[int], answers: list[list[int]]) -> None:
+    """Chi-square of three tokens, each of 20 to 24, over their distribution by `transformers`."""
+    runs, counts = 1500, np.zeros((5, 5, 5))
+    for first, second, third in answers:
+        counts[first - 20, second - 20, third - 20] += 1
+    assert counts.sum() == runs
+    model, expected = reference(base), np.zeros_like(counts)
+    with torch.inference_mode():
+        for first, second in np.ndindex(5, 5):
+            ids = torch.tensor([[*prompt, 20 + first, 20 + second]])
+            rows = model(ids).logits[0, -3:, 20:25].double().softmax(-1).numpy()
+            expected[first, second] = rows[0, first] * rows[1, second] * rows[2] * runs
+    often = expected >= 5
+    observed = np.append(counts[often], counts[~often].sum())
+    wanted = np.append(expected[often], expected[~often].sum())
+    statistic = ((observed - wanted) ** 2 / wanted).sum()
+    degrees = len(wanted) - 1
+    assert statistic < degrees + 4.5 * (2 * degrees) ** 0.5, (statistic, degrees)
+
+
 def test_sampled_tokens_follow_the_models_distribution(
     base: Path, similar: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -177,23 +197,7 @@ def test_sampled_tokens_follow_the_models_distribution(
             if run == 49:
                 tokens = dict(found.tokens)
             tokens |= found.tokens
-    counts = np.zeros((5, 5, 5))
-    for first, second, third in tokens.values():
-        counts[first - 20, second - 20, third - 20] += 1
-    assert counts.sum() == runs
-    model = reference(base)
-    expected = np.zeros_like(counts)
-    with torch.inference_mode():
-        for first, second in np.ndindex(5, 5):
-            ids = torch.tensor([[*prompt, 20 + first, 20 + second]])
-            rows = model(ids).logits[0, -3:, 20:25].double().softmax(-1).numpy()
-            expected[first, second] = rows[0, first] * rows[1, second] * rows[2] * runs
-    often = expected >= 5
-    observed = np.append(counts[often], counts[~often].sum())
-    wanted = np.append(expected[often], expected[~often].sum())
-    statistic = ((observed - wanted) ** 2 / wanted).sum()
-    degrees = len(wanted) - 1
-    assert statistic < degrees + 4.5 * (2 * degrees) ** 0.5, (statistic, degrees)
+    check_distribution(base, prompt, list(tokens.values()))
     counters = engine.metrics.counters
     assert counters["drafted_tokens"] > counters["rejected_tokens"] > 0
 

@@ -9,21 +9,19 @@ from typing import Any
 import boto3
 import httpx
 import pytest
-from moto.server import ThreadedMotoServer
 
 from core import metrics
 from core.tenants.operator import operator_token
 from gateway.cli.main import main
 from gateway.request_log import log as request_log
 from tests.gateway.deployment import MODEL, Deployment, running_deployment
+from tests.s3_server import s3_server
 
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    yield "http://{}:{}".format(*server.get_host_and_port())
-    server.stop()
+    with s3_server() as address:
+        yield address
 
 
 @pytest.fixture(scope="module")
