@@ -25,7 +25,7 @@ from pathlib import Path
 
 from core.errors import Unavailable
 from core.events import EngineCount, ModerationEvent, OpenedRequest, UsageEvent
-from gateway.metering.spool_log import AppendLog, log_path, logs_of, read_frames
+from gateway.metering.spool_log import AppendLog, keep_damaged, log_path, logs_of, read_log
 from gateway.metering.spool_records import OutboxRow, opened_decoder
 from gateway.metering.spool_statements import (
     DELETIONS,
@@ -183,14 +183,23 @@ class SpoolFile:
         [(done,)] = self._connection.execute("select log from folded")
         last = int(done)
         for number, path in logs_of(self.path):
-            if number > done:
-                try:
-                    operations = decode_operations(read_frames(path))
-                except ValueError as error:
-                    raise sqlite3.DatabaseError(f"{path.name} cannot be read: {error}") from None
-                self._apply(number, operations)
-                last = number
-            path.unlink()
+            if number <= done:
+                path.unlink()
+                continue
+            frames, unread = read_log(path)
+            try:
+                operations = decode_operations(frames)
+            except ValueError as error:
+                raise sqlite3.DatabaseError(f"{path.name} cannot be read: {error}") from None
+            self._apply(number, operations)
+            last = number
+            if unread:
+                kept = keep_damaged(path)
+                log.error(
+                    "%d bytes at the end of a log cannot be read; it is kept: %s", unread, kept
+                )
+            else:
+                path.unlink()
         return last
 
     def _apply(self, number: int, operations: list[Operation]) -> None:

@@ -10,7 +10,7 @@ import os
 import struct
 import threading
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -30,16 +30,24 @@ def logs_of(path: Path) -> list[tuple[int, Path]]:
     return sorted((int(each.name.rpartition("-")[2]), each) for each in found)
 
 
-def read_frames(path: Path) -> Iterator[bytes]:
-    """The payloads of the whole frames, up to a torn one."""
-    data, at = path.read_bytes(), 0
+def read_log(path: Path) -> tuple[list[bytes], int]:
+    """The payloads of the whole frames, and how many bytes behind them cannot be read."""
+    data, at, found = path.read_bytes(), 0, list[bytes]()
     while at + _HEAD.size <= len(data):
         length, checksum = _HEAD.unpack_from(data, at)
         payload = data[at + _HEAD.size : at + _HEAD.size + length]
         if len(payload) != length or zlib.crc32(payload) != checksum:
-            return
-        yield payload
+            break
+        found.append(payload)
         at += _HEAD.size + length
+    return found, len(data) - at
+
+
+def keep_damaged(path: Path) -> Path:
+    """Rename a log whose end cannot be read, so that nobody reads it again and nothing removes it."""
+    kept = path.with_name(path.name.replace(".log-", ".damaged-"))
+    path.rename(kept)
+    return kept
 
 
 class AppendLog(Generic[T]):

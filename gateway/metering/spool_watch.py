@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from core.settings import Settings
-from gateway.metering.spool_log import logs_of, read_frames
+from gateway.metering.spool_log import logs_of, read_log
 from gateway.metering.spool_records import OPENED, request_id_of
 from gateway.metering.spool_statements import (
     DELETE_OPENED,
@@ -127,7 +127,7 @@ def _read_logs(path: Path) -> list[tuple[int, list[Operation]]]:
     for number, log in logs_of(path):
         # Its owner has just folded it, or it is of another version, as who adopts it says.
         with suppress(FileNotFoundError, ValueError):
-            found.append((number, decode_operations(read_frames(log))))
+            found.append((number, decode_operations(read_log(log)[0])))
     return found
 
 

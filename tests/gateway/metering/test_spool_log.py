@@ -137,6 +137,33 @@ def test_a_torn_end_is_not_read_wherever_it_is_torn(tmp_path: Path) -> None:
     file.close()
 
 
+def test_what_is_behind_a_damaged_frame_is_kept_and_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file, ends = SpoolFile(tmp_path / "a.db"), list[int]()
+    for number in range(3):
+        file.append([insert_opened(opened(f"req_{number}"))])
+        ends.append(log_of(file).stat().st_size)
+    written = bytearray(log_of(file).read_bytes())
+    written[ends[0] + 20] ^= 0x10  # in the second of three frames
+    left = tmp_path / "left"
+    SpoolFile(left / "a.db").close()
+    (left / log_of(file).name).write_bytes(written)
+    for _ in range(2):  # again: a damaged log is not read twice
+        adopted = SpoolFile(left / "a.db")
+        assert [each.request_id for each in adopted.open_requests()] == ["req_0"]
+        adopted.append([insert_opened(opened("later"))])
+        adopted.commit([move_to_outbox(closed("later"))[0]])
+        adopted.close()
+    [kept] = left.glob("*.damaged-*")
+    assert kept.read_bytes() == written
+    said = [each for each in caplog.messages if str(kept) in each]
+    assert said == [
+        f"{ends[2] - ends[0]} bytes at the end of a log cannot be read; it is kept: {kept}"
+    ]
+    file.close()
+
+
 @pytest.mark.parametrize("cut_fails", [False, True])
 def test_a_disk_that_fills_in_the_middle_of_a_write_leaves_nothing_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut_fails: bool
