@@ -253,7 +253,9 @@ def test_a_refusal_of_the_upstream_is_an_error_in_our_words_and_costs_nothing(
 def test_a_cut_answer_costs_nothing_and_does_not_look_whole(
     media: Deployment, server: Server, chunks: tuple[bytes, ...]
 ) -> None:
-    server.replies["/v1/audio/speech"] = Reply(kind="audio/mpeg", chunks=chunks, cut=True)
+    cut = Reply(kind="audio/mpeg", chunks=chunks, cut=True, waits=True)
+    server.replies["/v1/audio/speech"] = cut
+    server.may_cut.clear()
     body = {"model": "text", "voice": "alloy", "input": "hello"}
     url = f"{media.url}/v1/audio/speech"
     if chunks:
@@ -262,6 +264,7 @@ def test_a_cut_answer_costs_nothing_and_does_not_look_whole(
             httpx.stream("POST", url, json=body, headers=media.headers) as found,
         ):
             request_id = found.headers["x-request-id"]
+            server.may_cut.set()
             found.read()
     else:
         refused = httpx.post(url, json=body, headers=media.headers)

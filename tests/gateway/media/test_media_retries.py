@@ -82,10 +82,16 @@ def sdk(shared: Pair) -> Iterator[OpenAI]:
         yield client
 
 
-def speak(pair: Pair, key: str, text: str = "hello", **changes: Any) -> httpx.Response:
+def speech(pair: Pair, key: str, text: str = "hello") -> tuple[str, dict[str, str], Any]:
+    """Address, headers and body of a request."""
     headers = pair.deployment.headers | {"Idempotency-Key": key}
-    body = {"model": "first", "voice": "alloy", "input": text} | changes
-    return httpx.post(f"{pair.deployment.url}{SPEECH}", json=body, headers=headers, timeout=60)
+    body = {"model": "first", "voice": "alloy", "input": text}
+    return f"{pair.deployment.url}{SPEECH}", headers, body
+
+
+def speak(pair: Pair, key: str, text: str = "hello") -> httpx.Response:
+    url, headers, body = speech(pair, key, text)
+    return httpx.post(url, json=body, headers=headers, timeout=60)
 
 
 def test_a_repeated_form_gets_the_first_answer_and_runs_nothing(pair: Pair, sdk: OpenAI) -> None:
@@ -128,9 +134,8 @@ def test_repeated_speech_is_the_same_bytes(pair: Pair) -> None:
 
 def test_a_repetition_while_the_first_runs_is_told_so(pair: Pair) -> None:
     pair.first.replies[SPEECH] = Reply(kind="audio/mpeg", chunks=(b"abc",), stall=True)
-    headers = pair.deployment.headers | {"Idempotency-Key": "running"}
-    body = {"model": "first", "voice": "alloy", "input": "hello"}
-    with httpx.stream("POST", f"{pair.deployment.url}{SPEECH}", json=body, headers=headers) as one:
+    url, headers, body = speech(pair, "running")
+    with httpx.stream("POST", url, json=body, headers=headers) as one:
         pieces = one.iter_raw()
         assert next(pieces) == b"abc"
         assert speak(pair, "running").json()["error"]["code"] == "idempotency_in_progress"
@@ -149,13 +154,19 @@ def test_a_repetition_while_the_first_runs_is_told_so(pair: Pair) -> None:
 
 @pytest.mark.parametrize("kind", ["audio/mpeg", "text/event-stream"])
 def test_a_cut_answer_leaves_the_key_free(pair: Pair, kind: str) -> None:
-    pair.first.replies[SPEECH] = Reply(kind=kind, chunks=(b"data: 1\n\n",), cut=True)
+    pair.first.may_cut.clear()
+    pair.first.replies[SPEECH] = Reply(kind=kind, chunks=(b"data: 1\n\n",), cut=True, waits=True)
     key = f"cut {kind}"
-    if kind == "audio/mpeg":
-        with pytest.raises(httpx.RemoteProtocolError):
-            speak(pair, key)
-    else:
-        assert b"engine_unavailable" in speak(pair, key).content
+    url, headers, body = speech(pair, key)
+    with httpx.stream("POST", url, json=body, headers=headers, timeout=60) as found:
+        pieces = found.iter_raw()
+        assert next(pieces) == b"data: 1\n\n"
+        pair.first.may_cut.set()
+        if kind == "audio/mpeg":
+            with pytest.raises(httpx.RemoteProtocolError):
+                next(pieces)
+        else:
+            assert b"engine_unavailable" in b"".join(pieces)
     pair.first.replies[SPEECH] = Reply(b"whole", kind="audio/mpeg")
     assert speak(pair, key).content == b"whole"
 

@@ -20,6 +20,9 @@ class Reply:
     headers: dict[str, str] = field(default_factory=dict)
     chunks: tuple[bytes, ...] = ()  # sent as chunks, in place of the body
     cut: bool = False  # reset the connection after the last chunk, or before any byte
+    waits: bool = (
+        False  # with `cut`: reset only when `may_cut` is set, as a reset discards what is unread
+    )
     stall: bool = False  # send nothing more after the last chunk, or nothing at all
 
 
@@ -38,6 +41,7 @@ class Server(ThreadingHTTPServer):
         self.asked: list[Asked] = []
         self.replies: dict[str, Reply] = {}
         self.released = threading.Event()
+        self.may_cut = threading.Event()
 
     @property
     def url(self) -> str:
@@ -82,6 +86,8 @@ class _Handler(BaseHTTPRequestHandler):
         if reply.stall:
             self.server.released.wait(30)
         elif reply.cut:
+            if reply.waits:
+                self.server.may_cut.wait(30)
             self._reset()
         else:
             self.wfile.write(b"0\r\n\r\n")
