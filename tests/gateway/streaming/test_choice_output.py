@@ -95,6 +95,29 @@ def test_parts_of_a_call_wait_until_it_is_complete() -> None:
     assert choice.waiting == 0 and [each.name for each in choice.calls] == ["send"]
 
 
+def test_a_piece_without_an_index_belongs_to_the_first_call() -> None:
+    choice = ChoiceOutput(0, None, reader=tools())
+    begun = {"index": 0, "id": "c", "function": {"name": "send", "arguments": '{"to":'}}
+    rest = {"function": {"arguments": ' "Ada"}'}}
+    choice.feed(TextChunk("r", 0, "", 1, calls=[begun]))
+    choice.feed(TextChunk("r", 0, "", 1, "tool_calls", calls=[rest]))
+    assert [json.loads(each.arguments) for each in choice.calls] == [{"to": "Ada"}]
+
+
+@pytest.mark.parametrize(("guarded", "listed"), [(True, "Hello"), (False, "Hello END")])
+def test_log_probabilities_of_a_stop_string_are_not_shown_past_a_guard(
+    guarded: bool, listed: str
+) -> None:
+    """The guard never saw that text."""
+    choice = ChoiceOutput(0, CODEC, stops=("END",), guard=guard("redact") if guarded else None)
+    chunk, _ = one_chunk("Hello END")
+    scored = [TokenLogprob(token, -0.5) for token in chunk.tokens]
+    choice.feed(TokenChunk("r", 0, chunk.tokens, scored))
+    shown = choice.take()
+    assert shown is not None and shown.text == "Hello "
+    assert "".join(CODEC.token_text(each.token) for each in shown.logprobs) == listed
+
+
 def test_tokens_after_a_stop_string_in_one_chunk_are_not_charged() -> None:
     choice = ChoiceOutput(0, CODEC, stops=("END",))
     chunk, billed = one_chunk("Hello END", " and much more text that nobody reads")

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from core.errors import Unavailable
 from tests.gateway.streaming.test_choice_output import Asking, call, guard
 from tests.gateway.streaming.test_delivery import (
     LOST,
@@ -165,3 +166,10 @@ async def test_a_stream_that_fails_stops_its_engine_and_who_counts_is_left_to_th
     assert await case.run() == 503
     (ending,) = case.meter.closed
     assert generated.cancelled == 1 and ending.counted_by is None
+
+
+async def test_an_engine_that_ends_without_a_word_or_a_receipt_is_unavailable() -> None:
+    generated = Generated([])
+    generated.receipt = None
+    with pytest.raises(Unavailable, match="ended the request early"):
+        await Case(Route(Replica("one", generated))).run()

@@ -14,7 +14,7 @@ from gateway.prompts.templates import ChatTemplate
 from gateway.prompts.tokenizing import TextCodec
 from gateway.streaming.choices import ChoiceOutput
 from gateway.streaming.harmony import TAGS, HarmonyReader, begun_message
-from gateway.streaming.reasoning import marks_reasoning, reader_for
+from gateway.streaming.reasoning import marks_reasoning, reader_for, writes_harmony
 from gateway.upstreams.base import TokenChunk
 from tests.gateway.streaming.test_model_output import cut
 
@@ -195,3 +195,11 @@ def test_a_message_that_the_prompt_begins_goes_on_in_the_answer(codec: TextCodec
         choice.feed(TokenChunk("r", 0, [token]))
     choice.end("stop")
     assert ("".join(choice.reasoning), "".join(choice.text)) == ("Hm.", "It is warm.")
+
+
+@pytest.mark.parametrize("tags", ["<|channel|>", "<|message|>"])
+def test_one_of_the_two_tags_is_not_the_format(tags: str) -> None:
+    """Other formats have a tag of the same name."""
+    tokenizer = Tokenizer.from_file(str(MODEL_DIR / "tokenizer.json"))
+    template = ChatTemplate("{# " + tags + " #}{{ messages[0].content }}", {})
+    assert not writes_harmony(TextCodec(tokenizer, template, (0,)))

@@ -28,3 +28,13 @@ def test_calls_in_pythons_form_are_parsed_up_to_a_bound() -> None:
     longest = "[f(a='" + "x" * (200_000 - 9) + "')]"
     assert len(longest) == 200_000 and len(parse_python(longest)) == 1
     assert parse_python(longest + " ") == []
+
+
+def test_calls_in_pythons_form_take_objects_and_jsons_constants() -> None:
+    (call,) = parse_python("[send(to={'name': 'Ada', 'urgent': true, 'tags': [null, 1]})]")
+    given = {"to": {"name": "Ada", "urgent": True, "tags": [None, 1]}}
+    assert call == {"name": "send", "arguments": given}
+
+
+def test_an_object_that_takes_in_another_is_no_call() -> None:
+    assert parse_python("[send(to={**other})]") == []
