@@ -24,7 +24,7 @@ from engine.protocol import Receipt
 from engine.receipts import Receipts
 from gateway.metering import receipt_files as files_module
 from gateway.metering.receipt_files import files_and_events, receipt_files, recover
-from gateway.metering.receipt_notes import ReceiptNote
+from gateway.metering.receipt_notes import ReceiptNote, opened_of
 from gateway.metering.spool import SpoolFile
 from gateway.metering.spool_statements import insert_opened, move_to_outbox
 from tests.gateway.metering import test_spool as spooled
@@ -127,6 +127,13 @@ def test_what_the_database_lacks_is_stored_once_with_its_receipts(files: Files) 
     again = files.recover()
     assert (again.in_files, again.known, again.stored) == (2, 2, [])
     assert files.lost() == ()
+
+
+def test_a_prompt_that_was_processed_in_part_is_opened_with_all_its_tokens(files: Files) -> None:
+    name = files.id()
+    parts = [replace(files.receipt(f"{name}.{number}"), unprocessed=3) for number in (0, 1)]
+    found = opened_of(name, parts, "engine")
+    assert found is not None and found.prompt_tokens == 2 * (10 + 3)
 
 
 def test_requests_that_may_still_run_are_left_alone(files: Files) -> None:

@@ -272,6 +272,14 @@ def test_a_log_of_a_later_version_is_left_alone(tmp_path: Path) -> None:
     file.close()
 
 
+def test_a_log_that_the_disk_does_not_give_is_named(tmp_path: Path) -> None:
+    SpoolFile(tmp_path / "a.db").close()
+    spool_log.log_path(tmp_path / "a.db", 9).mkdir()  # as unreadable as a failing disk
+    for _ in range(2):  # the second would find the lock of the first
+        with pytest.raises(sqlite3.DatabaseError, match=r"its log: .*a\.db"):
+            SpoolFile(tmp_path / "a.db")
+
+
 def test_what_is_appended_while_another_thread_folds_is_there_once(tmp_path: Path) -> None:
     file, done = SpoolFile(tmp_path / "a.db"), threading.Event()
 

@@ -254,6 +254,7 @@ def test_a_stream_that_would_delete_usage_is_refused(url: str) -> None:
         ("nats://", "names no server"),
         ("nats://a?replicas=9", "replicas is '9'"),
         ("nats://a?retention=1", "'retention' is not a parameter"),
+        ("nats://a?replicas=", "replicas is ''"),
         ("kafka://user:secret@a", "sasl.username"),
     ],
 )
