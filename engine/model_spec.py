@@ -72,6 +72,19 @@ class ExpertsSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StreamsSpec:
+    """Several residual streams, of which a layer reads one, and inputs of each layer's own
+    (`engine.streams`)."""
+
+    count: int
+    active: int  # the number of the one that layers read
+    scaled: bool  # it is scaled where the layer's own input is gated by it
+    rank: int  # of the product beside attention
+    inputs: int  # values of a layer's own input
+    vocab: int  # of the table of these inputs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
     """A decoder's shape. `windows` holds each layer's sliding window in tokens, or None."""
 
@@ -125,6 +138,10 @@ class ModelSpec:
         None  # then the one key head is the latent vector and the rotated part
     )
     sinks: bool = False  # a learned score in each head's softmax, which belongs to no key
+    value_norm: bool = False  # RMS norm of each value head, without weights
+    shared_layers: int = 0  # last layers that read keys and values of an earlier one of their kind
+    sparsity: tuple[float, ...] = ()  # of each layer: the share of its gates that are 0
+    streams: StreamsSpec | None = None
 
     @property
     def q_width(self) -> int:
@@ -139,6 +156,18 @@ class ModelSpec:
         """Vectors of `head_dim` that the cache holds for a position and layer: keys, then values; a
         latent vector is both."""
         return self.kv_heads * (1 if self.latent is not None else 2)
+
+    @property
+    def cached_layers(self) -> int:
+        """The first layers, which have keys and values of their own."""
+        return self.layers - self.shared_layers
+
+    def source_of(self, layer: int) -> int:
+        """The layer whose keys and values it reads: the last with its kind of window that has any."""
+        if layer < self.cached_layers:
+            return layer
+        kinds = [window is None for window in self.windows[: self.cached_layers]]
+        return len(kinds) - 1 - kinds[::-1].index(self.windows[layer] is None)
 
     @property
     def rotary_dim(self) -> int:

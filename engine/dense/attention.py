@@ -21,7 +21,7 @@ def attend_rows(
 
 def _attend_tile(q: torch.Tensor, pool: KvPool, tile: Tile, attention: Attention) -> torch.Tensor:
     shape, sinks, dim = attention.shape, attention.sinks, q.shape[-1]
-    kv = pool.gather(attention.layer, tile.gather)
+    kv = pool.gather(attention.source, tile.gather)
     half = kv.numel() // 2 * kv.element_size()
     starts = tile.keys[:, 0].contiguous()
     sinks = None if sinks is None else sinks.float()

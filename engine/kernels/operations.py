@@ -89,6 +89,9 @@ class KernelOperations:
         y = self._linear(site, y)
         return Residual(x.total, y if norm is None else rms_norm(y, norm))
 
+    def token_ids(self) -> Tensor:
+        raise TypeError("the kernels have one residual stream")
+
     def widen(self, site: Site, x: Residual, norm: RmsNorm | None) -> Tensor:
         raise TypeError("the kernels have no MLP without a gate")
 

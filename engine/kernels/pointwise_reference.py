@@ -7,7 +7,7 @@ from torch import Tensor
 
 from engine.layers.norm import RmsNorm
 
-HeadNorms = tuple[RmsNorm, RmsNorm]  # for query and key heads, before the rotation (Qwen3)
+HeadNorms = tuple[RmsNorm, ...]  # for query and key heads, before the rotation (Qwen3)
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ def _attend_tile(q: torch.Tensor, pool: KvPool, tile: Tile, attention: Attention
     """[queries, kv heads, group, head_dim], in the memory order of the products."""
     dim, shape, sinks = q.shape[-1], attention.shape, attention.sinks
     kv_heads, group, batch = pool.kv_heads, pool.group, tile.sequences * pool.kv_heads
-    kv = pool.gather(attention.layer, tile.gather).view(-1, batch, tile.positions, dim)
+    kv = pool.gather(attention.source, tile.gather).view(-1, batch, tile.positions, dim)
     k, v = kv[0], kv[-1]
     if tile.prefix_length is not None and _is_plain(attention):
         k, v = k[None, :, : tile.prefix_length], v[None, :, : tile.prefix_length]

@@ -26,7 +26,7 @@ from engine.model_spec import ModelSpec
 class CpuOperations:
     """Implements `Operations`. The residual stream is a tensor, [rows, hidden].
 
-    Beyond its keys and values, the last layer is computed only for the sampled rows.
+    Beyond the last keys and values that are stored, layers are computed only for the sampled rows.
     """
 
     def __init__(self, spec: ModelSpec, pool: KvPool, step: StepInputs) -> None:
@@ -34,6 +34,7 @@ class CpuOperations:
         self._pool = pool
         self._step = step
         self._lora = step.all_rows.lora
+        self._angles = step.angles
         self.pooled: torch.Tensor | None = (
             None  # states of pooled tokens, in the order of their rows
         )
@@ -46,6 +47,9 @@ class CpuOperations:
         x = x if scale == 1.0 else x * scale
         return x if norm is None else norm(x)
 
+    def token_ids(self) -> torch.Tensor:
+        return self._step.tokens
+
     def project(self, site: Site, x: torch.Tensor, norm: RmsNorm | None) -> torch.Tensor:
         spec, h = self._spec, x if norm is None else norm(x)
         if isinstance(site.linear, LatentQkv):
@@ -53,7 +57,8 @@ class CpuOperations:
         qkv = site.linear(h)
         if self._lora is not None:
             ends = (spec.q_width, spec.q_width + spec.kv_width)
-            self._lora.change_(site.layer, site.name, h, *qkv.tensor_split(ends, -1))
+            outputs = qkv.tensor_split(ends, -1) if site.layer < spec.cached_layers else (qkv,)
+            self._lora.change_(site.layer, site.name, h, *outputs)
         return qkv
 
     def attend(
@@ -66,21 +71,28 @@ class CpuOperations:
         q, kv = heads[:, : spec.heads], heads[:, spec.heads :]
         ends = (spec.q_width, spec.q_width + spec.kv_width)
         if attention.head_norms is not None:
-            k = kv[:, : spec.kv_heads]
-            q.copy_(attention.head_norms[0](q))
-            k.copy_(attention.head_norms[1](k))
+            for part, norm in zip((q, kv[:, : spec.kv_heads]), attention.head_norms, strict=False):
+                part.copy_(norm(part))
+        if attention.value_norm is not None:
+            v = kv[:, spec.kv_heads :]
+            v.copy_(attention.value_norm(v))
         if attention.row_norms is not None:
             for part, norm in zip(qkv.tensor_split(ends, -1)[:2], attention.row_norms, strict=True):
                 part.copy_(norm(part))
         if attention.rope is not None:
-            self._rotate_(qkv[:, : ends[1]], step.angles[attention.rope])
-        self._pool.write(layer, step.kv_slots, kv)
-        queries = step.all_rows if layer + 1 < spec.layers else step.sampled
+            self._rotate_(qkv[:, : ends[1]], self._angles[attention.rope])
+        if attention.source == layer:
+            self._pool.write(layer, step.kv_slots, kv)
+        last = spec.cached_layers - 1  # beyond which no row writes anything that others read
+        queries = step.all_rows if layer < last else step.sampled
         if queries is None:
             return qkv[:0, : spec.q_width], x[:0]
         self._lora = queries.lora
-        if queries.rows is not None:
-            q, x = q.index_select(0, queries.rows), x.index_select(0, queries.rows)
+        if layer == last:
+            if spec.shared_layers:
+                self._angles = [each.among(queries.rows, ends[0]) for each in self._angles]
+            if queries.rows is not None:
+                q, x = q.index_select(0, queries.rows), x.index_select(0, queries.rows)
         return self._attended(q, queries.tiles[attention.shape.window], attention), x
 
     def _attended(self, q: torch.Tensor, tiles: list[Tile], attention: Attention) -> torch.Tensor:
@@ -94,10 +106,17 @@ class CpuOperations:
         if not x.shape[0]:
             return x.new_empty((0, self._spec.intermediate))
         h = x if norm is None else norm(x)
-        if self._lora is None or not self._lora.changes(site.layer, site.name):
+        lora = self._lora
+        if lora is not None and not lora.changes(site.layer, site.name):
+            lora = None
+        if lora is None and site.cutoff is None:
             return linear.gated(h, activation)
         gate, up = linear.halves(h)
-        self._lora.change_(site.layer, site.name, h, gate, up)
+        if lora is not None:
+            lora.change_(site.layer, site.name, h, gate, up)
+        if site.cutoff is not None:
+            deviation, mean = torch.std_mean(gate, -1, correction=0, keepdim=True)
+            gate = torch.relu(gate - (mean + deviation * site.cutoff))
         return activate(gate, activation).mul_(up)
 
     def widen(self, site: Site, x: torch.Tensor, norm: RmsNorm | None) -> torch.Tensor:

@@ -14,7 +14,8 @@ SCALE_BYTES = 2  # of a head of a position whose keys or values are stored in 8 
 
 
 class KvPool:
-    """Keys and values of all layers: [blocks, layers, cached heads, block size, head_dim].
+    """Keys and values of the layers that have their own: [blocks, layers, cached heads, block size,
+    head_dim].
 
     A block is one contiguous run of bytes over all layers. Key heads come first, then value heads
     (latent vectors are both), and a head's positions are contiguous, so that the blocks of a sequence
@@ -31,12 +32,13 @@ class KvPool:
         device: torch.device,
     ) -> None:
         self.dtype = dtype  # that attention reads
-        self.layers, self.kv_heads, self.head_dim = spec.layers, spec.kv_heads, spec.head_dim
+        self.layers, self.kv_heads = spec.cached_layers, spec.kv_heads
+        self.head_dim = spec.head_dim
         self.heads = spec.cached_heads  # key heads, then value heads
         self.group = spec.heads // spec.kv_heads  # query heads per key head
         self.block_size = block_size
         row, stored = self._row()
-        shape = (blocks, spec.layers, self.heads, *row)
+        shape = (blocks, self.layers, self.heads, *row)
         self.data = (
             lazy_zeros(shape, stored, huge=True)
             if device.type == "cpu"
@@ -45,7 +47,7 @@ class KvPool:
         # Views of each layer, indexed with the numbers of layer 0. A row holds one head of a
         # block, a KV slot one head of a position.
         rows = self.data.view(-1, math.prod(row))
-        self.rows = [rows[first:] for first in range(0, spec.layers * self.heads, self.heads)]
+        self.rows = [rows[first:] for first in range(0, self.layers * self.heads, self.heads)]
         self._kv_slots = self._slot_views()
 
     def _row(self) -> tuple[tuple[int, ...], torch.dtype]:
@@ -128,7 +130,7 @@ def block_bytes(
     spec: ModelSpec, block_size: int, dtype: torch.dtype, kv_dtype: str = "auto"
 ) -> int:
     """Bytes of a block of keys and values that are stored in `kv_dtype`."""
-    heads = spec.layers * spec.cached_heads * block_size
+    heads = spec.cached_layers * spec.cached_heads * block_size
     if kv_dtype == "auto":
         return heads * spec.head_dim * dtype.itemsize
     return heads * (spec.head_dim + SCALE_BYTES)

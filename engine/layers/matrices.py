@@ -32,6 +32,8 @@ def sites_of(spec: ModelSpec, layer: int) -> dict[str, tuple[str, ...]]:
     """The sites of a layer, to which adapters may add."""
     sparse = spec.experts_of(layer) is not None
     found = {site: parts for site, parts in SITES.items() if not (sparse and site in MLP_SITES)}
+    if layer >= spec.cached_layers:
+        found["qkv"] = ("q",)
     if spec.latent is not None:
         del found["qkv"], found["o"]
     if "gate_up" in found and not spec.gated:

@@ -30,6 +30,8 @@ class GatedSite(Site):
     """The gate and up projections of one layer."""
 
     linear: GatedLinear
+    # How many standard deviations above a row's mean its gates are cut off, to 0; None: they are not.
+    cutoff: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +40,14 @@ class Attention:
     all heads together."""
 
     layer: int
+    source: int  # the layer whose keys and values it reads: its own, or an earlier one
     shape: AttentionShape
-    head_norms: tuple[RmsNorm, RmsNorm] | None
-    row_norms: tuple[RmsNorm, RmsNorm] | None
+    head_norms: tuple[RmsNorm, ...] | None
+    row_norms: tuple[RmsNorm, ...] | None
     rope: int | None  # the number of the rotation of queries and keys; None: they have no positions
     alibi: Alibi | None = None
     sinks: torch.Tensor | None = None  # of each query head: a score without a key or value
+    value_norm: RmsNorm | None = None  # of each head
 
 
 class Operations(Protocol[X]):
@@ -51,6 +55,9 @@ class Operations(Protocol[X]):
 
     def embed(self, table: Embedding, scale: float, norm: RmsNorm | None) -> X:
         """The rows of `table` for the step's tokens, times `scale`, and normed if `norm` is given."""
+
+    def token_ids(self) -> torch.Tensor:
+        """Of the step's rows."""
 
     def project(self, site: Site, x: X, norm: RmsNorm | None) -> torch.Tensor:
         """norm(x) W^T: [tokens, out]; x W^T without a norm."""

@@ -5,7 +5,7 @@ and Llama 3.1's by wavelength.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -24,6 +24,13 @@ class RotaryTables:
     cos: torch.Tensor
     sin: torch.Tensor
     interleaved: bool = False  # pairs are neighbours, not halves of a head
+
+    def among(self, rows: torch.Tensor | None, width: int) -> "RotaryTables":
+        """Those of some tokens (None: of all), for the first heads, which have `width` values."""
+        if rows is None:
+            return replace(self, cos=self.cos[:, :width], sin=self.sin[:, :width])
+        cos, sin = (each[:, :width].index_select(0, rows) for each in (self.cos, self.sin))
+        return replace(self, cos=cos, sin=sin)
 
 
 def rotary_tables(spec: ModelSpec, native: int, dtype: torch.dtype) -> list[RotaryTables]:

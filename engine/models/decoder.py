@@ -1,5 +1,8 @@
 """The decoder of all model families: embedding, blocks of attention and gated MLP, head."""
 
+from statistics import NormalDist
+from typing import cast
+
 import torch
 
 from engine.layers.alibi import alibi
@@ -11,6 +14,7 @@ from engine.models.experts import mixture
 from engine.models.latent import latent_attention
 from engine.models.linears import Matrix, embedding_and_head, gated_linear, linear
 from engine.models.weights import Weights
+from engine.streams.decoder import Halves, Streams
 
 
 class Block:
@@ -47,8 +51,12 @@ class Block:
         self.after_attention = norm("post_attention_layernorm") if after else None
         self.after_mlp = norm("post_feedforward_layernorm") if after else None
 
-        def norms(*sizes: tuple[int, ...]) -> tuple[RmsNorm, RmsNorm]:
-            return norm("self_attn.q_norm", *sizes[0]), norm("self_attn.k_norm", *sizes[1])
+        own = layer < spec.cached_layers  # has keys and values of its own
+
+        def norms(*sizes: tuple[int, ...]) -> tuple[RmsNorm, ...]:
+            """Of queries, and of keys where there are any."""
+            names = ("self_attn.q_norm", "self_attn.k_norm")[: 2 if own else 1]
+            return tuple(norm(name, *size) for name, size in zip(names, sizes, strict=False))
 
         dim = spec.head_dim
         by_head = (
@@ -56,12 +64,14 @@ class Block:
         )
         self.attention = Attention(
             layer,
+            spec.source_of(layer),
             spec.attention(layer),
             head_norms=norms(*by_head) if spec.head_norm else None,
             row_norms=norms((spec.q_width,), (spec.kv_width,)) if spec.row_norm else None,
             rope=spec.rope_of(layer),
             alibi=None if spec.alibi is None else alibi(spec.alibi, spec.query_scale),
             sinks=weights.take(f"{prefix}.self_attn.sinks", (spec.heads,)) if spec.sinks else None,
+            value_norm=_plain_norm(spec, weights) if spec.value_norm and own else None,
         )
 
     def __call__(self, do: Operations[X], x: X) -> X:
@@ -75,6 +85,14 @@ class Block:
         if self.mixture is not None:
             return do.mix(self.mixture, x, self.mlp_norm)
         return do.add(self.down, self._inner(do, x), x, self.after_mlp)
+
+    @property
+    def halves(self) -> Halves:
+        """For a decoder with several residual streams, whose layers have all of these."""
+        norms = (self.input_norm, self.after_attention, self.mlp_norm, self.after_mlp)
+        found = cast(tuple[RmsNorm, RmsNorm, RmsNorm, RmsNorm], norms)
+        gate_up = cast(GatedSite, self.gate_up)
+        return Halves(self.qkv, self.attention, self.o, gate_up, self.down, found)
 
     def _inner(self, do: Operations[X], x: X) -> torch.Tensor:
         """The inner values of the MLP."""
@@ -98,6 +116,8 @@ class Decoder:
         if spec.embedding_norm:
             name = f"{spec.root}.embed_norm.weight"
             self.embedding_norm = _norm(spec, weights, name, (spec.hidden,))
+        self.streams = None if spec.streams is None else Streams(spec, spec.streams, weights)
+        self._halves = [] if spec.streams is None else [block.halves for block in self.blocks]
         scale = spec.embedding_scale
         if spec.rounded_embedding_scale:
             scale = float(torch.tensor(scale, dtype=weights.dtype))
@@ -107,6 +127,10 @@ class Decoder:
         """The logits of the step's sampled rows before `finish_logits`: [rows, vocab]. The one forward
         pass: devices differ in what their operations do, not in which there are."""
         x = do.embed(self.embedding, self._embedding_scale, self.embedding_norm)
+        if self.streams is not None:  # on a CPU alone, where the residual stream is a tensor
+            step = cast(Operations[torch.Tensor], do)
+            found = self.streams(step, cast(torch.Tensor, x), self._halves)
+            return step.logits(self.head, found, self.norm)
         for block in self.blocks:
             x = block(do, x)
         return do.logits(self.head, x, self.norm)
@@ -120,6 +144,10 @@ def _norm(spec: ModelSpec, weights: Weights, name: str, shape: tuple[int, ...]) 
     return RmsNorm(weight, spec.eps, spec.unit_offset_norm, weights.by_row)
 
 
+def _plain_norm(spec: ModelSpec, weights: Weights) -> RmsNorm:
+    return RmsNorm(torch.ones(spec.head_dim, dtype=weights.dtype), spec.eps)
+
+
 def _matrices(spec: ModelSpec, layer: int, site: str) -> list[Matrix]:
     root = f"{spec.root}.layers.{layer}"
     parts = sites_of(spec, layer)[site]
@@ -128,4 +156,6 @@ def _matrices(spec: ModelSpec, layer: int, site: str) -> list[Matrix]:
 
 def _inner_site(spec: ModelSpec, layer: int, weights: Weights) -> GatedSite:
     gate, up = _matrices(spec, layer, "gate_up")
-    return GatedSite(layer, "gate_up", gated_linear(weights, gate, up))
+    share = spec.sparsity[layer] if spec.sparsity else 0.0
+    cutoff = NormalDist().inv_cdf(share) if share else None
+    return GatedSite(layer, "gate_up", gated_linear(weights, gate, up), cutoff)

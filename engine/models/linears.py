@@ -69,6 +69,14 @@ def embedding_and_head(
     return QuantizedEmbedding(packed, weights.dtype), head
 
 
+def embedding(weights: Weights, shape: tuple[int, int], name: str) -> Embedding:
+    """A table beside the token table."""
+    coded = weights.codes(name, shape, embedding=True)
+    if coded is None:
+        return DenseEmbedding(weights.take(name, shape))
+    return QuantizedEmbedding(pack(coded), weights.dtype)
+
+
 def _float_linear(
     weights: Weights,
     weight: torch.Tensor,

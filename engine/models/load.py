@@ -85,6 +85,7 @@ def refuse_on_gpu(spec: ModelSpec) -> None:
         (spec.sinks, "a model with attention sinks"),
         (spec.alibi is not None, "a model with ALiBi"),
         (not spec.gated, "an MLP without a gate"),
+        (spec.streams is not None, "a model with several residual streams"),
     ):
         if missing:
             raise ConfigError(f"{name} is served on a CPU only: set device to cpu")
@@ -100,6 +101,7 @@ def refuse_by_row(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> 
         ("needs dtype float32 or bfloat16", dtype not in dense.DTYPES),
         ("is not served with multi-head latent attention", spec.latent is not None),
         ("is not served with ALiBi", spec.alibi is not None),
+        ("is not served with several residual streams", spec.streams is not None),
         ("is not served with clamped experts", experts is not None and experts.clamp is not None),
     ):  # fmt: skip
         if found:

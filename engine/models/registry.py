@@ -16,6 +16,8 @@ from engine.models.families import (
     gemma2,
     gemma3,
     gemma3_conditional,
+    gemma3n,
+    gemma3n_conditional,
     gpt_oss,
     granite,
     llama,
@@ -35,7 +37,7 @@ from engine.models.quantised import refuse_quantised
 _MODULES = (
     llama, mistral, qwen2, qwen3, gemma2, granite, olmo2, smollm3, phi3, mixtral, qwen2_moe, qwen3_moe,
     gemma3, gemma3_conditional, cohere, cohere2, gpt_oss, bloom, mpt, falcon, deepseek_v2,
-    deepseek_v3,
+    deepseek_v3, gemma3n, gemma3n_conditional,
 )  # fmt: skip
 FAMILIES = {module.ARCHITECTURE: module for module in _MODULES}
 

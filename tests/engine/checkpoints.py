@@ -38,7 +38,7 @@ def save_checkpoint(
         for name, parameter in model.named_parameters():
             if parameter.dim() > 1:
                 parameter.normal_(0, 0.6 / parameter.shape[1] ** 0.5 if "proj" in name else 0.3)
-            elif any(each in name for each in ("bias", "norm", "sinks")):
+            elif any(each in name for each in ("bias", "norm", "sinks", "scale")):
                 parameter.add_(0.2 * torch.randn_like(parameter))
         for name, buffer in model.named_buffers():
             if name.endswith("e_score_correction_bias"):

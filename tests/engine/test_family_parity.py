@@ -103,6 +103,38 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    "gemma3n": (
+        "Gemma3n",
+        {
+            "num_hidden_layers": 7,
+            "num_attention_heads": 6,
+            "num_key_value_heads": 3,
+            "hidden_size": 66,
+            "head_dim": 14,
+            "sliding_window": 18,
+            "layer_types": ["sliding_attention", "full_attention"] * 3 + ["sliding_attention"],
+            "num_kv_shared_layers": 3,
+            "activation_sparsity_pattern": [0.9, 0.4, 0.0, 0.7, 0.0, 0.95, 0.0],
+            "altup_num_inputs": 3,
+            "altup_active_idx": 1,
+            "laurel_rank": 10,
+            "hidden_size_per_layer_input": 12,
+            "vocab_size_per_layer_input": 190,
+            "final_logit_softcapping": 9.0,
+        },
+    ),
+    "gemma3n-own-keys": (
+        "Gemma3n",
+        {
+            "num_hidden_layers": 5,
+            "head_dim": 20,
+            "sliding_window": 22,
+            "num_kv_shared_layers": 0,
+            "altup_correct_scale": False,
+            "tie_word_embeddings": False,
+            "rms_norm_eps": 0.01,
+        },
+    ),
     "command-r": (
         "Cohere",
         {"num_attention_heads": 6, "hidden_size": 66, "head_dim": 14, "layer_norm_eps": 0.01},
@@ -311,7 +343,7 @@ def test_logits_are_those_of_transformers(case: str, tmp_path: Path) -> None:
     torch.testing.assert_close(torch.cat(parts), expected, atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("case", ["llama", "mistral", "gemma2", "gemma3"])
+@pytest.mark.parametrize("case", ["llama", "mistral", "gemma2", "gemma3", "gemma3n"])
 def test_a_reused_prefix_gives_the_same_logits(case: str, tmp_path: Path) -> None:
     family, changes = CASES[case]
     checkpoint = save_checkpoint(tmp_path, family, **changes)
@@ -333,6 +365,8 @@ TARGETS = {
     "smollm3": None,
     "phi3": _FUSED_TARGETS,
     "gemma3": None,
+    "gemma3n": None,
+    "gemma3n-own-keys": None,
     "command-r-norms": None,
     "command-r7b": None,
     "mixtral": _ATTENTION,

@@ -45,6 +45,8 @@ class Reading:
 
     def layer_module(self, layer: int, module: str, parts: tuple[str, ...], found: Found) -> None:
         name, spec = f"layer {layer} {module}", self._spec
+        if layer >= spec.cached_layers and parts[0] in ("k", "v"):
+            return  # the layer reads those of an earlier one, and training left it without effect
         width = part_shape(spec, parts[0])[0]
         out = sum(part_shape(spec, part)[1] for part in parts)
         a, b, scale = self._pair(name, f"model.layers.{layer}.{module}", found, (width, out))

@@ -22,7 +22,7 @@ def spec(raw: dict[str, Any]) -> ModelSpec:
     raw = _DEFAULTS | raw
     if raw.get("use_bidirectional_attention"):
         raise CheckpointError("config.json: use_bidirectional_attention is not supported")
-    whole, local = _rotations(raw)
+    whole, local = rotations(raw)
     base = base_spec(raw | {"rope_parameters": whole})
     every = positive(raw, "sliding_window_pattern", 6)
     return replace(
@@ -40,7 +40,7 @@ def spec(raw: dict[str, Any]) -> ModelSpec:
     )
 
 
-def _rotations(raw: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def rotations(raw: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Of full layers, and of those with a window: by kind of layer, or as older files have them."""
     given = raw.get("rope_parameters") or {}
     whole = dict(given.get("full_attention") or raw.get("rope_scaling") or {})

@@ -11,12 +11,18 @@ ARCHITECTURE = "Gemma3ForConditionalGeneration"
 
 
 def spec(raw: dict[str, Any]) -> ModelSpec:
-    text = raw.get("text_config")
-    if not isinstance(text, dict):
-        raise CheckpointError("config.json: text_config is missing")
-    kept = {name: raw[name] for name in ("eos_token_id", "tie_word_embeddings") if name in raw}
     return replace(
-        gemma3.spec(text | kept),
+        gemma3.spec(text_part(raw)),
         root="language_model.model",
         head="language_model.lm_head.weight",
     )
+
+
+def text_part(raw: dict[str, Any]) -> dict[str, Any]:
+    """The configuration of the text model, with what stands beside it."""
+    text = raw.get("text_config")
+    if not isinstance(text, dict):
+        raise CheckpointError("config.json: text_config is missing")
+    return text | {
+        name: raw[name] for name in ("eos_token_id", "tie_word_embeddings") if name in raw
+    }
