@@ -21,6 +21,14 @@ from core.dead_letter_models import DeadLetter
 
 log = logging.getLogger("tollhouse.billing")
 _one_at_a_time = threading.Lock()
+_GAUGES = {
+    "tollhouse_unrated_age_seconds": metrics.unrated_age_seconds,
+    "tollhouse_audit_age_seconds": metrics.audit_age_seconds,
+    "tollhouse_audit_differences": metrics.audit_differences,
+    "tollhouse_parked_events": metrics.parked_events,
+    "tollhouse_parked_exports": metrics.parked_exports,
+    "tollhouse_dead_letters_waiting": metrics.dead_letters_waiting,
+}
 
 
 def refresh(database: Database, clock: Clock) -> None:
@@ -28,29 +36,34 @@ def refresh(database: Database, clock: Clock) -> None:
     with _one_at_a_time:
         try:
             with database.read() as session:
-                _measure(session, clock.now())
+                found = read(session, clock.now())
         except SQLAlchemyError as error:
             log.warning("cannot read the billing metrics: %s", error)
             metrics.database_up.set(0)
             return
+        for name, value in found.items():
+            _GAUGES[name].set(value)
         metrics.database_up.set(1)
 
 
-def _measure(session: Session, now: datetime) -> None:
+def read(session: Session, now: datetime) -> dict[str, float]:
+    """The figures by the name of their metric."""
     oldest = select(UsageBatch.recorded_at).order_by(UsageBatch.id).limit(1)
     unrated = session.scalar(oldest.where(UsageBatch.rated_at.is_(None)))
-    metrics.unrated_age_seconds.set(_age(unrated, now))
     run = session.execute(
         select(AuditRun.at, AuditRun.report).order_by(AuditRun.at.desc()).limit(1)
     ).one_or_none()
-    metrics.audit_age_seconds.set(_age(run[0] if run else session.scalar(oldest), now))
-    metrics.audit_differences.set(len(run[1].get("differences", ())) if run else 0)
     waiting = (ParkedEvent.released_at.is_(None), ParkedEvent.dismissed_by.is_(None))
     parked = session.scalar(select(func.count()).select_from(ParkedEvent).where(*waiting))
-    metrics.parked_events.set(parked or 0)
-    metrics.parked_exports.set(schedules.parked(session))
     dead = select(func.count()).select_from(DeadLetter).where(DeadLetter.replayed_at.is_(None))
-    metrics.dead_letters_waiting.set(session.scalar(dead) or 0)
+    return {
+        "tollhouse_unrated_age_seconds": _age(unrated, now),
+        "tollhouse_audit_age_seconds": _age(run[0] if run else session.scalar(oldest), now),
+        "tollhouse_audit_differences": len(run[1].get("differences", ())) if run else 0,
+        "tollhouse_parked_events": parked or 0,
+        "tollhouse_parked_exports": schedules.parked(session),
+        "tollhouse_dead_letters_waiting": session.scalar(dead) or 0,
+    }
 
 
 def _age(since: datetime | None, now: datetime) -> float:

@@ -96,6 +96,10 @@ class DashboardBackend(Protocol):
 
     def parts(self) -> Sequence[ComponentStatus]: ...
 
+    def gauges(self) -> Mapping[str, Sequence[float]]:
+        """Values of this gateway's own gauges by metric, one for each set of labels."""
+        ...
+
     def used(self, scope: TenantScope, rules: Sequence[LimitRule]) -> Sequence[LimitUsage]:
         """Use of the tenant-wide rate limits; [] while the counters do not answer."""
         ...

@@ -79,6 +79,18 @@ def markup_code(text: object) -> Markup:
     return Markup(_CODE.sub(r"<code>\1</code>", said) if "`" in said else said)
 
 
+def markup_links(text: str, root: str) -> Markup:
+    """As `markup_code`, with `[words](/path)` as a link to that page of the dashboard, and `[words](#id)`
+    as one within the page."""
+
+    def _link(found: re.Match[str]) -> str:
+        site = escape(root) if found[2].startswith("/") else ""
+        return f'<a href="{site}{found[2]}">{found[1]}</a>'
+
+    return Markup(LINK.sub(_link, str(markup_code(text))))
+
+
+LINK = re.compile(r"\[([^\]]+)\]\(([/#][\w/-]*)\)")
 _CODE = re.compile(r"`([^`]+)`")
 
 
@@ -90,10 +102,11 @@ def badge_class(state: str) -> str:
 _BADGE_CLASSES = {
     state: colour
     for colour, states in {
-        "good": "active paid healthy ready good clean granted done succeeded delivered closed resident",
+        "good": "active paid healthy ready good clean granted done succeeded delivered closed resident "
+        "clear",
         "warn": "ending open pending draft final warn past_due shadow running paused half_open loading",
         "bad": "uncollectible revoked expired parked disabled suspended failed bad denied "
-        "differs disputed",
+        "differs disputed holds",
     }.items()
     for state in states.split()
 }

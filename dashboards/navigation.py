@@ -33,6 +33,7 @@ SECTIONS = (
     Section("Request settings", "/request-settings", "tenant", "Admin"),
     Section("Webhooks", "/webhooks", "exports", "Admin"),
     Section("Health", "/operator/health", "operations", "Operations", operator=True),
+    Section("Alerts", "/operator/alerts", "operations", "Operations", operator=True),
     Section("Traffic", "/operator/traffic", "operations", "Operations", operator=True),
     Section("Engines", "/operator/engines", "operations", "Operations", operator=True),
     Section("Configuration", "/operator/configuration", "operations", "Operations", operator=True),

@@ -16,6 +16,7 @@ from dashboards.formats import (
     day,
     exact,
     markup_code,
+    markup_links,
     minor,
     moment,
     money,
@@ -121,6 +122,7 @@ def environment() -> Environment:
         "share": share,
         "badge_class": badge_class,
         "markup_code": markup_code,
+        "markup_links": markup_links,
     }
     jinja.globals |= {"lines": cells.lines, "static": _static, "even": even_columns}
     jinja.globals |= {"patterns": Markup(charts.PATTERNS), "meter": _safe(charts.meter)}

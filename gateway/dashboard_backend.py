@@ -26,6 +26,7 @@ from dashboards.backend import (
     UpstreamChange,
     UpstreamPreview,
 )
+from gateway import own_metrics
 from gateway.catalog.adapter_files import AdapterFiles
 from gateway.catalog.adapter_registry import AdapterRegistry
 from gateway.catalog.adapter_store import AdapterStore
@@ -101,6 +102,9 @@ class DashboardBackend:
         else:
             result.append(ComponentStatus("gateway", "good", "accepting requests"))
         return result
+
+    def gauges(self) -> Mapping[str, Sequence[float]]:
+        return own_metrics.gauges()
 
     def used(self, scope: TenantScope, rules: Sequence[LimitRule]) -> Sequence[LimitUsage]:
         """Reserves zero to read how full the buckets are. Call it from a worker thread."""

@@ -1,10 +1,12 @@
-"""Generates the Grafana boards of `panels.py`: python -m dashboards.grafana.boards"""
+"""Generates the Grafana boards of `panels.py` and the rules of the alerts:
+python -m dashboards.grafana.boards"""
 
 import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from dashboards.alerts import rules
 from dashboards.grafana.panels import DASHBOARDS, Panel
 
 HERE = Path(__file__).parent
@@ -156,3 +158,4 @@ def to_json(name: str) -> str:
 if __name__ == "__main__":
     for each in DASHBOARDS:
         (HERE / f"{each}.json").write_text(to_json(each))
+    (HERE / "alerts.yaml").write_text(rules.to_yaml())

@@ -26,6 +26,7 @@ from dashboards.pages import (
     webhooks,
 )
 from dashboards.pages.operator import (
+    alerts,
     bank_lines,
     cohorts,
     configuration,
@@ -95,5 +96,6 @@ ROUTES: list[BaseRoute] = [
     *upstreams.ROUTES,
     *safety_queue.ROUTES,
     *dead_letters.ROUTES,
+    *alerts.ROUTES,
     *health.ROUTES,
 ]

@@ -6,18 +6,16 @@ With TOLLHOUSE_METRICS_LISTEN, figures and the parts of readiness are served on 
 """
 
 import hmac
-import os
 from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, RedirectResponse, Response
-from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, CollectorRegistry, generate_latest
-from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from billing import measures
-from core import tallies
 from core.errors import NotFound, Unauthenticated
 from core.tenants.operator import is_operator_token
+from gateway import own_metrics
 from gateway.api.dependencies import (
     ClockDep,
     DatabaseDep,
@@ -79,12 +77,7 @@ def metrics_page(
                 next_step="Send TOLLHOUSE_METRICS_TOKEN as `Authorization: Bearer`.",
             )
     measures.refresh(database, clock)
-    registry = REGISTRY
-    if os.environ.get("PROMETHEUS_MULTIPROC_DIR"):
-        tallies.fold_all()
-        registry = CollectorRegistry()
-        MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
-    return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+    return Response(generate_latest(own_metrics.registry()), media_type=CONTENT_TYPE_LATEST)
 
 
 def _has_token(request: Request, token: str) -> bool:

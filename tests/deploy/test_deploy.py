@@ -236,7 +236,9 @@ def test_the_chart_has_all_parts_of_the_production_mode() -> None:
     assert beat["spec"]["replicas"] == 1 and "--no-beat" not in containers(beat)[0]["args"]
     assert "--no-beat" in containers(made["Deployment", "demo-worker"])[0]["args"]
     assert "envFrom" not in containers(made["StatefulSet", "demo-engine"])[0]
-    alerts = yaml.safe_load((ROOT / "dashboards" / "grafana" / "alerts.yaml").read_text())
+    alerts_text = (ROOT / "dashboards" / "grafana" / "alerts.yaml").read_text()
+    site = values()["settings"]["TOLLHOUSE_PUBLIC_URL"]
+    alerts = yaml.safe_load(alerts_text.replace("{{ $externalLabels.tollhouse_url }}", site))
     assert made["PrometheusRule", "demo"]["spec"] == alerts
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from core import metrics
 from core.settings import PREFIX, Settings
+from dashboards.alerts import runbooks
 from gateway.cli.main import command_names
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -78,6 +79,7 @@ PAGES = {
     "settings.md": settings_page,
     "metrics.md": metrics_page,
     "commands.md": commands_page,
+    "runbooks.md": runbooks.page,
 }
 
 if __name__ == "__main__":

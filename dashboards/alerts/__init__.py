@@ -1,0 +1,1 @@
+"""Alerts: their conditions, their runbooks, and whether a condition holds now."""

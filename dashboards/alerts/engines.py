@@ -1,0 +1,148 @@
+"""Alerts about engines: queues, memory, cache, replicas that fail."""
+
+from dashboards.alerts.alert import Alert, Runbook
+
+ENGINE_ALERTS = (
+    Alert(
+        "QueueDeep",
+        "sum(tollhouse_engine_waiting)",
+        ">",
+        100,
+        "5m",
+        "warning",
+        "More than 100 sequences are waiting for the engines",
+        "Add an engine, or lower the limits of the busiest tenant.",
+        Runbook(
+            "Requests arrive faster than the engines finish them. Shares are fair between tenants, so a "
+            "tenant with little work still waits little.",
+            (
+                "[Engines](/operator/engines) shows waiting sequences by engine, and each tenant's "
+                "actual and "
+                "fair share.",
+                "[Traffic](/operator/traffic) shows what waits by model.",
+            ),
+            (
+                "Add an engine to the file of `TOLLHOUSE_UPSTREAMS` and run `tollhouse model reload`.",
+                "Until it runs, lower the limit of the tenant with the largest share: "
+                "`tollhouse limit set 20 --unit concurrent --tenant NAME`.",
+                "See that no engine is drained by mistake: `tollhouse model engines`; "
+                "`tollhouse model resume NAME` gives it requests again.",
+            ),
+            "Waiting on [Engines](/operator/engines) is below 100 and falls.",
+        ),
+    ),
+    Alert(
+        "KvCacheFull",
+        "max(tollhouse_engine_kv_usage)",
+        ">",
+        0.85,
+        "10m",
+        "warning",
+        "The KV cache of an engine is more than 85 % full",
+        "Preemptions are imminent. Add an engine or give it more memory.",
+        Runbook(
+            "An engine's memory for keys and values is nearly full. When it is full, the engine preempts "
+            "sequences and computes them again; that time is not billed, but everybody waits.",
+            (
+                "[Engines](/operator/engines) shows the share in use by engine.",
+                "`tollhouse_engine_preemptions_total` on the Grafana board `engine` shows whether "
+                "sequences "
+                "are preempted already.",
+            ),
+            (
+                "Drain the fullest engine for some minutes: `tollhouse model drain NAME`, then "
+                "`tollhouse model resume NAME`.",
+                "If all are full, add an engine and run `tollhouse model reload`.",
+                "For the next start, hold keys and values in 8 bits: `TOLLHOUSE_KV_DTYPE`.",
+            ),
+            "The share of every engine on [Engines](/operator/engines) is below 85 %.",
+        ),
+        "share",
+    ),
+    Alert(
+        "PrefixHitRateLow",
+        "sum(rate(tollhouse_engine_prefix_hits_total[1h])) / "
+        "sum(rate(tollhouse_engine_prefix_queries_total[1h]))",
+        "<",
+        0.05,
+        "2h",
+        "info",
+        "Less than 5 % of prompt tokens are found in the prefix cache",
+        "Check prompt order. Dates and ids at the start of system prompts prevent cache hits.",
+        Runbook(
+            "Almost every prompt is computed from its first token. Answers are right, but slower and "
+            "dearer "
+            "than they need be.",
+            (
+                "[Traffic](/operator/traffic) shows the cached share by model and adapter.",
+                "A request's page, from [Requests](/requests), shows which blocks of its prompt were "
+                "cached.",
+            ),
+            (
+                "Open a few requests of the largest tenant. If their first block differs each time, a "
+                "date "
+                "or an id stands at the start of the system prompt: ask the tenant to move it to the "
+                "end.",
+                "If conversations are long and the cache is small, keep copies outside the pool: "
+                "`TOLLHOUSE_KV_TIER_RAM_MB`.",
+            ),
+            "The cached share on [Traffic](/operator/traffic) rises. With traffic that never repeats "
+            "itself a "
+            "low share is right: then silence this alert.",
+        ),
+        "share",
+    ),
+    Alert(
+        "ThroughputGone",
+        "sum(tollhouse_engine_running) > 0 and sum(rate(tollhouse_engine_generated_tokens_total[5m]))",
+        "==",
+        0,
+        "5m",
+        "critical",
+        "Sequences are running but no tokens are generated",
+        "Restart the stalled engine. Its requests are settled by the tokens delivered.",
+        Runbook(
+            "An engine holds requests and produces nothing: it hangs, or its device does.",
+            (
+                "[Engines](/operator/engines) shows running sequences by engine; ask twice, and the "
+                "engine "
+                "whose numbers stay the same hangs.",
+                "Its log ends where it hangs.",
+            ),
+            (
+                "Drain it, so that it gets no more requests: `tollhouse model drain NAME`.",
+                "Restart its process. Delivered tokens are billed, the rest is waived.",
+                "Give it requests again: `tollhouse model resume NAME`.",
+                "Run `tollhouse audit`: it must report no difference.",
+            ),
+            "Tokens are generated again, and the audit is clean on "
+            "[Reconciliation](/operator/reconciliation).",
+        ),
+    ),
+    Alert(
+        "BreakerOpen",
+        "max by (engine) (tollhouse_breaker_open)",
+        ">",
+        0,
+        "1m",
+        "critical",
+        "The circuit breaker of a replica is open after repeated failures",
+        "Check the log of the engine that /readyz names. The other replicas serve its load.",
+        Runbook(
+            "A replica failed three times in ten seconds, and gets no requests but one probe at a time.",
+            (
+                "[Engines](/operator/engines) and [Health](/operator/health) name the replica; it is "
+                "`silent`.",
+                "Errors by cause on [Traffic](/operator/traffic) show what it answered.",
+            ),
+            (
+                "Read the log of that engine. If it runs out of memory or its device is gone, restart "
+                "it.",
+                "If it stays down, drain it, so that it is not probed: `tollhouse model drain NAME`.",
+                "If it will not come back, remove it from the file of `TOLLHOUSE_UPSTREAMS` and run "
+                "`tollhouse model reload`.",
+            ),
+            "The replica is healthy on [Engines](/operator/engines): a probe was answered.",
+        ),
+    ),
+)

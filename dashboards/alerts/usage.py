@@ -1,0 +1,177 @@
+"""Alerts about usage on its way from the gateways to the charges."""
+
+from dashboards.alerts.alert import Alert, Runbook
+
+USAGE_ALERTS = (
+    Alert(
+        "SpoolStuck",
+        "max(tollhouse_spool_age_seconds)",
+        ">",
+        300,
+        "",
+        "critical",
+        "Usage has not reached the database for five minutes",
+        "Restore the database. Nothing is lost while the gateway's disk has space.",
+        Runbook(
+            "A gateway serves requests, but cannot ship their usage. It waits in the spool on the "
+            "gateway's "
+            "disk. When that disk is full, the gateway refuses requests, because it could not bill them.",
+            (
+                "[Health](/operator/health) shows how many records wait in the spool of the gateway that "
+                "answers.",
+                "`tollhouse doctor` on that gateway says what the database, or the stream, answers.",
+            ),
+            (
+                "Restore the database, or the stream of `TOLLHOUSE_STREAM_URL`.",
+                "See how much space the disk of `TOLLHOUSE_DATA_DIR` has left, and free some if it is "
+                "little.",
+                "Do not delete the spool: it holds usage that nobody else has.",
+            ),
+            "The spool is shipped by itself: no records wait on [Health](/operator/health). Then "
+            "`tollhouse audit` must report no difference.",
+        ),
+        "seconds",
+    ),
+    Alert(
+        "StreamStuck",
+        "max(tollhouse_stream_age_seconds)",
+        ">",
+        300,
+        "",
+        "critical",
+        "Usage has lain in the stream for five minutes and is not in the database",
+        "Run tollhouse doctor. Restore the database, or start tollhouse worker. Nothing is lost while "
+        "the "
+        "stream has space.",
+        Runbook(
+            "Gateways ship to the stream, and nothing takes usage out of it: no worker runs, or the "
+            "database "
+            "refuses what it stores.",
+            (
+                "`tollhouse doctor` shows the stream, the database and the workers.",
+                "[Health](/operator/health) names the task queues without a worker.",
+            ),
+            (
+                "If no worker runs, start one: `tollhouse worker`.",
+                "If the database is down, restore it.",
+                "See that the stream has space; when it is full, usage waits in the spools instead.",
+            ),
+            "The age of the stream is 0, and the requests are on [Requests](/requests).",
+        ),
+        "seconds",
+    ),
+    Alert(
+        "DatabaseUnreachable",
+        "absent(tollhouse_database_up == 1)",
+        "",
+        0,
+        "5m",
+        "critical",
+        "No gateway or worker reaches the database, or none is scraped, so billing alerts cannot fire",
+        "Restore the database, and check that Prometheus scrapes the gateways and the workers (port "
+        "9101).",
+        Runbook(
+            "Every figure about billing comes from the database. Without it, or without Prometheus' "
+            "scrapes, "
+            "no alert about billing can be raised.",
+            (
+                "`tollhouse doctor` says what the database answers.",
+                "The page Targets of Prometheus shows whether gateways (port 9102) and workers (port "
+                "9101) "
+                "are scraped.",
+            ),
+            (
+                "Restore the database. Requests are served meanwhile, from what the gateways know.",
+                "If the database answers, mend the scrapes: `TOLLHOUSE_METRICS_LISTEN`, "
+                "`TOLLHOUSE_METRICS_TOKEN`, and the network between Prometheus and the processes.",
+            ),
+            "`tollhouse_database_up` is 1. Then follow [SpoolStuck](#SpoolStuck) until the spools are "
+            "shipped.",
+        ),
+    ),
+    Alert(
+        "SpoolParked",
+        "sum(tollhouse_spool_parked_records) + sum(tollhouse_spool_parked_adopted_records)",
+        ">",
+        0,
+        "",
+        "critical",
+        "Usage records in a gateway's spool cannot be stored, and are not billed",
+        "On that gateway run tollhouse usage parked list to see why, and tollhouse usage parked release "
+        "to "
+        "retry.",
+        Runbook(
+            "Records of a spool cannot be read, settled or stored. Their requests were served, and are "
+            "not "
+            "billed until this is mended.",
+            (
+                "On that gateway's machine, `tollhouse usage parked list` shows each record with its "
+                "reason.",
+                "[Health](/operator/health) counts the parked records of the gateway that answers.",
+            ),
+            (
+                "Mend the reason that the list names.",
+                "Retry on that machine: `tollhouse usage parked release`.",
+                "If a file is damaged, replay what the engines know: "
+                "`tollhouse recover --from-receipts --dry-run`, then `tollhouse recover "
+                "--from-receipts`.",
+                "Run `tollhouse audit`.",
+            ),
+            "The list is empty, and the audit reports no lost request.",
+        ),
+    ),
+    Alert(
+        "EventsParked",
+        "max(tollhouse_parked_events)",
+        ">",
+        0,
+        "15m",
+        "warning",
+        "Usage events cannot be stored or rated, and are not billed",
+        "Run tollhouse usage parked list to see why, and tollhouse usage parked release to retry.",
+        Runbook(
+            "Usage has reached the database but cannot be charged: a price is missing, its currency is "
+            "another, or the event contradicts itself.",
+            (
+                "[Parked usage](/operator/parked) lists each event with its reason.",
+                "`tollhouse usage parked list` shows the same.",
+            ),
+            (
+                "If a price is missing, set it on [Models and prices](/operator/prices) or with "
+                "`tollhouse price set --model NAME --currency EUR --input 0.10 --output 0.40`. "
+                "Events that waited for it are released by themselves.",
+                "Retry the others: `tollhouse usage parked release`, or Release on the page.",
+                "Drop only what must not be billed: `tollhouse usage parked drop ID --by NAME`.",
+            ),
+            "[Parked usage](/operator/parked) is empty. Do not send invoices before that.",
+        ),
+    ),
+    Alert(
+        "RatingLate",
+        "max(tollhouse_unrated_age_seconds)",
+        ">",
+        300,
+        "5m",
+        "warning",
+        "Usage has waited for more than five minutes to be rated",
+        "Start more workers, and exactly one with the schedule - tollhouse worker.",
+        Runbook(
+            "Usage is stored but has no charges yet. Pages show less than was used, and budgets count "
+            "the "
+            "running holds instead.",
+            (
+                "[Health](/operator/health) says how much waits, since when, and which queues have no "
+                "worker.",
+                "[Dead letters](/operator/dead-letters) shows a rating task that exhausted its retries.",
+            ),
+            (
+                "If no worker runs, start one: `tollhouse worker`.",
+                "If one runs and does not keep up, start more without the schedule: "
+                "`tollhouse worker --queues rating --no-beat`.",
+                "If a task failed, follow [DeadLetters](#DeadLetters).",
+            ),
+            "Rating on [Health](/operator/health) has no events waiting.",
+        ),
+        "seconds",
+    ),
+)
