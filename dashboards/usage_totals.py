@@ -4,20 +4,19 @@ Tiles, charts, table and CSV of a page come from one `UsageTotals`, so they alwa
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from billing.rollups import ADJUSTMENT
 from billing.tables.columns import AMOUNT_COLUMNS, QUANTITY_COLUMNS
 from billing.usage_buckets import BucketQuery, usage_buckets
-from core.tenants.models import ApiKey, Member, Project
 from core.tenants.scope import TenantScope
 from dashboards.charts import STYLES, Series
+from dashboards.entity_names import names_of
 from dashboards.filters import Range
 
 GROUPS = {
@@ -27,6 +26,7 @@ GROUPS = {
     "project_id": "Project",
     "member_id": "Member",
 }
+_BY_ID = ("key_id", "project_id", "member_id")
 ALL_GROUPS = {**GROUPS, "end_user": "End user", "engine_id": "Engine", "region": "Region"}
 
 
@@ -136,21 +136,5 @@ def read(
                 steps[group][index][column] += value
     form = "%H:%M" if width.seconds < 86400 else "%d %b"
     labels = [bucket.start.strftime(form) for bucket in found]
-    return UsageTotals(
-        group_by, labels, dict(counts), dict(steps), _names(session, scope, group_by, counts)
-    )
-
-
-def _names(
-    session: Session, scope: TenantScope, group_by: str, groups: Iterable[str]
-) -> dict[str, str]:
-    named: dict[str, tuple[Any, Any]] = {
-        "key_id": (ApiKey, ApiKey.name),
-        "project_id": (Project, Project.name),
-        "member_id": (Member, Member.email),
-    }
-    if group_by not in named:
-        return {}
-    table, label = named[group_by]
-    inside = (table.tenant_id == scope.tenant_id, table.id.in_(list(groups)))
-    return {row[0]: row[1] for row in session.execute(select(table.id, label).where(*inside))}
+    names = names_of(session, scope, counts) if group_by in _BY_ID else {}
+    return UsageTotals(group_by, labels, dict(counts), dict(steps), names)

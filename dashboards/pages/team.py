@@ -1,6 +1,7 @@
 """Team: members and their roles, and the audit log."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 from starlette.requests import Request
@@ -8,8 +9,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from core.tenants import audit, members, sign_on
-from core.tenants.models import Member
+from core.tenants.models import AuditEntry, Member
 from core.tenants.roles import MEMBER_ROLES, may_grant
+from dashboards.entity_names import names_of
 from dashboards.once import redirect_with_secret
 from dashboards.page_data import Form, Input, PageData, show
 from dashboards.pages.common import (
@@ -37,10 +39,11 @@ CHANGES = [
     Column("at", "When", "moment"),
     Column("actor", "Actor"),
     Column("action", "Action"),
-    Column("target", "Target", "code"),
-    Column("before", "Before", "code"),
-    Column("after", "After", "code"),
+    Column("target", "Target"),
+    Column("before", "Before"),
+    Column("after", "After"),
 ]
+_TARGET_ID = Column("target_id", "Target id", "code")  # of the file; the page has the name
 
 
 def team(request: Request) -> Response:
@@ -49,7 +52,7 @@ def team(request: Request) -> Response:
     with deps.database.read() as session:
         found = members.all_of(session, viewer.scope)
         log = audit.entries(session, viewer.scope)
-    names = {each.id: each.email for each in found}
+        names = names_of(session, viewer.scope, _ids_in(log))
     rows = [_row(each, viewer.role if can_edit else "", deps.single_sign_on) for each in found]
     columns = [*MEMBERS, Column("acts", "Change", "acts")] if can_edit else MEMBERS
     empty = "No members yet. Add the first one below."
@@ -57,7 +60,7 @@ def team(request: Request) -> Response:
     changes = [_change_row(each, names) for each in log]
     changed = Table("Latest changes", CHANGES, changes, totals=False, empty="No changes yet.")
     if wants_csv(request):
-        return changed.csv("changes")
+        return replace(changed, columns=[*CHANGES, _TARGET_ID]).csv("changes")
     page_data = PageData(
         "Team",
         "Owners can do everything; admins manage projects, keys and members; finance manages costs and "
@@ -131,7 +134,7 @@ def _new(my_role: str) -> Form:
 _PLAIN = ("id", "created_at", "digest", "path")  # shown by the row itself, or of no interest
 
 
-def _change_row(each: Any, names: dict[str, str]) -> dict[str, Any]:
+def _change_row(each: AuditEntry, names: dict[str, str]) -> dict[str, Any]:
     before, after = each.before or {}, each.after or {}
     both = [key for key in before | after if key not in _PLAIN]
     differs = [key for key in both if before.get(key) != after.get(key)]
@@ -139,16 +142,29 @@ def _change_row(each: Any, names: dict[str, str]) -> dict[str, Any]:
         "at": each.at,
         "actor": names.get(each.actor, each.actor),
         "action": each.action,
-        "target": each.target,
-        "before": _brief(before, differs),
-        "after": _brief(after, differs),
+        "target": names.get(each.target) or (after or before).get("name") or each.target,
+        "target_id": each.target,
+        "before": _brief(before, differs, names),
+        "after": _brief(after, differs, names),
     }
 
 
-def _brief(values: dict[str, Any], keys: list[str]) -> str:
-    text = ", ".join(
-        f"{key} {json.dumps(values[key])}" for key in keys if values.get(key) is not None
-    )
+def _ids_in(log: list[AuditEntry]) -> set[str]:
+    """Whatever may be an id in the entries: actors, targets, and values that name something else."""
+    found = {text for each in log for text in (each.actor, each.target)}
+    values = [each for entry in log for each in (entry.before or {}, entry.after or {})]
+    return found | {text for each in values for text in each.values() if isinstance(text, str)}
+
+
+def _brief(values: dict[str, Any], keys: list[str], names: dict[str, str]) -> str:
+    """What was said, in words: nothing of what is empty, and names instead of ids."""
+    said = []
+    for key in keys:
+        value = values.get(key)
+        if value not in (None, "", [], {}):
+            words = names.get(value, value) if isinstance(value, str) else json.dumps(value)
+            said.append(f"{key.removesuffix('_id').replace('_', ' ')} {words}")
+    text = ", ".join(said)
     return text if len(text) <= 120 else text[:119] + "…"
 
 

@@ -124,3 +124,17 @@ def test_a_short_name_stays_on_one_line(deployment: Deployment, page: Page) -> N
     cell = page.locator("tbody td", has_text="qwen-2.5-32b").first
     box = cell.bounding_box()
     assert box is not None and box["height"] < 45
+
+
+@pytest.mark.parametrize("width", [1024, 1152, 1280, 1366])
+def test_tables_of_many_columns_fit_a_laptop(
+    deployment: Deployment, operator_page: Page, width: int
+) -> None:
+    operator_page.set_viewport_size({"width": width, "height": 900})
+    by_several = ["margin?by=tenant-model", "margin?by=tenant-adapter"] if width >= 1280 else []
+    for path in ["traffic", "margin", *by_several]:
+        operator_page.goto(f"{deployment.url}/dashboard/operator/{path}")
+        found = operator_page.locator(".scroll").evaluate_all(
+            "all => all.map(it => [it.getAttribute('aria-label'), it.scrollWidth - it.clientWidth])"
+        )
+        assert found and [each for each in found if each[1] > 0] == [], path

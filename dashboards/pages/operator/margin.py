@@ -133,7 +133,8 @@ def _table(request: Request, report: MarginReport) -> Table:
         }
         for row in report.rows
     ]
-    title = f"Margin by {' and '.join(report.by)}"
+    [name] = [_NAMES[by] for by, group in GROUPS.items() if group == report.by]
+    title = f"Margin by {name.lower()}"
     empty = f"No usage in {report.currency} in this period."
     table = Table(title, columns, rows, report.currency, totals=False, empty=empty)
     return sorted_by(request, table, "amount")

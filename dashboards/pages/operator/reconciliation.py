@@ -26,7 +26,7 @@ _COUNTS = ("count", "input_tokens", "cached_tokens", "output_tokens", "waived_to
 STEPS = [
     Column("step", "Step"),
     *(Column(name, name.replace("_", " ").capitalize(), "whole") for name in _COUNTS),
-    Column("units", "Amount", "figure", "In picounits. The entries of the ledger sum to zero."),
+    Column("units", "Amount", "whole", "In picounits. The entries of the ledger sum to zero."),
 ]
 DIFFERENCES = [
     Column("check", "Between"),
