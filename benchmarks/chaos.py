@@ -1,14 +1,16 @@
-"""Fire: a gateway, two engines, a worker, PostgreSQL, Redis and RabbitMQ under load, and by a seeded plan
-each of them killed (-9), paused, restarted, stalled or cut off, and the disk of the spool full. After
-every round everything is brought back and the books are audited.
+"""Fire: two gateways, two engines, two workers, PostgreSQL, Redis and RabbitMQ under load, and by a
+seeded plan each of them killed (-9), paused, restarted, stalled or cut off, and the disk of a spool
+full. After every round everything is brought back and the books are audited. Twelve hours pass between
+two rounds (where libfaketime is installed), and all scheduled tasks run during each: days close and
+months are invoiced while parts fail.
 
-`python -m benchmarks.chaos --rounds 50` takes a quarter of an hour on two cores. It starts all parts
-itself, PostgreSQL, Redis and RabbitMQ too, from the installed programs with data of their own, and
-kills them as it does the rest. Where one is not installed, or with `--given`, it says so, takes what
-TOLLHOUSE_TEST_POSTGRES (a database of its own there) and TOLLHOUSE_TEST_RABBITMQ (queues of its own)
-name, and only cuts and stalls it by a proxy, since others may use it. The full disk is a limit on the
-size of the gateway's files. What a round does depends on the seed, its number and `--only` alone:
-`--first NUMBER --rounds 1` plays it again.
+`python -m benchmarks.chaos --rounds 50` takes twenty minutes on two cores; `--longest 60` has outages of
+up to a minute in one round of ten. It starts all parts itself, PostgreSQL, Redis and RabbitMQ too, from
+the installed programs with data of their own, and kills them as it does the rest. Where one is not
+installed, or with `--given`, it says so, takes what TOLLHOUSE_TEST_POSTGRES (a database of its own
+there) and TOLLHOUSE_TEST_RABBITMQ (queues of its own) name, and only cuts and stalls it by a proxy,
+since others may use it. The full disk is a limit on the size of a gateway's files. What a round does
+depends on the seed, its number and `--only` alone: `--first NUMBER --rounds 1` plays it again.
 """
 
 import argparse
@@ -22,13 +24,16 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
+from sqlalchemy import func, select
 
-from benchmarks.chaos_site.faults import LONGEST_S, Fault, plan, strike
-from benchmarks.chaos_site.site import Site, later, site_in, until
+from benchmarks.chaos_site.faults import USUAL_S, Fault, plan, strike
+from benchmarks.chaos_site.scheduled import run_scheduled_tasks
+from benchmarks.chaos_site.site import GATEWAYS, Site, later, site_in, until
 from benchmarks.report import figure, progress
 from billing import reconcile
+from billing.models import Invoice
 from billing.rating_worker import rate_all
-from core.clock import SystemClock
+from billing.tables.closing import ClosedDay
 from core.database import Database
 from core.settings import load_settings
 from gateway.metering.spool_watch import spool_counts
@@ -36,19 +41,21 @@ from tests.journeys.deployments import StreamResult, streams
 
 STREAMS = 16
 TOKENS = 120
+HOURS_A_ROUND = 12.0
 RESULTS = Path(__file__).parent / "results" / "chaos.jsonl"
 
 
 def play(site: Site, faults: list[Fault]) -> dict[str, Any]:
-    """One round: load, faults, recovery, audit."""
-    assert site.gateway is not None
+    """One round: load, faults and the scheduled tasks, recovery, audit."""
+    site.clock.advance(HOURS_A_ROUND)
     at = time.monotonic()
     timers = [later(fault.after_s, partial(strike, site, fault)) for fault in faults]
+    timers.append(later(0.5, partial(run_scheduled_tasks, site)))
     # Until the last pause or outage has ended by itself.
-    ends = time.monotonic() + faults[-1].after_s + LONGEST_S + 0.2
+    ends = time.monotonic() + max(fault.after_s + fault.for_s for fault in faults) + 0.2
     seen: list[StreamResult] = []
     while time.monotonic() < ends:
-        seen += asyncio.run(streams(site.gateway, STREAMS, max_tokens=TOKENS))
+        seen += asyncio.run(_load(site))
         time.sleep(0.2)  # a gateway that is down refuses at once
     for timer in timers:
         timer.join()
@@ -71,23 +78,33 @@ def play(site: Site, faults: list[Fault]) -> dict[str, Any]:
     }
 
 
+async def _load(site: Site) -> list[StreamResult]:
+    share = STREAMS // len(GATEWAYS)
+    every = [streams(each, share, max_tokens=TOKENS) for each in site.gateways.values()]
+    return [result for results in await asyncio.gather(*every) for result in results]
+
+
 def _answers(site: Site) -> bool:
     site.start_all()
-    assert site.gateway is not None
-    return asyncio.run(streams(site.gateway, 1, max_tokens=4))[0].usage is not None
+    return all(
+        asyncio.run(streams(each, 1, max_tokens=4))[0].usage is not None
+        for each in site.gateways.values()
+    )
 
 
 def _settled(site: Site) -> bool:
     site.start_all()  # one that was told to end may have taken its time
-    found = spool_counts(load_settings(data_dir=site.folder))
-    return not found.running and not found.unshipped
+    found = [spool_counts(load_settings(data_dir=site.spool(name))) for name in GATEWAYS]
+    return not any(each.running or each.unshipped for each in found)
 
 
 def _audit(site: Site) -> dict[str, Any]:
     database = Database(site.books)
-    rate_all(database, SystemClock())
+    rate_all(database, site.clock)
     with database.read() as session:
         report = reconcile.audit(session).as_json()
+        closed = session.scalar(select(func.count()).select_from(ClosedDay))
+        invoices = session.scalar(select(func.count()).select_from(Invoice))
     database.close()
     return {
         "events": report["steps"]["events"]["count"],
@@ -95,7 +112,11 @@ def _audit(site: Site) -> dict[str, Any]:
         "duplicated": report["duplicated"],
         "ledger_error": report["ledger_error"],
         "differences": len(report["differences"]),
-        "parked": spool_counts(load_settings(data_dir=site.folder)).parked,
+        "parked": sum(
+            spool_counts(load_settings(data_dir=site.spool(name))).parked for name in GATEWAYS
+        ),
+        "closed_days": closed,
+        "invoices": invoices,
     }
 
 
@@ -128,6 +149,9 @@ def main() -> int:
     parser.add_argument(
         "--only", default="", help="kinds, as 'kill (postgres|redis)', that the rounds begin with"
     )
+    parser.add_argument(
+        "--longest", type=float, default=USUAL_S, help="seconds of outages in one round of ten"
+    )
     parser.add_argument("--given", action="store_true", help="start no servers but Redis")
     parser.add_argument("--keep", action="store_true", help=f"add the rounds to {RESULTS.name}")
     wanted = parser.parse_args()
@@ -138,7 +162,7 @@ def main() -> int:
         site_in(Path(folder), own_servers=not wanted.given) as site,
     ):
         for number in range(wanted.first, wanted.first + wanted.rounds):
-            faults = plan(wanted.seed, number, wanted.only)
+            faults = plan(wanted.seed, number, wanted.only, wanted.longest)
             row = {"seed": wanted.seed, "round": number} | play(site, faults)
             row["faults"] = [str(each) for each in faults]
             rows.append(row)
@@ -153,7 +177,7 @@ def main() -> int:
         "struck": sorted({each.partition(" s ")[2] for row in rows for each in row["faults"]}),
         "streams": STREAMS,
         "answered": sum(row["answered"] for row in rows),
-        "events": rows[-1]["events"] if rows else 0,
+        **{name: rows[-1][name] if rows else 0 for name in ("events", "closed_days", "invoices")},
         "seconds": round(time.monotonic() - began, 1),
     }
     bad = sum(map(is_bad, rows))

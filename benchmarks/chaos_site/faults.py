@@ -10,13 +10,14 @@ from dataclasses import dataclass
 
 from benchmarks.chaos_site.site import Site, later, send
 
-LONGEST_S = 2.0  # of a pause, a stall, an outage or a full disk
-PROCESSES = ("gateway", "engine0", "engine1", "worker", "redis")
+USUAL_S = 2.0  # of a pause, a stall, an outage or a full disk
+_LONG_EVERY = 10  # rounds
+PROCESSES = ("gateway0", "gateway1", "engine0", "engine1", "worker0", "worker1", "redis")
 SERVERS = ("postgres", "rabbitmq")  # killed where they are the site's own
 KINDS = (
     *(("kill", part) for part in SERVERS),
     *((act, part) for part in PROCESSES for act in ("kill", "pause")),
-    *(("restart", part) for part in ("gateway", "engine0", "worker")),
+    *(("restart", part) for part in ("gateway0", "engine0", "worker0")),
     *((act, part) for part in ("database", "queue") for act in ("cut", "stall", "outage")),
     ("fill", "spool"),
 )
@@ -28,23 +29,31 @@ class Fault:
     after_s: float
     act: str  # kill | pause | restart | cut | stall | outage | fill
     part: str  # one of PROCESSES or SERVERS | database | queue | spool
+    for_s: float = USUAL_S  # where it ends by itself
 
     def __str__(self) -> str:
-        return f"{self.after_s} s {self.act} {self.part}"
+        long = f" for {self.for_s} s" if self.for_s > USUAL_S else ""
+        return f"{self.after_s} s {self.act} {self.part}{long}"
 
 
-def plan(seed: int, number: int, only: str = "") -> list[Fault]:
+def plan(seed: int, number: int, only: str = "", longest_s: float = USUAL_S) -> list[Fault]:
     """One to three faults. The first goes through all kinds in turn, so that no kind is missed, or
-    through those whose words match the pattern `only`.
+    through those whose words match the pattern `only`. In one round of ten they last up to `longest_s`.
     """
     chance = random.Random(f"{seed}-{number}")
     first = [kind for kind in KINDS if re.search(only, " ".join(kind))]
     chosen = [first[(number + seed) % len(first)]]
     chosen += [chance.choice(KINDS) for _ in range(chance.randint(0, 2))]
-    return sorted(
-        (Fault(round(chance.uniform(0.2, 2.5), 2), *each) for each in chosen),
-        key=lambda fault: fault.after_s,
-    )
+    long = longest_s > USUAL_S and number % _LONG_EVERY == _LONG_EVERY - 1
+    faults = [
+        Fault(
+            round(chance.uniform(0.2, 2.5), 2),
+            *each,
+            round(chance.uniform(USUAL_S, longest_s), 1) if long else USUAL_S,
+        )
+        for each in chosen
+    ]
+    return sorted(faults, key=lambda fault: fault.after_s)
 
 
 def strike(site: Site, fault: Fault) -> threading.Timer | None:
@@ -52,20 +61,20 @@ def strike(site: Site, fault: Fault) -> threading.Timer | None:
     if fault.part in site.proxies:
         proxy = site.proxies[fault.part]
         {"cut": proxy.cut, "stall": proxy.stall, "outage": proxy.down}[fault.act]()
-        return None if fault.act == "cut" else later(LONGEST_S, proxy.up)
+        return None if fault.act == "cut" else later(fault.for_s, proxy.up)
     if fault.act == "kill" and fault.part in site.servers:
         site.servers[fault.part].kill()
         return None
-    pid = site.pids().get("gateway" if fault.act == "fill" else fault.part)
+    pid = site.pids().get("gateway0" if fault.act == "fill" else fault.part)
     if pid is None:
         return None  # an earlier fault of the round ended it, or it is a server of others
     if fault.act == "fill":
         _limit(pid, _FULL)
-        return later(LONGEST_S, lambda: _limit(pid, resource.RLIM_INFINITY))
+        return later(fault.for_s, lambda: _limit(pid, resource.RLIM_INFINITY))
     if fault.act == "pause":
         site.paused.add(pid)
         send(pid, signal.SIGSTOP)
-        return later(LONGEST_S, lambda: send(pid, signal.SIGCONT))
+        return later(fault.for_s, lambda: send(pid, signal.SIGCONT))
     send(pid, signal.SIGKILL if fault.act == "kill" else signal.SIGTERM)
     return None
 

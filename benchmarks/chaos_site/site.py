@@ -1,5 +1,5 @@
-"""Gateway, two engines and a worker; a Redis of its own, and PostgreSQL and RabbitMQ behind proxies, of
-its own or given.
+"""Two gateways, two engines and two workers; a Redis of its own, and PostgreSQL and RabbitMQ behind
+proxies, of its own or given.
 """
 
 import contextlib
@@ -20,6 +20,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 import psycopg
 
+from benchmarks.chaos_site.clock import ShiftedClock
 from benchmarks.chaos_site.proxy import Proxy
 from benchmarks.chaos_site.servers import (
     Postgres,
@@ -41,6 +42,8 @@ from tests.journeys.deployments import (
     sweep,
 )
 
+GATEWAYS = ("gateway0", "gateway1")
+WORKERS = {"worker0": (), "worker1": ("--no-beat",)}
 POSTGRES = os.environ.get("TOLLHOUSE_TEST_POSTGRES", "postgresql://root@127.0.0.1:5432/postgres")
 RABBITMQ = os.environ.get("TOLLHOUSE_TEST_RABBITMQ", "amqp://guest:guest@127.0.0.1:5672")
 
@@ -55,24 +58,30 @@ class Site:
     prefix: str
     servers: dict[str, Server]  # redis; postgres and rabbitmq where they are its own
     broker: str  # past the proxy
+    clock: ShiftedClock
     places: list[str] = field(
         default_factory=lambda: [f"tcp://127.0.0.1:{free_port()}" for _ in range(2)]
     )
-    gateway: RunningGateway | None = None
+    gateways: dict[str, RunningGateway] = field(default_factory=dict)
     running: dict[str, "subprocess.Popen[str]"] = field(default_factory=dict)
     paused: set[int] = field(default_factory=set)
 
-    @property
-    def command(self) -> Command:
+    def spool(self, gateway: str) -> Path:
+        """The data directory of a gateway, as on a machine of its own."""
+        return self.folder / gateway
+
+    def command(self, folder: Path) -> Command:
+        folder.mkdir(exist_ok=True)
         return Command(
-            self.folder,
+            folder,
             {
                 "TOLLHOUSE_DATABASE_URL": _through(self.books, self.proxies["database"]),
                 "TOLLHOUSE_REDIS_URL": f"redis://127.0.0.1:{self.servers['redis'].port}/0",
                 "TOLLHOUSE_BROKER_URL": _through(self.broker, self.proxies["queue"]),
                 "TOLLHOUSE_UPSTREAMS": " ".join(self.places),
                 "TOLLHOUSE_LIMITS_WHEN_REDIS_DOWN": "local",
-            },
+            }
+            | self.clock.environment,
         )
 
     def start_all(self) -> None:
@@ -84,26 +93,29 @@ class Site:
             proxy.up()
         with ThreadPoolExecutor(3) as pool:
             list(pool.map(Server.start, self.servers.values()))
+        command = self.command(self.folder)
+        first, *others = GATEWAYS
         with ThreadPoolExecutor(3) as pool:
             begun = [
-                pool.submit(
-                    self._start, f"engine{number}", partial(start_engine, self.command, place)
-                )
+                pool.submit(self._start, f"engine{number}", partial(start_engine, command, place))
                 for number, place in enumerate(self.places)
             ]
-            begun.append(pool.submit(self._start_gateway))
+            begun.append(pool.submit(self._start_gateway, first))  # makes the tables
             for each in begun:
                 each.result()  # raises what hindered it
-        self._start("worker", lambda: start_worker(self.command, self.prefix))
+        for name in others:
+            self._start_gateway(name)
+        for name, options in WORKERS.items():
+            self._start(name, partial(start_worker, command, self.prefix, *options))
 
     def stop_all(self) -> None:
         for pid in list(self.paused):
             send(pid, signal.SIGCONT)
-        if self.gateway is not None:
-            self.gateway.stop()
+        for gateway in self.gateways.values():
+            gateway.stop()
         for name, process in self.running.items():
             if process.poll() is None:
-                if name == "worker":
+                if name in WORKERS:
                     os.killpg(process.pid, signal.SIGKILL)
                 else:
                     process.terminate()
@@ -114,8 +126,9 @@ class Site:
         for name, server in self.servers.items():
             if server.process is not None and server.runs:
                 found[name] = server.process.pid
-        if self.gateway is not None and self.gateway.process.poll() is None:
-            found["gateway"] = self.gateway.process.pid
+        for name, gateway in self.gateways.items():
+            if gateway.process.poll() is None:
+                found[name] = gateway.process.pid
         return found
 
     def _start(self, name: str, start: Callable[[], "subprocess.Popen[str]"]) -> None:
@@ -124,17 +137,18 @@ class Site:
             if before.poll() is None:
                 return
             reap(before)
-            if name == "worker":  # what its parent left
+            if name in WORKERS:  # what its parent left
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(before.pid, signal.SIGKILL)
         self.running[name] = start()
 
-    def _start_gateway(self) -> None:
-        if self.gateway is not None and self.gateway.process.poll() is None:
-            return
-        if self.gateway is not None:
-            self.gateway.kill()  # closes its pipes
-        self.gateway = serve(self.command)
+    def _start_gateway(self, name: str) -> None:
+        before = self.gateways.get(name)
+        if before is not None:
+            if before.process.poll() is None:
+                return
+            before.kill()  # closes its pipes
+        self.gateways[name] = serve(self.command(self.spool(name)))
 
 
 @contextlib.contextmanager
@@ -158,7 +172,8 @@ def site_in(folder: Path, *, own_servers: bool = False) -> Iterator[Site]:
         tables = stack.enter_context(Proxy(*_place(books, 5432)))
         queue = stack.enter_context(Proxy(*_place(broker, 5672)))
         prefix = f"fire-{uuid.uuid4().hex[:8]}"
-        site = Site(folder, books, {"database": tables, "queue": queue}, prefix, servers, broker)
+        proxies, clock = {"database": tables, "queue": queue}, ShiftedClock(folder)
+        site = Site(folder, books, proxies, prefix, servers, broker, clock)
         try:
             site.start_all()
             yield site

@@ -115,6 +115,14 @@ def test_what_a_killed_postgresql_has_committed_is_there_when_it_comes_back() ->
             server.stop()
 
 
+def test_an_outage_lasts_long_in_one_round_of_ten() -> None:
+    longest = [max(fault.for_s for fault in plan(1, number, "", 60.0)) for number in range(20)]
+    assert [number for number, for_s in enumerate(longest) if for_s > 2] == [9, 19]
+    assert max(longest) <= 60 and "outage database for 60.0 s" in str(
+        Fault(1.0, "outage", "database", 60.0)
+    )
+
+
 @pytest.mark.proof
 @pytest.mark.timeout(240)
 def test_a_fire_in_all_parts_at_once_loses_and_doubles_nothing(tmp_path: Path) -> None:
@@ -124,10 +132,10 @@ def test_a_fire_in_all_parts_at_once_loses_and_doubles_nothing(tmp_path: Path) -
         Fault(0.2, "fill", "spool"),
         Fault(0.4, "stall", "database"),
         Fault(0.6, "kill", "engine0"),
-        Fault(0.7, "kill", "worker"),
+        Fault(0.7, "kill", "worker0"),
         Fault(0.8, "cut", "queue"),
         Fault(1.0, "kill", "redis"),
-        Fault(1.4, "kill", "gateway"),
+        Fault(1.4, "kill", "gateway0"),
     ]
     with site_in(tmp_path) as site:
         row = play(site, faults)
