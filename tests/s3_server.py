@@ -1,17 +1,28 @@
 """A server that speaks S3, for tests of what stores objects."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from threading import Thread
+from typing import Any
 
-from moto.server import ThreadedMotoServer
+from moto.server import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
+from werkzeug.serving import make_server
+
+Answer = Callable[[dict[str, Any], Any], Iterable[bytes]]
 
 
 @contextmanager
-def s3_server() -> Iterator[str]:
-    """Its address."""
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
+def s3_server(around: Callable[[Answer], Answer] = lambda answer: answer) -> Iterator[str]:
+    """Its address. `around`: a WSGI application in front of the store's."""
+    store = DomainDispatcherApplication(create_backend_app)
+    server = make_server(
+        "127.0.0.1", 0, around(store), threaded=True, request_handler=MotoRequestHandler
+    )
+    thread = Thread(target=server.serve_forever, daemon=True)
+    thread.start()
     try:
-        yield "http://{}:{}".format(*server.get_host_and_port())
+        yield f"http://127.0.0.1:{server.server_port}"
     finally:
-        server.stop()
+        server.shutdown()
+        thread.join()
+        server.server_close()

@@ -1,4 +1,4 @@
-"""Float matrices to 8-bit and 4-bit codes in groups of 32, without calibration data."""
+"""Float matrices to 8-bit and 4-bit codes in groups of 32."""
 
 import torch
 import torch.nn.functional as F
@@ -9,9 +9,14 @@ _SHARES = tuple(1 - 0.025 * step for step in range(13))  # of a group's range, t
 _ROWS = 2048  # quantised at once
 
 
-def quantize(weight: torch.Tensor, to: str) -> Codes:
-    """`weight` [out, in] in float32; `to` is int8 (symmetric) or int4 (with a zero point a group)."""
-    parts = [(_int8 if to == "int8" else _int4)(part) for part in torch.split(weight, _ROWS)]
+def quantize(weight: torch.Tensor, to: str, inputs: torch.Tensor | None = None) -> Codes:
+    """`weight` [out, in] in float32; `to` is int8 (symmetric) or int4 (with a zero point a group).
+    `inputs` [in]: the mean square of each input, by which its column's errors weigh; else all alike."""
+    by = _grouped(torch.ones(1, weight.shape[1]) if inputs is None else inputs[None])
+    by = by.clamp(min=1e-6 * float(by.mean()))  # an input that the text never used
+    parts = [
+        _int8(part) if to == "int8" else _int4(part, by) for part in torch.split(weight, _ROWS)
+    ]
     codes, scales, minima = (torch.cat(each) for each in zip(*parts, strict=True))
     codes = codes.flatten(1)[:, : weight.shape[1]].contiguous()
     if to == "int8":
@@ -34,9 +39,11 @@ def _int8(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tenso
     return (codes + 128).to(torch.uint8), scales, scales
 
 
-def _int4(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The range of each group is narrowed to where the squared error is
-    least."""
+def _int4(
+    weight: torch.Tensor, by_input: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The range of each group is narrowed to where the squared error, in shares of `by_input`
+    [1, groups, 32], is least."""
     groups = _grouped(weight)
     low, high = groups.amin(2).clamp(max=0), groups.amax(2).clamp(min=0)
     best = torch.full_like(low, torch.inf)
@@ -49,9 +56,10 @@ def _int4(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tenso
         tried = (groups / by[:, :, None] + zero[:, :, None]).round().clamp(0, 15)
         steps = tried - zero[:, :, None]
         # The scale that fits these codes best, by least squares.
-        fitted = (steps * groups).sum(2) / steps.square().sum(2).clamp(min=1)
+        fitted = (steps * groups * by_input).sum(2)
+        fitted /= (steps.square() * by_input).sum(2).clamp(min=1e-30)
         scale = _stored(fitted.clamp(min=0))
-        error = (steps * scale[:, :, None] - groups).square().sum(2)
+        error = ((steps * scale[:, :, None] - groups).square() * by_input).sum(2)
         better = error < best
         best = torch.where(better, error, best)
         codes = torch.where(better[:, :, None], tried.to(torch.uint8), codes)

@@ -1,6 +1,7 @@
 """Writes a checkpoint with its layers' matrices quantised, in compressed-tensors' `pack-quantized`."""
 
 import re
+from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,12 @@ import torch
 
 from engine.errors import CheckpointError, ConfigError
 from engine.layers.matrices import FUSED, MODULES
+from engine.model_spec import ModelSpec
 from engine.models.compressed_tensors import PACKED, SCALE, SHAPE, ZERO, packed
 from engine.models.registry import model_spec, read_config
 from engine.models.safetensors_source import SafetensorsSource
 from engine.models.write_checkpoint import check_paths, write_beside, write_tensors
+from engine.quantization.calibrate import input_weights
 from engine.quantization.packed import GROUP
 from engine.quantization.quantize import quantize
 
@@ -22,9 +25,10 @@ _UNREAD = ("vision_tower.", "multi_modal_projector.")  # by this engine: left as
 _EXPERT = re.compile(r"\.(experts\.\d+|shared_expert)\.\w+\.weight$")
 
 
-def write_quantized(source: Path, target: Path, to: str) -> int:
+def write_quantized(source: Path, target: Path, to: str, text: Path | None = None) -> int:
     """The bytes written. `target` must not exist, or be empty; embedding, head and norms stay as
-    they are. Raises CheckpointError or ConfigError."""
+    they are. `text`: what the model reads (`calibrate.py`), for int4. Raises CheckpointError or
+    ConfigError."""
     if to not in FORMATS:
         raise ConfigError(f"{to!r} is not a known format: use one of {', '.join(FORMATS)}")
     check_paths(source, target)
@@ -37,8 +41,16 @@ def write_quantized(source: Path, target: Path, to: str) -> int:
         )
     if config.get("quantization_config"):
         raise CheckpointError(f"{source} is quantised already: give the checkpoint in floats")
+    if text is not None and to == "int8":
+        raise ConfigError(
+            "a text is of no use for int8, whose groups keep their whole range: leave it out"
+        )
+    weights = {} if text is None else input_weights(source, text)
     with closing(SafetensorsSource(source)) as tensors:
-        stored = (_stored(tensors, name, to).items() for name in tensors.names())
+        stored = (
+            _stored(tensors, name, to, _inputs(weights, name, spec)).items()
+            for name in tensors.names()
+        )
         written = write_tensors((each for items in stored for each in items), target)
     config["quantization_config"] = declared(to)
     write_beside(source, target, config)
@@ -65,7 +77,19 @@ def declared(to: str) -> dict[str, Any]:
     }
 
 
-def _stored(tensors: SafetensorsSource, name: str, to: str) -> dict[str, torch.Tensor]:
+def _inputs(weights: Mapping[str, torch.Tensor], name: str, spec: ModelSpec) -> torch.Tensor | None:
+    """Of an expert: those of its layer, for the matrices that read them."""
+    layer = _EXPERT.search(name)
+    if layer is None or spec.experts is None:
+        return weights.get(name)
+    if name.endswith((f".{spec.experts.names[2]}.weight", ".down_proj.weight")):
+        return None
+    return weights.get(name[: layer.start()].rsplit(".", 1)[0])
+
+
+def _stored(
+    tensors: SafetensorsSource, name: str, to: str, inputs: torch.Tensor | None
+) -> dict[str, torch.Tensor]:
     stored = tensors.raw(name)
     matrix = name.endswith(_ENDINGS) or _EXPERT.search(name) is not None
     if not matrix or name.startswith(_UNREAD):
@@ -76,7 +100,7 @@ def _stored(tensors: SafetensorsSource, name: str, to: str) -> dict[str, torch.T
         )
     if not torch.isfinite(stored).all():
         raise CheckpointError(f"{tensors.place(name)} holds NaN or infinite values")
-    found, bits = quantize(stored.float(), to), FORMATS[to]
+    found, bits = quantize(stored.float(), to, inputs), FORMATS[to]
     middle = 1 << (bits - 1)
     scales = torch.where(found.scales > 0, found.scales, 1.0)  # of a group of zeros
     parts = {

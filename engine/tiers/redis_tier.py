@@ -3,6 +3,7 @@
 import redis
 
 from engine.errors import ConfigError
+from engine.tiers.tier import RemoteTier
 
 _PREFIX = "tollhouse:kv:"
 _TIMEOUT_S = 2.0
@@ -10,11 +11,8 @@ _SCAN = 1000  # keys that one call looks at
 _AT_ONCE = 16  # blocks in one answer
 
 
-class RedisTier:
+class RedisTier(RemoteTier):
     """Implements `engine.tiers.tier.Tier`. Reading extends a block's life."""
-
-    label = "remote"
-    listed = False
 
     def __init__(self, url: str, ttl_s: float, prefix: str = _PREFIX) -> None:
         try:
@@ -25,12 +23,6 @@ class RedisTier:
             raise ConfigError(f"tier_remote is {url!r}: {error}") from None
         self._ttl_ms = max(1, int(ttl_s * 1000))
         self._prefix = prefix
-
-    def holds(self, name: str) -> bool:
-        return False
-
-    def names(self) -> list[str]:
-        return []
 
     def read(self, names: list[str]) -> list[bytes]:
         found: list[bytes] = []

@@ -35,6 +35,19 @@ class Tier(Protocol):
     def close(self) -> None: ...
 
 
+class RemoteTier:
+    """What tiers on other machines have in common: only a read shows what they hold."""
+
+    label = "remote"
+    listed = False
+
+    def holds(self, name: str) -> bool:
+        return False
+
+    def names(self) -> list[str]:
+        return []
+
+
 def owner_folder(owner: str) -> str:
     """The beginning of the names of one tenant's blocks."""
     return f"{hashlib.sha256(owner.encode()).hexdigest()[:32]}/"

@@ -8,7 +8,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from core.errors import Unavailable
+from core.errors import SettingError, Unavailable
 from core.settings import Settings
 from gateway.catalog.model_files import model_name
 from gateway.catalog.model_source import locate_configured, locate_draft
@@ -27,6 +27,11 @@ def tier_options(settings: Settings, slot: int) -> tuple[str, ...]:
     if settings.kv_tier_disk_mb:
         options += ["--tier-disk", str(settings.data_dir / "kv-tier" / f"engine-{slot}")]
         options += ["--tier-disk-bytes", str(settings.kv_tier_disk_mb << 20)]
+    if settings.kv_tier_s3_url and settings.kv_tier_redis_url:
+        raise SettingError(
+            "TOLLHOUSE_KV_TIER_S3_URL and TOLLHOUSE_KV_TIER_REDIS_URL are both set.",
+            next_step="Leave one of them out: engines have one remote store of cached prompts.",
+        )
     remote = settings.kv_tier_s3_url or settings.kv_tier_redis_url
     if remote:
         options += ["--tier-remote", remote]

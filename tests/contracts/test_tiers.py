@@ -2,9 +2,11 @@
 
 import os
 import threading
+import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import boto3
 import pytest
@@ -19,7 +21,7 @@ from engine.tiers.s3_tier import S3Tier
 from engine.tiers.tier import Tier, owner_folder
 from tests.conftest import REDIS, need_redis
 from tests.contracts.redis_keys import forget, new_prefix
-from tests.s3_server import s3_server
+from tests.s3_server import Answer, s3_server
 
 KINDS = ["ram", "disk", "remote", "s3"]
 
@@ -173,6 +175,61 @@ def test_s3_forgets_after_its_time(s3_url: str) -> None:
     assert fresh.read([name("acme", "a")]) == [b"1"]
     assert late.read([name("acme", "a")]) == []
     assert fresh.read([name("acme", "a")]) == [], "it was removed"
+
+
+class Waiting:
+    """A store in front of which each read of an object waits, and how many wait together."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.reads: list[int] = []  # at the begin of each, how many were under way
+        self._now = 0
+        self._lock = threading.Lock()
+
+    def __call__(self, answer: Answer) -> Answer:
+        def waited(environ: dict[str, Any], begin: Any) -> Iterable[bytes]:
+            if environ["REQUEST_METHOD"] != "GET":
+                return answer(environ, begin)
+            with self._lock:
+                self._now += 1
+                self.reads.append(self._now)
+            time.sleep(self.seconds)
+            with self._lock:
+                self._now -= 1
+            return answer(environ, begin)
+
+        return waited
+
+
+def read_all(tier: Tier, names: list[str]) -> list[bytes]:
+    found: list[bytes] = []
+    while len(found) < len(names) and (more := tier.read(names[len(found) :])):
+        found += more
+    return found
+
+
+def test_s3_reads_a_chain_in_few_round_trips(monkeypatch: pytest.MonkeyPatch) -> None:
+    """63 blocks of a store that answers after 0.2 s: one by one they take 12.6 s."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+    waiting = Waiting(0.0)
+    with s3_server(waiting) as address:
+        client = boto3.client("s3", endpoint_url=address, region_name="us-east-1")
+        client.create_bucket(Bucket="slow")
+        tier = S3Tier(f"s3://slow/copies?endpoint={address}", 60.0)
+        names = [name("acme", f"{n:02}") for n in range(64)]
+        for number, each in enumerate(names[:63]):
+            tier.write(each, bytes([number]) * 9)
+        waiting.seconds = 0.2
+        began = time.monotonic()
+        assert read_all(tier, names[:63]) == [bytes([number]) * 9 for number in range(63)]
+        took = time.monotonic() - began
+        assert len(waiting.reads) == 63 and max(waiting.reads) <= 16
+        assert took < 16 * 0.2, "6 round trips of a first block, 16, 15, a first block, 16 and 14"
+        waiting.reads.clear()
+        assert tier.read([name("globex", f"{n:02}") for n in range(63)]) == []
+        assert waiting.reads == [1], "a prompt without copies asks once"
+        tier.close()
 
 
 def test_s3_erases_more_than_a_page_and_leaves_other_prefixes(

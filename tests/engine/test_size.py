@@ -32,7 +32,7 @@ LIMITS = {
     "models": 1360,
     "models/families": 640,
     "models/gguf": 950,
-    "quantization": 500,
+    "quantization": 590,
     "scheduling": 1040,
     "search": 300,
     "speculation": 620,

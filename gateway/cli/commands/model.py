@@ -30,6 +30,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     quantize.add_argument("model", help="a directory in Hugging Face layout, or a hub id")
     quantize.add_argument("--to", required=True, choices=("int8", "int4"))
+    quantize.add_argument(
+        "--calibrate",
+        type=Path,
+        metavar="TEXT",
+        help="for int4: a file of what the model reads, by which rounding errors are weighed",
+    )
     quantize.add_argument("--output", type=Path, help="default: the model's name and the format")
     add_json(quantize)
     quantize.set_defaults(run=_quantize)
@@ -108,7 +114,7 @@ def _quantize(arguments: argparse.Namespace) -> int:
     with imports_of("engine", "tollhouse model quantize"):
         from engine.quantization.write import write_quantized
     try:
-        written = write_quantized(source, target, arguments.to)
+        written = write_quantized(source, target, arguments.to, arguments.calibrate)
     except EngineError as error:
         raise SettingError(
             error.message, next_step="Correct the option or the file that the message names."
