@@ -47,6 +47,7 @@ PAGES = (
     "/usage?by=member_id",
     "/usage?by=project_id",
     "/usage?by=end_user",
+    "/usage?by=engine_id",
     "/usage?by=region",
     "/requests?sort=-duration_ms",
     "/requests?sort=-amount",

@@ -11,7 +11,7 @@ from typing import Any
 from sqlalchemy import text
 from sqlalchemy.orm import Session
 
-from billing import partitions
+from billing import origin_rollups, partitions
 from billing.accounts import ensure_accounts
 from billing.rollups import TENANT_DAILY_SUMS
 from billing.tables.columns import AMOUNT_COLUMNS, QUANTITY_COLUMNS
@@ -49,14 +49,16 @@ _EVENTS = f"""
 insert into usage_events (request_id, batch_id, tenant_id, project_id, key_id, kind, route, model,
     adapter, price_version, occurred_at, finished_at, input_tokens, cached_tokens, output_tokens,
     waived_tokens, finish_reason, status, settled_by, quantity, streamed, first_token_ms,
-    duration_ms, queue_ms, engine_id, member_id, reordered_cached_tokens)
+    duration_ms, queue_ms, engine_id, member_id, reordered_cached_tokens, end_user)
 select 'req_' || {_MILLIS} || substr(md5(n::text), 1, 16), 1, t.id, t.id || '_p' || h % 2,
     t.id || '_k' || h % 6, 'generation', '/v1/chat/completions', 'model-' || (h >> 4) % 4,
     case when (h >> 4) % 4 = 0 then 'adapter-' || (h >> 8) % 3 end, 'price_bench', at, at,
     500 + h % 1000, (h >> 3) % 400, (h >> 5) % 300, h % 3, 'stop',
     case when h % 500 = 0 then 503 when h % 90 = 0 then 400 else 200 end, 'gateway', 1, true,
-    40 + (h >> 7) % 900, 1000 + (h >> 9) % 9000, case when h % 20 = 0 then 50 else 0 end, 'gpu-a',
-    case when h % 3 = 0 then t.id || '_m' || h % 6 end, h % 50
+    40 + (h >> 7) % 900, 1000 + (h >> 9) % 9000, case when h % 20 = 0 then 50 else 0 end,
+    'gpu-' || h % 4,
+    case when h % 3 = 0 then t.id || '_m' || h % 6 end, h % 50,
+    case when h % 7 > 0 then 'user-' || (h >> 6) % 2000 end
 from (select n, at, (extract(epoch from at) * 1000)::bigint as ms, h,
         case when h % 10 < 3 then 0 else 1 + (h >> 11) % (:tenants - 1) end as place
     from (select n, cast(:start as timestamptz) + n * (:seconds * interval '1 second') as at,
@@ -175,7 +177,17 @@ def _roll_ups() -> list[str]:
         f" {', '.join(f'sum({name})' for name in TENANT_DAILY_SUMS)}"
         " from usage_daily group by 1, 2, 3, 4"
     )
-    return [hourly, daily, *(_usage(table, source) for table, source in _USAGE), by_tenant]
+    usage = [_usage(table, source) for table, source in _USAGE]
+    return [hourly, daily, *usage, by_tenant, *(_by_origin(name) for name in origin_rollups.TABLES)]
+
+
+def _by_origin(name: str) -> str:
+    sums = {key: each for key, each in _sums().items() if key in origin_rollups.SUMS}
+    return (
+        f"insert into {origin_rollups.TABLES[name].__tablename__} (tenant_id, at, project_id, {name},"
+        f" {', '.join(sums)}) select tenant_id, date_trunc('day', occurred_at), project_id,"
+        f" coalesce({name}, ''), {', '.join(sums.values())} from usage_events group by 1, 2, 3, 4"
+    )
 
 
 _USAGE = (("usage_hourly", "service_hourly"), ("usage_daily", "service_daily"))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
-from billing import guards
+from billing import guards, origin_rollups
 from billing.models import ParkedEvent, UsageEventRow
 from core.clock import Clock
 from core.errors import BadRequest
@@ -33,6 +33,7 @@ def erase_end_user(session: Session, scope: TenantScope, clock: Clock, end_user:
     mine = UsageEventRow.tenant_id == scope.tenant_id
     named = select(UsageEventRow.request_id).where(mine, UsageEventRow.end_user == end_user)
     found = len(session.scalars(named).all())
+    origin_rollups.forget(session, scope, end_user)  # before the events lose the name
     if found:
         with guards.open_for_update(session, UsageEventRow.__tablename__):
             session.execute(

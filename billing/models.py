@@ -40,7 +40,14 @@ from billing.tables.plans import (
 )
 from billing.tables.prices import Adjustment, PriceVersionRow, Rerate, TierPosition
 from billing.tables.rating import RatingShard, RatingWorker
-from billing.tables.service import DailyEngineTime, DailyService, EnginePrice, HourlyService
+from billing.tables.service import (
+    DailyEndUserUsage,
+    DailyEngineTime,
+    DailyEngineUsage,
+    DailyService,
+    EnginePrice,
+    HourlyService,
+)
 from billing.tables.usage import (
     Charge,
     DailyTenantUsage,
@@ -71,7 +78,9 @@ __all__ = [
     "CreditGrant",
     "CreditNote",
     "CreditUse",
+    "DailyEndUserUsage",
     "DailyEngineTime",
+    "DailyEngineUsage",
     "DailyService",
     "DailyTenantUsage",
     "DailyUsage",

@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 from sqlalchemy import delete, func, select, text
 from sqlalchemy.orm import Session
 
+from billing import origin_rollups
 from billing.archive.base import RawArchive
 from billing.archive.moving import archive_rows
 from billing.guards import allow_maintenance, truncate_guard
@@ -100,6 +101,7 @@ def drop_before(session: Session, keep_from: datetime, now: datetime) -> int:
             floor_id=_floor(last), kept_from=last.starts_at, events=gone, dropped_at=now
         )
         session.add(row)
+        origin_rollups.drop_names_before(session, last.starts_at)
         allow_maintenance(session)
         session.execute(delete(EngineReceipt).where(EngineReceipt.request_id < _floor(last)))
         _recount_batches(session)

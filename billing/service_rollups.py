@@ -1,16 +1,16 @@
 """Service roll-ups by hour and day: usage by member and outcome, with histograms of time to first
-token and decoding speed; and engines' busy time by day. Each rated batch is summed once, in the
-database, separately from rating.
+token and decoding speed; engines' busy time by day; and usage by origin. Each rated batch is summed
+once, in the database, separately from rating.
 """
 
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from sqlalchemy import ColumnElement, case, delete, func, literal, select, update
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
+from billing import origin_rollups, partitions, rollup_writes
 from billing.batch_claims import claim_batches
 from billing.models import (
     Charge,
@@ -66,13 +66,14 @@ def add_released(session: Session, request_ids: Sequence[str]) -> None:
 
 
 def rebuild(session: Session, clock: Clock) -> None:
-    """Rebuild both tables from all charges whose events retention has not dropped."""
-    oldest = session.scalar(select(func.min(_EVENT.occurred_at)))
-    for table in (HourlyService, DailyService, DailyEngineTime):
-        gone = delete(table)
-        session.execute(gone.where(table.at >= oldest) if oldest is not None else gone)
+    """Rebuild all tables from all charges whose events retention has not dropped: from the second kept
+    day on, as the first may lack events."""
+    dropped = partitions.latest_retention(session)
+    start = dropped.kept_from + timedelta(days=1) if dropped else datetime.min.replace(tzinfo=UTC)
+    for table in (HourlyService, DailyService, DailyEngineTime, *origin_rollups.TABLES.values()):
+        session.execute(delete(table).where(table.at >= start))
     rated = list(session.scalars(select(UsageBatch.id).where(UsageBatch.rated_at.is_not(None))))
-    _add(session, _EVENT.batch_id.in_(rated))
+    _add(session, _EVENT.batch_id.in_(rated) & (_EVENT.occurred_at >= start))
     _mark(session, rated, clock.now())
 
 
@@ -81,32 +82,18 @@ def _mark(session: Session, batches: Sequence[int], now: datetime) -> None:
 
 
 def _add(session: Session, chosen: ColumnElement[bool]) -> None:
-    postgres = session.get_bind().dialect.name == "postgresql"
-    make: Any = postgresql.insert if postgres else sqlite.insert
     for table, width in ((HourlyService, "hour"), (DailyService, "day")):
-        target: Any = table.__table__
-        names = [*KEY, "currency", *SUMS]
-        made = make(target).from_select(names, _sums(chosen, width, postgres))
-        raised = {name: target.c[name] + made.excluded[name] for name in SUMS}
-        session.execute(made.on_conflict_do_update(index_elements=list(KEY), set_=raised))
-    target = DailyEngineTime.__table__
-    names = [*_TIME_KEY, "answers", "busy_us"]
-    made = make(target).from_select(names, _engine_time(chosen, postgres))
-    raised = {name: target.c[name] + made.excluded[name] for name in ("answers", "busy_us")}
-    session.execute(made.on_conflict_do_update(index_elements=_TIME_KEY, set_=raised))
+        rows = _sums(chosen, rollup_writes.start_of(width, session))
+        rollup_writes.add_from(session, table, KEY, ("currency",), SUMS, rows)
+    rows = _engine_time(chosen, rollup_writes.start_of("day", session))
+    rollup_writes.add_from(session, DailyEngineTime, _TIME_KEY, (), ("answers", "busy_us"), rows)
+    origin_rollups.add(session, chosen)
 
 
-def _start(width: str, postgres: bool) -> Any:
-    if postgres:
-        return func.date_trunc(width, _EVENT.occurred_at)
-    form = "%Y-%m-%d %H:00:00.000000" if width == "hour" else "%Y-%m-%d 00:00:00.000000"
-    return func.strftime(form, _EVENT.occurred_at)
-
-
-def _engine_time(chosen: ColumnElement[bool], postgres: bool) -> Any:
+def _engine_time(chosen: ColumnElement[bool], day: Any) -> Any:
     adapter = func.coalesce(_EVENT.adapter, literal(""))
     group = [
-        *(_start("day", postgres), _EVENT.tenant_id, _EVENT.model, adapter, _EVENT.engine_id),
+        *(day, _EVENT.tenant_id, _EVENT.model, adapter, _EVENT.engine_id),
         Charge.currency,
     ]
     return (
@@ -118,11 +105,11 @@ def _engine_time(chosen: ColumnElement[bool], postgres: bool) -> Any:
     )
 
 
-def _sums(chosen: ColumnElement[bool], width: str, postgres: bool) -> Any:
+def _sums(chosen: ColumnElement[bool], start: Any) -> Any:
     event, charge = _EVENT, Charge
     group = [
         event.tenant_id,
-        _start(width, postgres),
+        start,
         event.project_id,
         event.key_id,
         func.coalesce(event.member_id, literal("")),

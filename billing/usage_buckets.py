@@ -1,8 +1,8 @@
 """Usage and costs in time buckets, for the finance API, the pages and the exports.
 
-Days and hours come from the roll-ups; minutes, and every query that filters or groups by what only
-events know (batch, end user, `conditions`), come from the events. Every query takes a TenantScope.
-Buckets are in UTC and aligned to their width.
+Days and hours come from the roll-ups; so do days by end user or engine alone. Minutes, and every other
+query that filters or groups by what only events know (batch, `conditions`), come from the events.
+Every query takes a TenantScope. Buckets are in UTC and aligned to their width.
 """
 
 from collections.abc import Sequence
@@ -14,6 +14,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Select, case, func, literal, select
 from sqlalchemy.orm import Session
 
+from billing import origin_rollups, partitions
 from billing.archive.base import Grouping, Wanted
 from billing.archive.reading import archived_buckets
 from billing.models import (
@@ -76,11 +77,21 @@ class BucketQuery:
     conditions: tuple[ColumnElement[bool], ...] = ()  # on usage events and their charges
     # Whether charges are read with events. Without them, amounts and what rating counts are 0.
     charges: bool = True
+    # How many end users are told apart, those with the most input tokens; None: all.
+    most_names: int | None = None
 
     @property
     def needs_events(self) -> bool:
         grouped = {"batch", "end_user", "engine_id"} & set(self.group_by)
         return bool(grouped or self.conditions) or self.batch is not None
+
+    @property
+    def origin(self) -> str:
+        """The dimension, if days by origin are asked for and nothing that their roll-ups lack; or ""."""
+        filters = (self.key_ids, self.models, self.member_ids, self.kinds, self.adapters)
+        known = self.width is Width.DAY and not any((*filters, self.conditions))
+        single = len(self.group_by) == 1 and self.group_by[0] in origin_rollups.TABLES
+        return self.group_by[0] if known and single and self.batch is None else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +124,11 @@ def usage_buckets(session: Session, scope: TenantScope, query: BucketQuery) -> B
     limit = query.limit or query.width.usual
     end = min(query.end, start + limit * step)
     found: dict[datetime, list[BucketRow]] = {}
-    rows = session.execute(_select(session, scope, query, start, end)).mappings()
+    by_origin = bool(query.origin) and _has_origins(session, start)
+    chosen = _by_origin if by_origin else _select
+    rows = session.execute(chosen(session, scope, query, start, end)).mappings()
     read: list[dict[str, Any]] = [dict(row) for row in rows]
-    if query.width is Width.MINUTE or query.needs_events:
+    if not by_origin and (query.width is Width.MINUTE or query.needs_events):
         read = _with_archived(session, scope, query, (start, end), read)
     for values in read:
         found.setdefault(_moment(values["bucket"]), []).append(
@@ -198,6 +211,33 @@ def _select(
         table.at < end,
         *_filters(table, scope, query),
     )
+
+
+def _has_origins(session: Session, start: datetime) -> bool:
+    """End users' days are dropped with their events, which an archive may still have."""
+    dropped = partitions.latest_retention(session)
+    return dropped is None or start >= dropped.kept_from
+
+
+def _by_origin(
+    session: Session, scope: TenantScope, query: BucketQuery, start: datetime, end: datetime
+) -> Select[Any]:
+    name = query.origin
+    table = origin_rollups.TABLES[name]
+    column: ColumnElement[Any] = getattr(table, name).expression
+    if query.most_names is not None:
+        column = origin_rollups.largest(session, scope, name, (start, end), query.most_names)
+    if name == "end_user":
+        column = func.nullif(column, "")  # as events have it
+    sums = [func.sum(getattr(table, each)).label(each) for each in origin_rollups.SUMS]
+    projects = (scope.project_id,) if scope.project_id else query.project_ids
+    found = (
+        select(table.at.expression.label("bucket"), column.label(name), *sums)
+        .where(table.tenant_id == scope.tenant_id, table.at >= start, table.at < end)
+        .group_by(table.at.expression, column)
+        .order_by(table.at.expression, column)
+    )
+    return found.where(table.project_id.in_(projects)) if projects else found
 
 
 def _from_events(

@@ -11,6 +11,7 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
+from billing.origin_rollups import OTHERS
 from billing.rollups import ADJUSTMENT
 from billing.tables.columns import AMOUNT_COLUMNS, QUANTITY_COLUMNS
 from billing.usage_buckets import BucketQuery, usage_buckets
@@ -26,6 +27,7 @@ GROUPS = {
     "project_id": "Project",
     "member_id": "Member",
 }
+MOST_END_USERS = 500  # of days by end user; the rest are one row
 _BY_ID = ("key_id", "project_id", "member_id")
 ALL_GROUPS = {**GROUPS, "end_user": "End user", "engine_id": "Engine", "region": "Region"}
 
@@ -77,6 +79,8 @@ class UsageTotals:
         ]
 
     def name(self, group: str) -> str:
+        if group == OTHERS:
+            return "all others"
         return self.names.get(group) or group or _UNNAMED[self.group_by]
 
 
@@ -117,6 +121,8 @@ def read(
 ) -> UsageTotals:
     width = span.width
     limit = min(width.most, span.days * 86400 // width.seconds)
+    if group_by == "end_user":
+        filters = {"most_names": MOST_END_USERS, **filters}
     query = BucketQuery(span.start, span.end, width, (group_by,), limit, **filters)
     page = usage_buckets(session, scope, query)
     found = list(page.buckets)

@@ -94,3 +94,21 @@ class HourlyService(_Service, Base):
 
 class DailyService(_Service, Base):
     __tablename__ = "service_daily"
+
+
+class _Origin(Quantities, Amounts):
+    tenant_id: Mapped[str] = mapped_column(ID, primary_key=True)
+    at: Mapped[datetime] = mapped_column(UtcDateTime, primary_key=True)  # start of the day
+    project_id: Mapped[str] = mapped_column(ID, primary_key=True)
+
+
+class DailyEngineUsage(_Origin, Base):
+    __tablename__ = "usage_engine_daily"
+
+    engine_id: Mapped[str] = mapped_column(String(lengths.ENGINE), primary_key=True)
+
+
+class DailyEndUserUsage(_Origin, Base):
+    __tablename__ = "usage_end_user_daily"
+
+    end_user: Mapped[str] = mapped_column(String(lengths.END_USER), primary_key=True)  # "" is none

@@ -7,6 +7,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from billing.tables.service import FIRST_COLUMNS, FIRST_TOKEN_MS
+from billing.usage_buckets import Width
 from core.errors import BadRequest
 from dashboards import charts, explorer, service_totals, usage_totals
 from dashboards.filters import Range, choice
@@ -77,7 +78,8 @@ def _usage(request: Request) -> Response:
     viewer, deps = viewer_of(request, "usage"), deps_of(request)
     now = deps.clock.now()
     group_by = choice(request, "by", tuple(usage_totals.ALL_GROUPS), "model")
-    usual = _USUAL_DAYS if group_by in usage_totals.GROUPS else 1
+    asks = bool(explorer.text_of(request))
+    usual = 1 if asks and group_by not in usage_totals.GROUPS else _USUAL_DAYS
     sees_costs = deps.auth.may(viewer, "costs", "read")
     explored = explorer.read_query(request, now.date(), usual, sees_costs)
     span, compared = explored.span, request.query_params.get("compare") == "1"
@@ -147,9 +149,13 @@ _COLUMNS = {
 
 
 def _rolled_up(filters: Filters, group_by: str, span: Range) -> dict[str, Any]:
-    """Filters of BucketQuery. What the roll-ups do not know is read from the events."""
+    """Filters of BucketQuery. What the roll-ups do not know is read from the events: days by end user,
+    engine and region are rolled up only by themselves."""
     if filters.rolled_up is not None and group_by in usage_totals.GROUPS:
         return {_COLUMNS[name]: values for name, values in filters.rolled_up.items()}
+    by_origin = group_by in usage_totals.ALL_GROUPS and not filters.events
+    if by_origin and span.width is Width.DAY:
+        return {}
     if span.days > _EVENT_DAYS:
         raise BadRequest(
             f"This query or grouping reads single requests, and the range has {span.days} days.",

@@ -51,4 +51,5 @@ def test_the_history_of_the_pages_benchmark(postgres_database: Database) -> None
     hourly = sums(database, "usage_hourly")
     assert hourly[0] == EVENTS and hourly[2] > 0
     assert sums(database, "usage_daily") == sums(database, "usage_tenant_daily") == hourly
+    assert sums(database, "usage_engine_daily") == sums(database, "usage_end_user_daily") == hourly
     assert sums(database, "charges")[0] > 0

@@ -9,12 +9,14 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
-from billing import invoice_run, partitions, reconcile, rollups, usage
+from billing import invoice_run, partitions, reconcile, rollups, service_rollups, usage
+from billing.usage_buckets import BucketQuery, Width, usage_buckets
 from core.clock import FakeClock, SystemClock
 from core.database import Database
 from core.errors import Conflict
 from core.events import EngineCount, UsageEvent
 from core.ids import REQUEST, floor_id, use_sources
+from core.tenants.scope import scope_of_operator
 from gateway.cli.main import main
 from migrations.run import downgrade, upgrade
 from tests.billing.conftest import Deployment, deployment_of
@@ -86,6 +88,28 @@ def test_dropped_usage_stays_billed_and_a_replay_of_it_is_parked(dated: Deployme
         report = reconcile.audit(session)
         assert (report.differences, report.parked) == ((), 1)
     assert partitions.retention_start(now, 2) == datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def test_names_of_end_users_are_dropped_with_their_events(dated: Deployment) -> None:
+    with dated.database.transaction() as session:
+        partitions.ensure_ahead(session, dated.clock.now())
+    for name in ("ann", "bob"):
+        dated.record(dated.event(end_user=name, engine_id="gpu-1"))
+        dated.rate()
+        service_rollups.sum_all(dated.database, dated.clock)
+        if name == "ann":
+            dated.clock.advance(days=40)  # into a month that stays
+    with dated.database.transaction() as session:
+        assert partitions.drop_before(session, dated.clock.now(), dated.clock.now()) == 1
+        service_rollups.rebuild(session, dated.clock)
+    with dated.database.read() as session:
+        assert list(session.scalars(text("select end_user from usage_end_user_daily"))) == ["bob"]
+        kept = text("select requests from usage_engine_daily order by at")
+        assert list(session.scalars(kept)) == [1, 1], "no sum of engines is lost"
+        span = {"start": datetime(2026, 1, 1, tzinfo=UTC), "end": datetime(2026, 3, 2, tzinfo=UTC)}
+        query = BucketQuery(**span, width=Width.DAY, group_by=("end_user",), limit=90)
+        found = usage_buckets(session, scope_of_operator("acme"), query)
+        assert [row.group["end_user"] for each in found.buckets for row in each.rows] == ["bob"]
 
 
 def test_charges_and_receipts_of_a_month_lie_in_its_partition(dated: Deployment) -> None:

@@ -205,3 +205,13 @@ def test_no_backtick_reaches_the_operator(deployment: Deployment) -> None:
         for path in ("health", "engines", "dead-letters", "prices", "reconciliation", "tenants"):
             text = client.get(f"/dashboard/operator/{path}").text
             assert "`" not in text, (path, text[max(0, text.index("`") - 200) :][:400])
+
+
+@pytest.mark.parametrize("by", ["end_user", "engine_id", "region"])
+def test_days_by_origin_take_any_range_and_single_requests_a_week(
+    owner: httpx.Client, by: str
+) -> None:
+    months = f"/dashboard/usage?by={by}&q=since:2026-06-01 until:2026-09-30"
+    assert owner.get(months).status_code == 200
+    refused = owner.get(f"{months} model:tiny")
+    assert refused.status_code == 400 and "reads single requests" in refused.text
