@@ -35,6 +35,7 @@ from benchmarks.gateway_load.costs import Costs, Process
 from benchmarks.gateway_load.load import Rate
 from benchmarks.gateway_load.mock import CHUNKS, mock
 from benchmarks.gateway_load.own import ROOT, GatewayProcess, own_gateway
+from benchmarks.gateway_load.paced import compare
 from benchmarks.gateway_load.peers import PEERS, Peer
 from benchmarks.gateway_load.rounds import Contender, beside, rounds
 from benchmarks.report import figure, progress
@@ -113,11 +114,17 @@ def _costs(bench: Bench) -> None:
         costs.whole(own, bare)
         costs.proxied(own)
         costs.streams(Process("own", stream.server, stream.pid))
+    compare(bench.home, {"own": ROOT}, bench.count, bench.seconds)
 
 
 def _against(bench: Bench, checkout: Path, works: str) -> None:
     progress(f"CPU time of a request, beside {checkout}")
     costs = Costs(bench.home, bench.count, bench.seconds)
+    if works in ("", "paced"):
+        both = {"own": ROOT, "other checkout": checkout}
+        compare(bench.home, both, bench.count, bench.seconds)
+    if works == "paced":
+        return
     for name, upstream in (("whole", bench.whole), ("stream", bench.stream)):
         if (works == "stream" and name == "whole") or (
             name == "stream" and works not in ("", "stream")

@@ -29,6 +29,8 @@ _EARLY_FACTOR = 0.5
 # View characters kept before the last final offset, for word boundaries.
 _CONTEXT = 64
 _MAX_KEPT = 2_048
+# Where the whole answer is held: characters that are judged together.
+_NEEDED_WHEN_FULL = 128
 # Most checkpoints of one chunk that are scored together; bounds the scores that a block discards.
 _MAX_BATCH = 16
 _SPACE = re.compile(r"\s")
@@ -102,6 +104,17 @@ class Channel:
     def held(self) -> int:
         """How many received characters are not judged yet."""
         return self._length - self._released
+
+    @property
+    def needed(self) -> int:
+        """How many characters must follow before any more can be released or blocked, at least 1."""
+        if self._policy.mode is Mode.FULL:
+            return _NEEDED_WHEN_FULL
+        if not self._gated or self._released < self._checked:
+            return 1  # what a rule holds may be decided by the next character
+        if not self._released and self._length <= stride_at(0):
+            return 1  # the first text is released as soon as it is clearly harmless
+        return max(1, self._checked + stride_at(self._checked) - self._length)
 
     def feed(self, text: str) -> Release:
         self._raw += text

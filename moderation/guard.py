@@ -52,6 +52,12 @@ class StreamGuard:
         found = self._channels.get((choice, channel))
         return 0 if found is None else found.held
 
+    def needed(self, choice: int, channel: Hashable = "content") -> int:
+        """Return how many characters must follow before any more of a channel can be released or
+        blocked, at least 1: fewer may be fed later, together with them."""
+        found = self._channels.get((choice, channel))
+        return 1 if found is None else found.needed
+
     def cuts(self, choice: int, channel: Hashable = "content") -> Sequence[tuple[int, int]]:
         """Return the text that was removed up to the last release: start and end, in order."""
         found = self._channels.get((choice, channel))

@@ -43,8 +43,8 @@ class Recording:
     def receipt(self) -> Receipt | None:
         return self._generation.receipt
 
-    async def take(self) -> list[Chunk]:
-        chunks = await self._generation.take()
+    async def take(self, needed: int = 1) -> list[Chunk]:
+        chunks = await self._generation.take(needed)
         if self._chunks is not None:
             self._chunks += chunks
             self._recorded += sum([_weight(chunk) for chunk in chunks])
@@ -112,7 +112,7 @@ class CachedGeneration:
         decoder: Any = _texts if answer.text else _tokens
         self._chunks: list[Chunk] = decoder.decode(answer.chunks)
 
-    async def take(self) -> list[Chunk]:
+    async def take(self, needed: int = 1) -> list[Chunk]:
         taken, self._chunks = self._chunks, []
         return taken
 

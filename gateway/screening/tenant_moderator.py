@@ -162,6 +162,10 @@ class ChoiceGuard:
         return self._stream.held(self._choice)
 
     @property
+    def needed(self) -> int:
+        return self._stream.needed(self._choice)
+
+    @property
     def cuts(self) -> Sequence[tuple[int, int]]:
         return self._stream.cuts(self._choice)
 

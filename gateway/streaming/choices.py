@@ -41,6 +41,10 @@ class OutputGuard(Protocol):
         """Number of characters held without a verdict."""
 
     @property
+    def needed(self) -> int:
+        """Number of characters to feed before any more can be released or blocked, at least 1."""
+
+    @property
     def cut_paid_by(self) -> str:
         """Who pays for the delivered part of a blocked choice: `tenant` or `operator`."""
 
@@ -159,6 +163,11 @@ class ChoiceOutput:
         """Characters of incomplete tool calls, which are screened at once when they are complete."""
         return self._upstream_pieces + (self._reader.held if self._reader is not None else 0)
 
+    @property
+    def needed(self) -> int:
+        """Characters of its text that must come before any more of it can be sent, at least 1."""
+        return self._guard.needed if self._guard is not None else 1
+
     async def resolve(self) -> None:
         """Finish a choice that waits for its guard's verdict."""
         if self._guard is None or self.pending_reason is None:
@@ -236,7 +245,9 @@ class ChoiceOutput:
             self.received += chunk.characters
             self.generated += chunk.characters
             self._mark(chunk.text)
-        self._screen("".join([chunk.text for chunk in texts]))
+        text = "".join([chunk.text for chunk in texts])
+        self._logprobs.add_upstream(None, text)
+        self._screen(text)
 
     def _feed_text(self, chunk: TextChunk) -> None:
         self.received += chunk.characters
@@ -367,3 +378,9 @@ class ChoiceOutput:
         if text:
             self._add_text(text)
         self.finish_reason = self._delta.finish_reason = "content_filter"
+
+
+def fewest_needed(choices: Sequence[ChoiceOutput]) -> int:
+    """Characters that must come before anything more can be sent: until then they wait together, and
+    cost no turn each."""
+    return min([choice.needed for choice in choices if not choice.over])

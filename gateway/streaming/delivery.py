@@ -20,7 +20,7 @@ from gateway.metering.meter import Ending, Meter
 from gateway.metering.spool_statements import Statement, insert_answer
 from gateway.routing.fallbacks import TryFallback
 from gateway.routing.router import RETRY_ON_FALLBACK, Route
-from gateway.streaming.choices import ChoiceOutput, OutputGuard
+from gateway.streaming.choices import ChoiceOutput, OutputGuard, fewest_needed
 from gateway.streaming.chunks import group_chunks, is_large, portions, take_tokens, tokens_of
 from gateway.streaming.deadlines import Deadlines, deadline_exceeded
 from gateway.streaming.idle_timer import IdleTimer
@@ -227,11 +227,12 @@ class Delivery:
             await run_in_thread(feed) if is_large(run, choice.waiting) else feed()
 
     async def _next(self, generation: Generation) -> list[Chunk]:
+        needed = fewest_needed(self.choices) if self._first_chunk_seen else 1
         if self._idle is None:
-            return await generation.take()
+            return await generation.take(needed)
         while True:
             try:
-                return await self._idle.wait(generation.take())
+                return await self._idle.wait(generation.take(needed))
             except TimeoutError:
                 await self._write(KEEP_ALIVE)
 

@@ -106,13 +106,16 @@ class Job(Struct, frozen=True):
 
 
 class Generation(Protocol):
-    """A running request. `take` returns all chunks that are ready, at least one; [] means the end."""
+    """A running request. `take` returns all chunks that are ready, at least one; [] means the end.
+
+    While plain text (`TextChunk.plain`) has fewer than `needed` characters, `take` may wait for more.
+    """
 
     @property
     def receipt(self) -> Receipt | None:
         """The receipt, once the engine has ended the request (also after a cancellation)."""
 
-    async def take(self) -> list[Chunk]: ...
+    async def take(self, needed: int = 1) -> list[Chunk]: ...
 
     def cancel(self) -> None:
         """Tell the engine to stop. Its receipt still arrives."""
@@ -208,11 +211,16 @@ class Mailbox:
         self._chunks: list[Chunk] = []
         self._error: TollhouseError | None = None
         self._over = False
+        # Characters of plain text that the one who takes still waits for; who fills it may keep fewer.
+        self.needed = 0
         self._waiter: asyncio.Future[None] | None = None
 
     def put(self, chunk: Chunk) -> None:
         self._chunks.append(chunk)
-        self._wake()
+        if self.needed > 0:
+            self._count(chunk)
+            if self.needed <= 0:
+                self._wake()
 
     def finish(self, receipt: Receipt | None) -> None:
         self._report(receipt)
@@ -228,15 +236,23 @@ class Mailbox:
             self._over = True
             self._wake()
 
-    async def take(self) -> list[Chunk]:
-        while not self._chunks:
-            if self._error is not None:
-                raise self._error
-            if self._over:
-                return []
+    async def take(self, needed: int = 1) -> list[Chunk]:
+        self.needed = needed
+        for chunk in self._chunks:
+            self._count(chunk)
+        while self.needed > 0 and not self._over:
             await self._wait()
+        self.needed = 0
+        if not self._chunks and self._error is not None:
+            raise self._error
         taken, self._chunks = self._chunks, []
         return taken
+
+    def _count(self, chunk: Chunk) -> None:
+        if isinstance(chunk, TextChunk) and chunk.plain:
+            self.needed -= len(chunk.text)
+        else:
+            self.needed = 0
 
     def cancel(self) -> None:
         if not self._over:
@@ -254,6 +270,7 @@ class Mailbox:
             async with asyncio.timeout(timeout_s):
                 while not self._over:
                     self._chunks.clear()
+                    self.needed = 1
                     await self._wait()
         except TimeoutError:
             return None

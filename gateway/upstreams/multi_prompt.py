@@ -57,7 +57,7 @@ class MergedGeneration:
         )
         return merged_receipt(self._request_id, known) if known and whole else None
 
-    async def take(self) -> list[Chunk]:
+    async def take(self, needed: int = 1) -> list[Chunk]:
         while len(self._over) < len(self._parts):
             for index, part in enumerate(self._parts):
                 if index not in self._over and index not in self._pending:

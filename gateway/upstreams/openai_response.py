@@ -80,6 +80,8 @@ class ResponseParser:
         if self._on_close is None:
             return
         if self._streams and b"\n" in data:
+            if not (self._size or self._lines) and self._take_one_event(data):
+                return
             *lines, data = (b"".join(self._parts) + data).split(b"\n")
             self._parts, self._size = [], 0
             idle = not self._lines
@@ -90,6 +92,15 @@ class ResponseParser:
         self._size += len(data)
         if self._size > (_LONGEST_LINE if self._streams else _LARGEST_ANSWER):
             self._fail(engine_unavailable(self._engine_id, f"it sent {self._size} bytes at once"))
+
+    def _take_one_event(self, data: bytes) -> bool:
+        """Whether the read is one whole event, a piece of text and nothing else, and was taken: most
+        reads of a stream are."""
+        whole = data.startswith(b"data: ") and data.endswith(b"\n\n") and data.count(b"\n") == 2
+        if not (whole and len(data) < _INLINE_BYTES and self._take_plain(data[6:-2])):
+            return False
+        self._put_if_needed()
+        return True
 
     def on_end(self) -> None:
         body, self._parts = b"".join(self._parts), []
@@ -134,7 +145,6 @@ class ResponseParser:
                 if line.startswith(b"data:"):
                     event = line[5:].strip()
                     if event == b"[DONE]":
-                        self._put_texts()
                         self._finish(FinishReason.STOP)
                         return
                     if not self._take_plain(event):
@@ -142,11 +152,10 @@ class ResponseParser:
                         self._parse_event(orjson.loads(event))
                 lines.popleft()
         except _MALFORMED as error:
-            self._put_texts()
             self._fail_for(error)
-        self._put_texts()
         if self._on_close is None:
             return
+        self._put_if_needed()
         if lines:
             asyncio.get_running_loop().call_soon(self._parse_lines)
         elif (act := self._at_end) is not None:
@@ -237,6 +246,8 @@ class ResponseParser:
 
     def _close_once(self) -> bool:
         """Mark the call as ended. True at the first call only."""
+        if self._texts:
+            self._put_texts()
         on_close, self._on_close = self._on_close, None
         # The call refers to this parser: the request and its prompt would wait for the collector.
         self.terminate = None
@@ -273,6 +284,10 @@ class ResponseParser:
         self._texts.append(delta.content)
         self._texts_size += len(delta.content)
         return True
+
+    def _put_if_needed(self) -> None:
+        if self._texts_size >= self._mailbox.needed:
+            self._put_texts()
 
     def _put_texts(self) -> None:
         """Put the pieces of text that arrived together, as one chunk."""

@@ -41,7 +41,7 @@ class OwnEmbeddings(MergedGeneration):
         self._vectors: dict[int, bytes] = {}
         self._answered = False
 
-    async def take(self) -> list[Chunk]:
+    async def take(self, needed: int = 1) -> list[Chunk]:
         while not self._answered:
             chunks = await super().take()
             for chunk in chunks:

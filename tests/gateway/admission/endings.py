@@ -137,7 +137,7 @@ class ScriptedEngine(FakeEngine):
 
 class BlockingGuard:
     needs_second_opinion = undecided = False
-    held = 0
+    held, needed = 0, 1
 
     def __init__(self, paid_by: str) -> None:
         self.blocked = False

@@ -174,7 +174,7 @@ class Asking:
     blocked = False
     action: str | None = None
     needs_second_opinion = undecided = True
-    cut_paid_by, cuts = "tenant", ()
+    needed, cut_paid_by, cuts = 1, "tenant", ()
 
     def __init__(self, blocks: bool) -> None:
         self._blocks = blocks

@@ -32,6 +32,10 @@ class Guard:
         return self._stream.held(0)
 
     @property
+    def needed(self) -> int:
+        return self._stream.needed(0)
+
+    @property
     def cuts(self) -> Sequence[tuple[int, int]]:
         return self._stream.cuts(0)
 
@@ -93,3 +97,23 @@ def test_a_portion_is_small_or_one_chunk(sizes: list[int]) -> None:
     assert [chunk for portion in cut for chunk in portion] == chunks
     for portion in cut:
         assert len(portion) == 1 or sum(len(chunk.text) for chunk in portion) <= 1_000  # type: ignore[union-attr]
+
+
+class Cutting(Guard):
+    """Has removed the first character."""
+
+    @property
+    def cuts(self) -> Sequence[tuple[int, int]]:
+        return ((0, 1),)
+
+
+def test_pieces_that_come_together_have_their_places_for_later_log_probabilities() -> None:
+    """What belongs to a removed character is found by its place in the whole text."""
+    told = {"content": [{"token": "e", "logprob": -1.0, "bytes": None, "top_logprobs": []}]}
+    choice = ChoiceOutput(0, None, guard=Cutting())
+    choice.feed_run([TextChunk("r", 0, "ab", 1), TextChunk("r", 0, "cd", 1)])
+    choice.feed_run([TextChunk("r", 0, "e", 1, logprobs=told)])
+    choice.end("stop")
+    delta = choice.take()
+    assert delta is not None
+    assert [each["content"][0]["token"] for each in delta.upstream_logprobs] == ["e"]

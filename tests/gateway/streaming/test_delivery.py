@@ -31,7 +31,7 @@ class Generated:
         self.steps, self.cancelled = list(steps), 0
         self.receipt: Any = SimpleNamespace(finish_reason=FinishReason.STOP, message="")
 
-    async def take(self) -> list[TextChunk]:
+    async def take(self, needed: int = 1) -> list[TextChunk]:
         await asyncio.sleep(0)
         step = self.steps.pop(0) if self.steps else []
         if isinstance(step, Exception):
@@ -340,7 +340,7 @@ async def test_a_client_that_left_while_an_adapter_loads_gets_nothing_generated(
 
 async def test_a_client_that_leaves_stops_the_engine() -> None:
     class Leaving(Generated):
-        async def take(self) -> list[TextChunk]:
+        async def take(self, needed: int = 1) -> list[TextChunk]:
             chunks = await super().take()
             if not self.steps:
                 case.client.disconnected = True
@@ -363,7 +363,7 @@ async def test_a_fault_and_a_shutdown_close_the_meter_with_what_was_delivered(
     generated = Generated([said("ab")], fault)  # type: ignore[arg-type]
     if isinstance(fault, asyncio.CancelledError):
 
-        async def _cancelled() -> list[TextChunk]:
+        async def _cancelled(_needed: int = 1) -> list[TextChunk]:
             if len(generated.steps) == 2:
                 return await Generated.take(generated)
             raise fault

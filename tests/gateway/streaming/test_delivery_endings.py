@@ -79,7 +79,7 @@ class Judge:
     """A guard that lets everything pass, with a finding."""
 
     blocked = needs_second_opinion = undecided = False
-    held, cuts, cut_paid_by = 0, (), "tenant"
+    held, needed, cuts, cut_paid_by = 0, 1, (), "tenant"
 
     def __init__(self, action: str | None) -> None:
         self.action = action
