@@ -1,5 +1,6 @@
 """The state of one audio or image request while it is served, and the records made from it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -22,6 +23,7 @@ from gateway.prompts.prompt import Prompt
 from gateway.routing.router import Query
 from gateway.screening.moderator import ScreeningResult
 from gateway.spans import NO_TRACE, Trace
+from gateway.streaming.choices import OutputGuard
 
 
 @dataclass(slots=True, eq=False)
@@ -46,6 +48,7 @@ class MediaContext:
     reservation: Reservation | None = None
     meter: Meter | None = None
     fallback_from: list[str] = field(default_factory=list)  # models that failed before this one
+    guards: Sequence[OutputGuard] = ()  # of a transcript
     answered: bool = False  # the upstream's whole answer, or its first audio, has come
     delivered: bool = False
 
@@ -93,13 +96,28 @@ class MediaContext:
 
     def ending(self, status: int, reason: str) -> tuple[Ending, Receipt | None]:
         """What is billed of the request as it stands."""
+        blocked_by = self._end_guards()
+        if blocked_by is not None and blocked_by.cut_paid_by == "operator":
+            ending = Ending(0, 0, reason, status, prompt_done=False, quantity=0)
+            return replace(ending, paid_by="operator"), None
         is_image = self.endpoint.kind is UsageKind.IMAGE
         billed = self.delivered if is_image else self.answered
         if not billed and not self.answered:
             return Ending(0, 0, reason, status, prompt_done=False), None
         units = self.usage.units if billed else 0
         receipt = self.usage.receipt(self.request_id, self.principal.tenant_id)
-        return Ending(0, 0, reason, status, prompt_done=True, units=units), receipt
+        paid_by = blocked_by.cut_paid_by if blocked_by is not None else None
+        ending = Ending(0, 0, reason, status, prompt_done=True, units=units, paid_by=paid_by)
+        return ending, receipt
+
+    def _end_guards(self) -> OutputGuard | None:
+        """Note what the guards did. The first that blocked the answer, if any has."""
+        for guard in self.guards:
+            guard.over()
+            meter = self.meter
+            if guard.action and meter is not None and meter.moderation in (None, "annotate"):
+                meter.moderation = guard.action
+        return next((guard for guard in self.guards if guard.blocked), None)
 
     async def settle(self) -> None:
         """The counters keep what the usage event charges; without one, nothing."""

@@ -16,13 +16,16 @@ import orjson
 
 from core.clock import Clock
 from core.errors import NotFound, TollhouseError, Unavailable
+from core.events import UsageKind
 from core.tenants.keys import Principal
 from gateway.catalog.catalog import Target
 from gateway.http.exchange import ClientDisconnected
 from gateway.http.headers import limit_headers, read_options, response_headers
 from gateway.inference.openai_errors import error_object
+from gateway.media import transcripts
 from gateway.media.context import MediaContext
 from gateway.media.endpoints import Endpoint
+from gateway.media.transcripts import TranscriptBlocked, TranscriptEvents
 from gateway.media.usage import MediaUsage
 from gateway.metering.meter import Meter, blocked_ending
 from gateway.pipeline import Pipeline
@@ -144,6 +147,9 @@ class MediaService:
         except ClientDisconnected:
             ctx.meter.close_soon(*ctx.ending(499, "disconnect"))
             raise
+        except TranscriptBlocked as error:
+            await ctx.meter.close(*ctx.ending(int(error.status), str(error.code)))
+            raise
         except TollhouseError as error:
             await ctx.meter.close(*ctx.ending(int(error.status), "error"))
             raise
@@ -169,6 +175,10 @@ class MediaService:
             route.sent()
             try:
                 status = await self._forward(ctx, replica.client)
+            except TranscriptBlocked:  # it has answered
+                route.answered()
+                route.left(None)
+                raise
             except TollhouseError as error:
                 may_retry = route.failed(error)
                 if ctx.exchange.started:
@@ -190,6 +200,9 @@ class MediaService:
 
     async def _forward(self, ctx: MediaContext, engine: OpenAIEngine) -> int:
         body, content_type = ctx.request.body(engine.upstream_model)
+        if ctx.endpoint.kind is UsageKind.AUDIO:
+            moderator = self.pipeline.moderator
+            ctx.guards = moderator.guard(ctx.request_id, ctx.principal, transcripts.GUARDS)
         path = ctx.request.endpoint.route
         try:
             async with engine.forward(path, body, content_type) as answer:
@@ -199,7 +212,7 @@ class MediaService:
                         engine.engine_id, ctx.request_id, answer.status, text, _wait(answer)
                     )
                 kind = answer.headers.get("content-type", "").lower()
-                if kind.startswith(_STREAMED):
+                if kind.startswith(_EVENTS if ctx.guards else _STREAMED):
                     return await self._relay(ctx, answer, kind)
                 whole = await _read_whole(answer, engine.engine_id)
         except (aiohttp.ClientError, OSError) as error:
@@ -207,6 +220,7 @@ class MediaService:
         assert ctx.meter is not None
         await asyncio.to_thread(ctx.usage.answer, whole)
         ctx.answered = True
+        whole = await transcripts.screened(whole, ctx.guards)
         await self._start(ctx, kind, len(whole))
         await ctx.exchange.write(whole, more=False)
         ctx.delivered = True
@@ -224,12 +238,20 @@ class MediaService:
         await self._start(ctx, kind, None)
         assert ctx.meter is not None
         ctx.meter.first_token()
+        events = TranscriptEvents(ctx.guards) if ctx.guards else None
         try:
             async for piece in _after(first, pieces):
-                await ctx.exchange.write(piece)
-                ctx.answered = ctx.delivered = True
+                ctx.answered = True
                 if is_events:
                     ctx.usage.feed(piece)
+                await ctx.exchange.write(await events.feed(piece) if events else piece)
+                ctx.delivered = True
+            if events:
+                await ctx.exchange.write(await events.end())
+        except TranscriptBlocked as blocked:
+            await ctx.meter.close(*ctx.ending(200, str(blocked.code)))
+            await ctx.exchange.write(_error_event(blocked), more=False)
+            return 200
         except (aiohttp.ClientError, OSError) as error:
             log.warning("the answer to %s was cut: %s", ctx.request_id, error)
             ctx.answered = False
@@ -241,8 +263,7 @@ class MediaService:
                     next_step="Try again; only what was delivered is charged.",
                     code="engine_unavailable",
                 )
-                event = orjson.dumps(error_object(broken))
-                await ctx.exchange.write(b"data: " + event + b"\n\n", more=False)
+                await ctx.exchange.write(_error_event(broken), more=False)
             return 502
         await ctx.meter.close(*ctx.ending(200, "stop"))
         await ctx.exchange.write(b"", more=False)
@@ -271,6 +292,10 @@ class MediaService:
         meter.streamed = ctx.request.stream
         meter.fallback_from = tuple(ctx.fallback_from)
         return meter
+
+
+def _error_event(error: TollhouseError) -> bytes:
+    return b"data: " + orjson.dumps(error_object(error)) + b"\n\n"
 
 
 def unsupported(problem: str, next_step: str) -> NotFound:

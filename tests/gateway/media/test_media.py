@@ -4,6 +4,8 @@ import io
 import json
 import wave
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -56,6 +58,12 @@ def server() -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def media(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    with media_deployment(server, tmp_path_factory.mktemp("media")) as made:
+        yield made
+
+
+@contextmanager
+def media_deployment(server: Server, path: Path) -> Iterator[Deployment]:
     entry = {
         "url": server.url,
         "name": "m",
@@ -66,7 +74,6 @@ def media(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     }
     other = {"url": f"{server.url}/", "name": "t", "model": "text", "endpoints": ["audio/speech"]}
     settings = {"upstreams": json.dumps([entry, other]), "max_media_mb": 1}
-    path = tmp_path_factory.mktemp("media")
     engines = make_engines(
         Settings(data_dir=path),
         read_upstreams(settings["upstreams"]),
