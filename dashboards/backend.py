@@ -23,6 +23,7 @@ class EngineView:
     blocks_used: int = 0
     blocks_total: int = 0  # 0: this kind of engine does not report it
     adapters: Mapping[str, int] = field(default_factory=dict)  # count by state
+    held: Sequence[tuple[str, str]] = ()  # (digest, state) of its adapters
     block_size: int = 0  # tokens of a block of its cache; 0: not known
 
     @property

@@ -149,9 +149,15 @@ class Rejected:
         return replace(kept, problem=str(self.error))
 
 
-def show(request: Request, page_data: PageData, status: int = 200, **more: Any) -> Response:
+def show(
+    request: Request,
+    page_data: PageData,
+    status: int = 200,
+    template: str = "page.html",
+    **more: Any,
+) -> Response:
     rejected: Rejected | None = getattr(request.state, "rejected", None)
     if rejected is not None:
         page_data = rejected.applied(page_data)
         status = rejected.error.status
-    return page(request, "page.html", status, page_data=page_data, **more)
+    return page(request, template, status, page_data=page_data, **more)

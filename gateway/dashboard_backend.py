@@ -209,6 +209,7 @@ def _engine_view(replica: Replica, model: str) -> EngineView:
         return EngineView(client.engine_id, model, state)
     if stats.draining:
         state = "draining"
+    adapters = list(client.adapters().values())
     return EngineView(
         client.engine_id,
         model,
@@ -218,7 +219,8 @@ def _engine_view(replica: Replica, model: str) -> EngineView:
         stats.tokens_waiting,
         stats.blocks_total - stats.blocks_free,
         stats.blocks_total,
-        Counter(each.state for each in list(client.adapters().values())),
+        Counter(each.state for each in adapters),
+        [(each.digest, each.state) for each in adapters],
         info.block_size if info is not None else 0,
     )
 

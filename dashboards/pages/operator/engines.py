@@ -1,4 +1,5 @@
-"""Engines: each replica as of its last heartbeat, adapters by state, and use by tenant."""
+"""Engines: a map and a table of replicas as of their last heartbeats, adapters by state, and use by
+tenant."""
 
 from collections.abc import Callable
 from datetime import datetime, timedelta
@@ -15,7 +16,7 @@ from core import engine_drains
 from core.errors import BadRequest
 from core.tenants import plan_store
 from core.tenants.models import Tenant
-from dashboards import charts
+from dashboards import charts, engine_map
 from dashboards.backend import EngineView
 from dashboards.page_data import Form, PageData, Tile, show
 from dashboards.pages.common import (
@@ -27,7 +28,7 @@ from dashboards.pages.common import (
     root_of,
     wants_csv,
 )
-from dashboards.render import svg
+from dashboards.render import page, svg
 from dashboards.scales import grouped
 from dashboards.tables import Column, Table
 
@@ -76,8 +77,8 @@ def page_of(request: Request) -> Response:
     engines = list(deps.backend.engines())
     with deps.database.read() as session:
         shares = _shares(session, now, root_of(request))
-    columns = [*REPLICAS, Column("acts", "Change", "acts")] if may_write else REPLICAS
-    table = Table("Replicas", columns, [_row(each) for each in engines], totals=False)
+        cards = engine_map.cards(session, engines, now)
+    table = Table("Replicas", REPLICAS, [_row(each) for each in engines], totals=False)
     if wants_csv(request):
         return table.csv("engines")
     page_data = PageData(
@@ -102,7 +103,19 @@ def page_of(request: Request) -> Response:
             ),
         ],
     )
-    return show(request, page_data)
+    acts = [(card, _act(card.engine) if may_write else None) for card in cards]
+    return show(request, page_data, template="engines.html", cards=acts)
+
+
+def map_of(request: Request) -> Response:
+    """The map alone, which the page asks for every few seconds."""
+    viewer, deps = operator_of(request, "operations"), deps_of(request)
+    may_write = deps.auth.may(viewer, "operations", "write")
+    engines = list(deps.backend.engines())
+    with deps.database.read() as session:
+        cards = engine_map.cards(session, engines, deps.clock.now())
+    acts = [(card, _act(card.engine) if may_write else None) for card in cards]
+    return page(request, "engine_map.html", cards=acts)
 
 
 _NO_ADAPTER = "No engine holds an adapter. Adapters are loaded on their first request."
@@ -135,7 +148,6 @@ def _row(each: EngineView) -> dict[str, Any]:
         "tokens": each.tokens_waiting,
         "kv": f"{100 * each.kv_share:.1f} %" if each.kv_share is not None else None,
         "adapters": str(sum(each.adapters.values())),
-        "acts": [_act(each)],
     }
 
 
@@ -206,7 +218,7 @@ def _change(
     if name not in {each.engine_id for each in deps.backend.engines()}:
         raise BadRequest(
             f"There is no engine {name[:80]!r}.",
-            next_step="Choose one from the table.",
+            next_step="Choose one from the map.",
             param="engine",
         )
     with deps.database.transaction() as session:
@@ -217,5 +229,6 @@ def _change(
 
 ROUTES = [
     Route(PATH, page_of, methods=["GET"]),
+    Route(f"{PATH}/map", map_of, methods=["GET"]),
     Route(PATH, form_handler(page_of, drain=_drain, resume=_resume), methods=["POST"]),
 ]

@@ -99,9 +99,7 @@ def _wait_until(condition: Callable[[], bool]) -> None:
 
 
 def _drain(page: Page, film: Film) -> None:
-    row = page.get_by_role("row", name="silent")
-    row.get_by_text("Change").click()
-    row.get_by_role("button", name="Drain").click()
+    page.locator(".engine.silent").get_by_role("button", name="Drain").click()
     expect(page.locator(".notice")).to_contain_text("gets no new requests")
     film.take(page, "The operator drains it, so that nothing is sent to it when it comes back.")
 
@@ -109,9 +107,7 @@ def _drain(page: Page, film: Film) -> None:
 def _resume(page: Page, film: Film) -> None:
     _reload_until(page, "draining")
     film.take(page, "Killed, it is started again, and still gets no requests.")
-    row = page.get_by_role("row", name="draining")
-    row.get_by_text("Change").click()
-    row.get_by_role("button", name="Resume").click()
+    page.locator(".engine.draining").get_by_role("button", name="Resume").click()
     _reload_until(page, "2 of 2")
     film.take(page, "Resumed, both serve again.")
 
