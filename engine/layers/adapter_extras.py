@@ -122,8 +122,27 @@ def inner_changes(segments: list[ExtraRows], layer: int) -> InnerChanges | None:
 def rescales(segments: list[ExtraRows], layer: int, part: str) -> Iterator[tuple[slice, Rescale]]:
     for each in segments:
         rescale = each.extras.rescales.get((layer, part))
-        if rescale is not None:
+        if rescale is not None and each.rows.start < each.rows.stop:
             yield each.rows, rescale
+
+
+def rescaled_sum(
+    linear: Linear, y: torch.Tensor, x: torch.Tensor, changed: list[tuple[slice, Rescale]]
+) -> torch.Tensor:
+    """x + y W^T, in which the products of the changed rows, in one product beside that of the others, are
+    rescaled first."""
+    rows = torch.cat([torch.arange(each.start, each.stop) for each, _ in changed])
+    whole = len(rows) == len(y)
+    products = linear(y if whole else y.index_select(0, rows))
+    first = 0
+    for each, rescale in changed:
+        end = first + each.stop - each.start
+        rescale(products[first:end])
+        first = end
+    if whole:
+        return products.add_(x)
+    out = linear.plus(y, x)
+    return out.index_copy_(0, rows, products.add_(x.index_select(0, rows)))
 
 
 def change_table(segments: list[ExtraRows], tokens: torch.Tensor, x: torch.Tensor) -> None:

@@ -8,6 +8,7 @@ from engine.layers.adapter_extras import (
     change_table,
     head_of_rows,
     inner_changes,
+    rescaled_sum,
 )
 from engine.layers.attention import attend
 from engine.layers.attention_plan import Tile
@@ -144,11 +145,11 @@ class CpuOperations:
             return x + norm(out)
         if isinstance(site.linear, LatentOutput):
             return site.linear.changed(y, x, self._inside(site.layer))
-        out = site.linear.plus(y, x)
-        if self._lora is not None:
-            for rows, rescale in self._lora.rescales(site.layer, site.name):
-                out[rows] = rescale(site.linear(y[rows])).add_(x[rows])
-            self._lora.add_(site.layer, site.name, y, out)
+        if self._lora is None:
+            return site.linear.plus(y, x)
+        changed = list(self._lora.rescales(site.layer, site.name))
+        out = rescaled_sum(site.linear, y, x, changed) if changed else site.linear.plus(y, x)
+        self._lora.add_(site.layer, site.name, y, out)
         return out
 
     def mix(self, mixture: Mixture, x: torch.Tensor, norm: RmsNorm | None) -> torch.Tensor:

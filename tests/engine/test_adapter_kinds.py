@@ -11,6 +11,8 @@ from safetensors.torch import load_file, save_file
 
 from engine.config import EngineConfig
 from engine.errors import AdapterError
+from engine.layers.adapter_extras import Rescale, rescaled_sum
+from engine.layers.linear import DenseLinear
 from engine.lora.adapter_files import read_adapter
 from engine.lora.gpu_adapters import GpuAdapters
 from engine.models.base_weights import BaseWeights
@@ -72,6 +74,42 @@ def stirred(adapter: Path, seed: int) -> Path:
             tensor *= 1 + 0.3 * torch.randn(tensor.shape, generator=generator)
     save_file(tensors, path, metadata={"format": "pt"})
     return adapter
+
+
+class Counted(DenseLinear):
+    """Counts its products."""
+
+    products = 0
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        self.products += 1
+        return super().__call__(x)
+
+    def plus(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        return self(x) + other
+
+
+@pytest.mark.parametrize(
+    ("rows", "products"),
+    [
+        ([(0, 2), (2, 3), (3, 7)], 1),
+        ([(1, 2), (4, 6)], 2),
+        ([(0, 6)], 2),
+        ([(0, 7)], 1),
+    ],
+)
+def test_all_rows_of_dora_are_one_product(rows: list[tuple[int, int]], products: int) -> None:
+    """Of the matrices whose outputs are added to the residual stream; the sums by their definition."""
+    random = torch.Generator().manual_seed(3)
+    weight, y, x = (torch.randn(*shape, generator=random) for shape in ((5, 4), (7, 4), (7, 5)))
+    changed = [(slice(*each), Rescale(torch.rand(5, generator=random))) for each in rows]
+    factors = torch.ones(7, 5)
+    for each, rescale in changed:
+        factors[each] = rescale.factor
+    linear, before = Counted(weight), x.clone()
+    found = rescaled_sum(linear, y, x, changed)
+    torch.testing.assert_close(found, x + (y @ weight.t()) * factors)
+    assert linear.products == products and torch.equal(x, before)
 
 
 def test_every_kind_alone_and_beside_all_others(base: Path, adapters: list[Path]) -> None:

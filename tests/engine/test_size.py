@@ -26,7 +26,7 @@ LIMITS = {
     "dense": 200,
     "execution": 1060,
     "kernels": 1305,
-    "layers": 1520,
+    "layers": 1540,
     "lora": 1010,
     "lora/peft": 600,
     "models": 1360,
