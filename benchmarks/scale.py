@@ -25,8 +25,8 @@ from benchmarks.billing import Bench, bench_on, ingest, rate_all
 from benchmarks.billing_data import make_events
 from benchmarks.report import figure, progress
 from billing.archive.base import Rows
-from billing.archive.clickhouse import CHARGE_TABLE, EVENT_TABLE, ClickHouseArchive
-from billing.archive.columns import CHARGE_COLUMNS, EVENT_COLUMNS
+from billing.archive.clickhouse import ClickHouseArchive
+from billing.archive.columns import CHARGE_COLUMNS, EVENT_COLUMNS, HOURS, ROWS
 from billing.models import Charge, UsageEventRow
 from gateway.metering.streams.base import StreamDown, UsageStream
 from gateway.metering.streams.messages import batch_of, read
@@ -147,19 +147,26 @@ def _archive(bench: Bench, measured: Measured) -> None:
     with tempfile.TemporaryDirectory() as folder:
         client = _Chdb(Path(folder))
         archive = ClickHouseArchive(client)
-        archive.totals("", "z")  # makes the tables
+        archive.identity()  # makes the tables
+        day = bench.clock.now().replace(hour=0, minute=0, second=0, microsecond=0)
         spent, count, cpu = 0.0, 0, 0.0
-        for columns, is_event in ((EVENT_COLUMNS, True), (CHARGE_COLUMNS, False)):
-            for rows in _stored(bench, columns, is_event=is_event):
-                began, used = time.perf_counter(), time.process_time()
-                archive.store(rows if is_event else (), () if is_event else rows)
-                spent += time.perf_counter() - began
-                cpu += time.process_time() - used
-                count += len(rows) * is_event
-        progress(f"  clickhouse: {count:,} events with charges in {spent:.0f} s")
+        for rows in _stored(bench):
+            began, used = time.perf_counter(), time.process_time()
+            archive.store(day, rows)
+            spent += time.perf_counter() - began
+            cpu += time.process_time() - used
+            count += len(rows)
+        began, used = time.perf_counter(), time.process_time()
+        archive.sum_hours(day)
+        hours, hours_cpu = time.perf_counter() - began, time.process_time() - used
+        progress(
+            f"  clickhouse: {count:,} events with charges in {spent:.0f} s, hours in {hours:.1f} s"
+        )
+        measured.seconds["clickhouse_hours"] = hours / count
+        measured.cpu["clickhouse_hours"] = hours_cpu / count
         measured.seconds["clickhouse_archive"] = spent / count
         measured.cpu["clickhouse_archive"] = cpu / count
-        for name, table in (("events", EVENT_TABLE), ("charges", CHARGE_TABLE)):
+        for name, table in (("rows", ROWS), ("hours", HOURS)):
             client.command(f"optimize table {table} final")
             query = (
                 "select sum(bytes_on_disk) from system.parts where active and table = {t:String}"
@@ -169,15 +176,11 @@ def _archive(bench: Bench, measured: Measured) -> None:
         client.close()
 
 
-def _stored(bench: Bench, columns: Sequence[str], *, is_event: bool) -> Iterator[Rows]:
+def _stored(bench: Bench) -> Iterator[Rows]:
     event, charge = UsageEventRow, Charge
-    chosen = (
-        select(*(getattr(event, name) for name in columns))
-        if is_event
-        else select(*(getattr(charge, name) for name in columns[:-1]), event.occurred_at).join(
-            event, event.request_id == charge.request_id
-        )
-    )
+    columns = [getattr(event, name) for name in EVENT_COLUMNS]
+    columns += [getattr(charge, name) for name in CHARGE_COLUMNS]
+    chosen = select(*columns).outerjoin(charge, charge.request_id == event.request_id)
     with bench.database.read() as session:
         found = session.execute(chosen.execution_options(yield_per=_PART))
         for part in found.partitions():

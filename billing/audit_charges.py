@@ -98,7 +98,7 @@ def _priced_groups(session: Session, since: Since, known: RowSums | None) -> lis
     """Usage period, price version, tenant, whether tokens are priced, then the quantity and the units
     of each component; a key may have several rows."""
     if since == EVERYTHING:
-        return [_priced(each) for each in (known or audit_rows.read(session)).groups]
+        return [_priced(each) for each in (known or audit_rows.read(session)).every_group()]
     rows = session.execute(frozen_sums.open_charges(*_priced_columns(C), since.batch)).all()
     periods = {row[0] for row in rows}
     key, sums = _priced_columns(F)
@@ -147,7 +147,7 @@ def charges_and_roll_ups(
     if since != EVERYTHING:
         return _open_roll_ups(session, since)
     charged: Sums = {}
-    for group in (rows or audit_rows.read(session)).groups:
+    for group in (rows or audit_rows.read(session)).every_group():
         _add(charged, (*group[:3], *(getattr(group, name) for name in rollups.SUMS)))
     expected = _adjusted(session, charged, None)
     found = []

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from sqlalchemy import Select, func, select
 from sqlalchemy.orm import Session
 
-from billing import audit_rows, frozen_sums
+from billing import audit_rows, closing, frozen_sums
+from billing.archive.border import Border, archive_of, border_of, not_moved, readable
 from billing.audit_rows import RowSums
 from billing.differences import EVERYTHING, Difference, Since, amount
 from billing.invoices import DRAFT, UNCOLLECTIBLE, VOID
@@ -16,6 +17,7 @@ from billing.models import (
     BillingPeriod,
     Charge,
     ClosedCharges,
+    ClosedDay,
     CreditGrant,
     CreditUse,
     DailyUsage,
@@ -26,6 +28,7 @@ from billing.models import (
     LedgerTransaction,
     UsageEventRow,
 )
+from core.errors import DependencyDown
 from core.money import units_of_minor
 
 _L, _T, _A = LedgerEntry, LedgerTransaction, LedgerAccount
@@ -75,6 +78,9 @@ def _open_transactions(since: Since) -> Select[str]:
 
 def charges_and_ledger(session: Session, since: Since = EVERYTHING) -> list[Difference]:
     """The revenue of a transaction equals its charges and adjustments."""
+    border = border_of(session)
+    if since == EVERYTHING and border is not None:
+        since = closing.usage_after(session.get_one(ClosedDay, border.last_day))
     whole = since == EVERYTHING
     expected: dict[str, int] = defaultdict(int)
     for table in (Charge, Adjustment):
@@ -94,6 +100,8 @@ def charges_and_ledger(session: Session, since: Since = EVERYTHING) -> list[Diff
     if not whole:
         posted = posted.where(_T.id.in_(_open_transactions(since)))
     there = {row[0]: int(row[1]) for row in session.execute(posted)}
+    if border is not None:
+        _add_moved(session, border, expected, there)
     found = []
     for transaction_id in expected.keys() | there.keys():
         want, have = expected.get(transaction_id, 0), there.get(transaction_id, 0)
@@ -105,6 +113,40 @@ def charges_and_ledger(session: Session, since: Since = EVERYTHING) -> list[Diff
         message = f"transaction {transaction_id} has revenue {have}, its charges sum to {want}"
         found.append(amount("charges/ledger", message, have - want, ids))
     return found
+
+
+def _add_moved(
+    session: Session, border: Border, expected: dict[str, int], there: dict[str, int]
+) -> None:
+    """Add the charges of moved days to transactions that have some. A transaction of rating may have
+    charges of two days, of which the first is moved; those that are still here are not its whole."""
+    ids = expected.keys() | there.keys()
+    off = [each for each in ids if expected.get(each, 0) != there.get(each, 0)]
+    archive = archive_of(session)
+    if not off or archive is None:
+        return  # the check of closed days says so
+    for some in frozen_sums.chunks(off):
+        here = session.execute(
+            select(Charge.transaction_id, func.sum(Charge.amount))
+            .join(UsageEventRow, UsageEventRow.request_id == Charge.request_id)
+            .where(Charge.transaction_id.in_(some), *not_moved(border))
+            .group_by(Charge.transaction_id)
+        )
+        kept = {row[0]: int(row[1]) for row in here}
+        adjusted = {
+            row[0]: int(row[1])
+            for row in session.execute(
+                select(Adjustment.transaction_id, func.sum(Adjustment.amount))
+                .where(Adjustment.transaction_id.in_(some))
+                .group_by(Adjustment.transaction_id)
+            )
+        }
+        try:
+            moved = readable(archive, border).posted(some, border.last_day)
+        except DependencyDown:
+            continue  # as above
+        for each in some:
+            expected[each] = kept.get(each, 0) + adjusted.get(each, 0) + moved.get(each, 0)
 
 
 def _charged_transactions(table: type[Charge | Adjustment], since: Since) -> Select[str]:
@@ -192,7 +234,7 @@ def charges_and_invoices(
     expected: dict[str, int] = defaultdict(int)
     if since == EVERYTHING:
         periods = set(session.scalars(closed))
-        for group in (rows or audit_rows.read(session)).groups:
+        for group in (rows or audit_rows.read(session)).every_group():
             if group.bill_period_id in periods:
                 expected[group.bill_period_id] += group.amount
     for period_id, units in _charged_in(session, closed, since):

@@ -14,11 +14,19 @@ from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.orm import Session
 
 from billing import frozen_sums, partitions
-from billing.models import Charge, ClosedDay, EngineReceipt, UsageBatch, UsageEventRow
+from billing.archive.border import Border, border_of, not_moved
+from billing.models import (
+    Charge,
+    ClosedCharges,
+    ClosedDay,
+    EngineReceipt,
+    UsageBatch,
+    UsageEventRow,
+)
 from billing.tables.columns import AMOUNT_COLUMNS, QUANTITY_COLUMNS
 from core.events import CountedBy
 
-E, C, R, B = UsageEventRow, Charge, EngineReceipt, UsageBatch
+E, C, R, B, F = UsageEventRow, Charge, EngineReceipt, UsageBatch, ClosedCharges
 TOKENS = ("input_tokens", "cached_tokens", "output_tokens", "waived_tokens")
 SUMS = (*QUANTITY_COLUMNS, *AMOUNT_COLUMNS)
 _KEYS = len(frozen_sums.KEY)
@@ -79,6 +87,7 @@ class DaySums:
 class RowSums:
     days: dict[int, DaySums] = field(default_factory=dict)
     groups: list[Group] = field(default_factory=list)  # of all days, and without a day
+    moved: list[Group] = field(default_factory=list)  # frozen, of days whose rows are elsewhere
     charges: int = 0
     # Whether the rows agree, so that no query has to look for those that do not.
     every_charge_has_its_event: bool = True
@@ -94,6 +103,10 @@ class RowSums:
 
     def frozen(self, day: int) -> list[tuple[Any, ...]]:
         return self.days.get(day, _EMPTY).charges
+
+    def every_group(self) -> list[Group]:
+        """A key may have several."""
+        return self.groups + self.moved
 
     def charge_sums(self) -> dict[str, int]:
         names = dict(zip((*TOKENS, "units"), (*TOKENS, "amount"), strict=True))
@@ -122,8 +135,12 @@ def prepare(session: Session) -> None:
 
 def read(session: Session) -> RowSums:
     day = _day(session)
-    events, rated = _events(session, day)
-    found = _charges(session, day, events, rated)
+    border = border_of(session)
+    here = not_moved(border)
+    events, rated = _events(session, day, here)
+    found = _charges(session, day, events, rated, here)
+    if border is not None:
+        _add_moved(session, found, border)
     _receipts(session, found)
     return found
 
@@ -139,12 +156,12 @@ def _day(session: Session) -> Any:
     return func.width_bucket(E.batch_id, bounds)
 
 
-def _events(session: Session, day: Any) -> tuple[dict[int, dict[str, int]], int]:
+def _events(session: Session, day: Any, here: list[Any]) -> tuple[dict[int, dict[str, int]], int]:
     """Sums by day, and how many events are in rated batches."""
     sums = [func.sum(getattr(E, name)) for name in TOKENS]
     rated = func.count(B.rated_at)
     query = select(day.label("day"), rated, func.count(), *sums)
-    query = query.select_from(E).outerjoin(B, B.id == E.batch_id).group_by("day")
+    query = query.select_from(E).outerjoin(B, B.id == E.batch_id).where(*here).group_by("day")
     by_day, in_rated = {}, 0
     for number, count, *values in session.execute(query):
         in_rated += count
@@ -153,7 +170,11 @@ def _events(session: Session, day: Any) -> tuple[dict[int, dict[str, int]], int]
 
 
 def _charges(
-    session: Session, day: Any, events: dict[int, dict[str, int]], in_rated: int
+    session: Session,
+    day: Any,
+    events: dict[int, dict[str, int]],
+    in_rated: int,
+    here: list[Any],
 ) -> RowSums:
     dropped = partitions.latest_retention(session)
     alone = and_(E.request_id.is_(None), C.request_id >= (dropped.floor_id if dropped else ""))
@@ -167,6 +188,7 @@ def _charges(
         .select_from(C)
         .outerjoin(E, E.request_id == C.request_id)
         .outerjoin(B, B.id == E.batch_id)
+        .where(*(or_(E.batch_id.is_(None), each) for each in here))
         .group_by("day", *key[:-1], "tokens")
     )
     found = RowSums()
@@ -192,6 +214,18 @@ def _charges(
         there_then = events.get(each, _EMPTY.events)
         found.days[each] = DaySums(there_then, by_day[each], count_by_day[each])
     return found
+
+
+def _add_moved(session: Session, found: RowSums, border: Border) -> None:
+    """The frozen charges of moved days, whose rows are in their store."""
+    rows = session.execute(
+        select(
+            *(getattr(F, name) for name in frozen_sums.KEY), *(getattr(F, name) for name in SUMS)
+        ).where(F.day >= border.first_day, F.day <= border.last_day)
+    )
+    for row in rows:
+        *key, tokens = row[:_KEYS]
+        found.moved.append(Group._make((*key, bool(tokens), tuple(map(int, row[_KEYS:])))))
 
 
 def _receipts(session: Session, found: RowSums) -> None:

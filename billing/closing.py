@@ -2,7 +2,8 @@
 
 A day holds the batches recorded on it, so late usage belongs to the day on which it arrives and a
 closed day never changes. Audits start after the last closed day. They compare the frozen sums with the
-rows of closed days only back to the retention floor, because older rows may have been dropped.
+rows of closed days only back to the retention floor, because older rows may have been dropped. Those of
+moved days they compare with the rows of their store.
 
 The keys of the signatures come from the settings. Whoever can write the database alone can change
 rows, sums and digests together, but not sign them.
@@ -13,11 +14,14 @@ import hmac
 import json
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
+from typing import Any
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from billing import frozen_sums, partitions
+from billing.archive.border import archive_of, border_of
+from billing.archive.comparing import moved_differences
 from billing.audit_rows import RowSums
 from billing.differences import Difference, Since, amount
 from billing.models import Charge, ClosedDay, ParkedEvent, UsageBatch, UsageEventRow
@@ -56,7 +60,7 @@ def drop_old_usage(session: Session, months: int, now: datetime) -> int:
     """Drop the raw rows of months before the last whole `months`, as far as their days are closed.
     Returns the number of dropped events."""
     last = latest(session)
-    if last is None:
+    if last is None or archive_of(session) is not None:  # its days are moved instead
         return 0
     keep_from = min(partitions.retention_start(now, months), last.day + DAY)
     return partitions.drop_before(session, keep_from, now)
@@ -84,7 +88,7 @@ def signed_days_are_unchanged(
     found: list[Difference] = []
     dropped = partitions.latest_retention(session)
     floor = dropped.kept_from + DAY if dropped else None
-    signed = False
+    border, signed = border_of(session), False
     for number, (day, before) in enumerate(_chain(session)):
         name = f"{day.day:%Y-%m-%d}"
         if day.digest != _digest(before.digest if before else "", day):
@@ -95,16 +99,21 @@ def signed_days_are_unchanged(
             continue
         if day.frozen["groups"] != frozen_sums.stored_groups(session, day.day).digest():
             found.append(amount("closed days", f"the frozen groups of {name} were changed", 0))
+        known = before.frozen if before else {}
+        if border is not None and border.first_day <= day.day <= border.last_day:
+            for message in moved_differences(session, border, day):
+                found.append(amount("closed days", f"{name}: {message}", 0))
+            found += _moved_unit_differences(session, name, day, known)
+            continue
         if floor is not None and (day.day < floor or _has_dropped(session, day, before)):
             continue
         batches = (before.last_batch if before else 0, day.last_batch)
-        there = rows.sums(number) if rows else _sums(session, *batches)
+        there = rows.sums(number) if rows else row_sums(session, *batches)
         if there != day.sums:
             units = there["units"] - int(day.sums["units"])
             found.append(
                 amount("closed days", f"{name} sums to {there}, was closed with {day.sums}", units)
             )
-        known = before.frozen if before else {}
         groups = (
             frozen_sums.Groups(
                 rows.frozen(number), frozen_sums.read_units(session, known, day.frozen)
@@ -116,6 +125,17 @@ def signed_days_are_unchanged(
             message = f"charges, ledger entries or credit uses of {name} were changed"
             found.append(amount("closed days", message, 0))
     return found
+
+
+def _moved_unit_differences(
+    session: Session, name: str, day: ClosedDay, known: dict[str, Any]
+) -> list[Difference]:
+    """Ledger entries and credit uses of a day whose charges are elsewhere."""
+    charges = frozen_sums.stored_groups(session, day.day).charges
+    units = frozen_sums.read_units(session, known, day.frozen)
+    if day.frozen["groups"] == frozen_sums.Groups(charges, units).digest():
+        return []
+    return [amount("closed days", f"ledger entries or credit uses of {name} were changed", 0)]
 
 
 def _signature_differences(
@@ -186,7 +206,7 @@ def _close(
     closed = ClosedDay(
         day=day,
         last_batch=last_batch,
-        sums=_sums(session, *batches),
+        sums=row_sums(session, *batches),
         frozen=frozen_sums.freeze(session, day, batches, before, now),
         closed_at=now,
     )
@@ -197,7 +217,8 @@ def _close(
     return closed
 
 
-def _sums(session: Session, after: int, last: int) -> Sums:
+def row_sums(session: Session, after: int, last: int) -> Sums:
+    """Of the batches after the first number up to the second."""
     inside = (_E.batch_id > after, _E.batch_id <= last)
     counted = (_E.input_tokens, _E.cached_tokens, _E.output_tokens, _E.waived_tokens)
     events = session.execute(
@@ -247,8 +268,11 @@ def open_usage(session: Session) -> Since:
     """What is not closed. Ids reach back two days, because a request may run for hours and wait in a
     spool before it is recorded."""
     day = latest(session)
-    if day is None:
-        return Since()
+    return usage_after(day) if day is not None else Since()
+
+
+def usage_after(day: ClosedDay) -> Since:
+    """What came after a closed day. Ids as in `open_usage`."""
     entry, use = int(day.frozen["last_entry"]), int(day.frozen["last_use"])
     return Since(day.last_batch, floor_id(REQUEST, day.day - DAY), entry, use, day.day + DAY)
 

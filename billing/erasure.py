@@ -10,6 +10,8 @@ from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
 from billing import guards, origin_rollups
+from billing.archive.border import border_of, not_moved
+from billing.archive.erasing import erase_moved
 from billing.models import ParkedEvent, UsageEventRow
 from core.clock import Clock
 from core.errors import BadRequest
@@ -30,11 +32,12 @@ def erase_end_user(session: Session, scope: TenantScope, clock: Clock, end_user:
     """Remove the name from the tenant's usage; the audit log gets the counts, not the name."""
     if not end_user:
         raise BadRequest("end_user is empty.", next_step="Name the end user.", param="end_user")
+    moved = erase_moved(session, scope.tenant_id, end_user)
     mine = UsageEventRow.tenant_id == scope.tenant_id
     named = select(UsageEventRow.request_id).where(mine, UsageEventRow.end_user == end_user)
-    found = len(session.scalars(named).all())
+    found = len(session.scalars(named.where(*not_moved(border_of(session)))).all())
     origin_rollups.forget(session, scope, end_user)  # before the events lose the name
-    if found:
+    if session.scalar(named.limit(1)) is not None:
         with guards.open_for_update(session, UsageEventRow.__tablename__):
             session.execute(
                 update(UsageEventRow)
@@ -47,7 +50,7 @@ def erase_end_user(session: Session, scope: TenantScope, clock: Clock, end_user:
         if row.payload.get("end_user") == end_user:
             row.payload = {**row.payload, "end_user": None}
             parked += 1
-    erased = Erased(found, parked)
+    erased = Erased(found + moved, parked)
     audit.record(
         session,
         scope,

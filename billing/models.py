@@ -3,7 +3,7 @@
 from billing.tables.add_ons import AddOn, AddOnHolding
 from billing.tables.bank import BankLine
 from billing.tables.budgets import Budget, OutboxMessage, WebhookEndpoint
-from billing.tables.closing import ClosedCharges, ClosedDay, ClosedUnits
+from billing.tables.closing import ClosedCharges, ClosedDay, ClosedUnits, MovedDay
 from billing.tables.exchange import ExchangeRate
 from billing.tables.invoices import AuditRun, BillingPeriod, CreditNote, Invoice, InvoiceLine
 from billing.tables.ledger import (
@@ -99,6 +99,7 @@ __all__ = [
     "LedgerEntry",
     "LedgerTransaction",
     "MoneyAct",
+    "MovedDay",
     "OrganisationLink",
     "OutboxMessage",
     "ParkedEvent",

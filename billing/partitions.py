@@ -12,8 +12,6 @@ from sqlalchemy import delete, func, select, text
 from sqlalchemy.orm import Session
 
 from billing import origin_rollups
-from billing.archive.base import RawArchive
-from billing.archive.moving import archive_rows
 from billing.guards import allow_maintenance, truncate_guard
 from billing.models import EngineReceipt, UsageBatch, UsageEventRow, UsageRetention
 from core.errors import Conflict
@@ -69,7 +67,7 @@ def ensure_ahead(session: Session, now: datetime) -> list[str]:
 def drop_before(session: Session, keep_from: datetime, now: datetime) -> int:
     """Retention: drop whole months before `keep_from`; returns the number of dropped events.
     Conflict if any of them is not rated. Receipts go with them; charges, roll-ups, ledger and
-    invoices stay. SQLite keeps everything. With an archive, it holds the events and charges first.
+    invoices stay. SQLite keeps everything.
     """
     if session.get_bind().dialect.name != "postgresql":
         return 0
@@ -86,12 +84,7 @@ def drop_before(session: Session, keep_from: datetime, now: datetime) -> int:
             next_step="Run the rating task first; unbilled usage is never dropped.",
         )
     gone = 0
-    archive: RawArchive | None = session.info.get(RawArchive)
     for name in _before(session, EVENTS, last):
-        if archive is not None:
-            year, month = name.removeprefix(f"{EVENTS}_").split("_")
-            dropped = Month(int(year), int(month))
-            archive_rows(session, archive, _floor(dropped), _floor(dropped.next()))
         gone += int(session.execute(text(f"select count(*) from {name}")).scalar_one())
         session.execute(text(f"drop table {name}"))
     if gone:

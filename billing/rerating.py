@@ -14,6 +14,7 @@ from sqlalchemy.orm import Session
 
 from billing import rollups
 from billing.accounts import Periods, lock_accounts
+from billing.archive.reading import charged_sums
 from billing.ledger import AccountKind, Transaction, post_many, transfer
 from billing.models import Adjustment, BillingPeriod, Charge, Rerate, UsageEventRow
 from billing.prices import get_version
@@ -177,23 +178,19 @@ def _usage(session: Session, wanted: Request, right: PriceVersion) -> dict[_Plac
     key = (_C.tenant_id, _E.project_id, _E.model, _C.usage_period_id, _E.kind)
     sums = []
     for component, column in zip(Component, AMOUNT_COLUMNS, strict=False):
-        sums += [func.sum(COUNTS[component]), func.sum(getattr(_C, column))]
-    query = (
-        select(*key, *sums)
-        .join(_E, _E.request_id == _C.request_id)
-        .where(
-            _C.price_version == wanted.from_version,
-            _E.occurred_at >= wanted.starts_at,
-            _E.occurred_at < wanted.ends_at,
-        )
-        .group_by(*key)
-        .order_by(*key)
-    )
+        sums += [COUNTS[component], getattr(_C, column)]
+    where = [
+        _C.price_version == wanted.from_version,
+        _E.occurred_at >= wanted.starts_at,
+        _E.occurred_at < wanted.ends_at,
+    ]
     if wanted.tenant_id:
-        query = query.where(_C.tenant_id == wanted.tenant_id)
+        where.append(_C.tenant_id == wanted.tenant_id)
     position: dict[tuple[str, str, Component], int] = defaultdict(int)
     found: dict[_Place, _Usage] = {}
-    for tenant_id, project_id, model, period_id, kind, *values in session.execute(query):
+    for tenant_id, project_id, model, period_id, kind, *values in charged_sums(
+        session, key, sums, where
+    ):
         for index, component in enumerate(Component):
             quantity, units = int(values[2 * index]), int(values[2 * index + 1])
             if quantity == 0 or ONLY.get(kind, component) is not component:
@@ -201,8 +198,8 @@ def _usage(session: Session, wanted: Request, right: PriceVersion) -> dict[_Plac
             place = (tenant_id, period_id, component)
             after = right.marginal(component, position[place], quantity)
             position[place] += quantity
-            where = (tenant_id, project_id, model, period_id, component)
-            found.setdefault(where, _Usage()).add(quantity, units, after)
+            spot = (tenant_id, project_id, model, period_id, component)
+            found.setdefault(spot, _Usage()).add(quantity, units, after)
     return found
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, func, select, tuple_
 from sqlalchemy.orm import Session
 
+from billing.archive.reading import charged_sums
 from billing.models import Adjustment, Charge, PriceVersionRow, Rerate, UsageEventRow
 from billing.prices import version_of
 from billing.pricing import Component, PriceVersion
@@ -136,13 +137,9 @@ def _sums(session: Session, touched: set[tuple[str, str]], *where: ColumnElement
     key = (_C.tenant_id, _C.usage_period_id, _C.price_version, _E.kind)
     sums: list[Any] = []
     for component, column in zip(Component, AMOUNT_COLUMNS, strict=False):
-        sums += [func.sum(COUNTS[component]), func.sum(getattr(_C, column))]
-    rows = session.execute(
-        select(*key, *sums)
-        .join(_E, _E.request_id == _C.request_id)
-        .where(_C.usage_period_id.in_({period_id for _, period_id in touched}), *where)
-        .group_by(*key)
-    )
+        sums += [COUNTS[component], getattr(_C, column)]
+    inside = _C.usage_period_id.in_({period_id for _, period_id in touched})
+    rows = charged_sums(session, key, sums, (inside, *where))
     found: _Used = {}
     for tenant_id, period_id, version_id, kind, *values in rows:
         for index, component in enumerate(Component):

@@ -12,6 +12,7 @@ from sqlalchemy import Table, delete, func, select
 from sqlalchemy.orm import Session
 
 from billing import partitions
+from billing.archive.border import border_of
 from billing.models import (
     Adjustment,
     Charge,
@@ -90,10 +91,11 @@ def add_adjustments(session: Session, adjustments: Iterable[Mapping[str, Any]]) 
 
 def rebuild(session: Session) -> tuple[int, int]:
     """Rebuild the tables from charges and adjustments; returns the numbers of hourly and daily
-    rows. If retention has dropped events, rebuilding starts at the second kept day.
+    rows. If events were dropped or moved, rebuilding starts at the second kept day.
     """
-    dropped = partitions.latest_retention(session)
+    dropped, border = partitions.latest_retention(session), border_of(session)
     start = dropped.kept_from + timedelta(days=1) if dropped else datetime.min.replace(tzinfo=UTC)
+    start = max(start, border.whole_from) if border is not None else start
     hours = {key: sums for key, sums in recompute(session).items() if key[1] >= start}
     days = by_day(hours)
     for table in (HOURLY, DAILY, TENANT_DAILY):

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from sqlalchemy import ColumnElement, case, delete, func, literal, select, update
+from sqlalchemy import ColumnElement, case, delete, func, literal, or_, select, update
 from sqlalchemy.orm import Session
 
 from billing import origin_rollups, partitions, rollup_writes
+from billing.archive.border import border_of
 from billing.batch_claims import claim_batches
 from billing.models import (
     Charge,
@@ -66,14 +67,17 @@ def add_released(session: Session, request_ids: Sequence[str]) -> None:
 
 
 def rebuild(session: Session, clock: Clock) -> None:
-    """Rebuild all tables from all charges whose events retention has not dropped: from the second kept
+    """Rebuild all tables from all charges whose events are not dropped or moved: from the second kept
     day on, as the first may lack events."""
-    dropped = partitions.latest_retention(session)
+    dropped, border = partitions.latest_retention(session), border_of(session)
     start = dropped.kept_from + timedelta(days=1) if dropped else datetime.min.replace(tzinfo=UTC)
+    start = max(start, border.whole_from) if border is not None else start
     for table in (HourlyService, DailyService, DailyEngineTime, *origin_rollups.TABLES.values()):
         session.execute(delete(table).where(table.at >= start))
     rated = list(session.scalars(select(UsageBatch.id).where(UsageBatch.rated_at.is_not(None))))
-    _add(session, _EVENT.batch_id.in_(rated) & (_EVENT.occurred_at >= start))
+    new = select(UsageBatch.id).where(UsageBatch.summed_at.is_(None))
+    again = or_(_EVENT.occurred_at >= start, _EVENT.batch_id.in_(new))
+    _add(session, _EVENT.batch_id.in_(rated) & again)
     _mark(session, rated, clock.now())
 
 

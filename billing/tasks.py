@@ -26,6 +26,8 @@ from billing import (
     usage,
 )
 from billing.accounts import lock_account
+from billing.archive import moving
+from billing.archive.border import archive_of
 from billing.exports import schedules
 from billing.exports.stores import Store, open_store
 from billing.in_transit import UsageInTransit
@@ -99,6 +101,19 @@ def drop_old_usage(context: TaskContext, months: int | None = None) -> int:
     now = context.clock.now()
     with context.database.transaction() as session:
         return closing.drop_old_usage(session, months, now)
+
+
+@task("billing.move_days", queue="invoices", every_s=3600.0, time_limit_s=3600)
+def move_days(context: TaskContext) -> dict[str, int]:
+    """Move closed days to TOLLHOUSE_EVENTS_URL, and drop those that were moved earlier."""
+    with context.database.read() as session:
+        archive = archive_of(session)
+    if archive is None:
+        return {"moved": 0, "dropped": 0}
+    now = context.clock.now()
+    dropped = moving.drop_moved(context.database, archive, now)
+    moved = moving.move_days(context.database, archive, now, context.settings.events_days)
+    return {"moved": len(moved), "dropped": dropped}
 
 
 @task("billing.expire_credit", queue="rating", every_s=600.0)

@@ -20,6 +20,7 @@ from sqlalchemy.exc import DataError, IntegrityError
 from sqlalchemy.orm import Session
 
 from billing.accounts import ensure_accounts
+from billing.archive.late import MovedRequests, moved_requests
 from billing.models import (
     BillingAccount,
     EngineReceipt,
@@ -56,6 +57,7 @@ _KNOWN = text(
     "select 'account', tenant_id, currency from billing_accounts where tenant_id in :tenants"
     " union all select 'price', id, currency from price_versions where id in :versions"
     " union all select 'floor', '', max(floor_id) from usage_retention"
+    " union all select 'moved', '', max(floor_id) from moved_days where moved_at is not null"
 ).bindparams(bindparam("tenants", expanding=True), bindparam("versions", expanding=True))
 CURRENCY = "currency"  # the code of an event whose price is not in the account's currency
 _PARKED_COLUMNS = ("request_id", "tenant_id", "code", "reason", "payload", "parked_at")
@@ -63,7 +65,7 @@ _PARKED_COLUMNS = ("request_id", "tenant_id", "code", "reason", "payload", "park
 
 @dataclass(frozen=True, slots=True)
 class ParkReason:
-    code: str  # future | unknown_price | currency | invalid | refused | too_old
+    code: str  # future | unknown_price | currency | invalid | refused | too_old | unchecked
     reason: str
 
 
@@ -76,6 +78,8 @@ def record(session: Session, events: Sequence[UsageEvent], clock: Clock | None =
     good: list[tuple[Any, ...]] = []
     bad: list[tuple[UsageEvent, ParkReason]] = []
     for event in events:
+        if event.request_id in validator.moved.known:
+            continue
         problem = validator.problem(event)
         if problem is None:
             good.append(_row(_cut(event)))
@@ -172,7 +176,10 @@ def release(session: Session, clock: Clock) -> int:
         except ValueError:
             continue
         event = _priced(session, row, event, book)
-        if _Validator.of(session, [event], now).problem(event) is None:
+        validator = _Validator.of(session, [event], now)
+        if event.request_id in validator.moved.known:
+            row.released_at = now
+        elif validator.problem(event) is None:
             waiting.append((row, event))
     try:
         return _release(session, waiting, now)
@@ -225,6 +232,7 @@ class _Validator:
     dropped_below: str
     price_currency: dict[str, str]
     account_currency: dict[str, str]
+    moved: MovedRequests
 
     @staticmethod
     def of(session: Session, events: Sequence[UsageEvent], now: datetime) -> "_Validator":
@@ -234,7 +242,12 @@ class _Validator:
         if tenants - known["account"].keys():
             ensure_accounts(session, tenants, now)
             known = _known(session, tenants, versions)
-        return _Validator(now + SKEW, known["floor"][""] or "", known["price"], known["account"])
+        moved = moved_requests(
+            session, known["moved"][""] or "", [event.request_id for event in events]
+        )
+        return _Validator(
+            now + SKEW, known["floor"][""] or "", known["price"], known["account"], moved
+        )
 
     def problem(self, event: UsageEvent) -> ParkReason | None:
         if event.occurred_at > self.latest:
@@ -260,12 +273,14 @@ class _Validator:
             return ParkReason(
                 "too_old", "events of its month were dropped, so it may be a duplicate"
             )
+        if event.request_id in self.moved.unchecked:
+            return ParkReason("unchecked", self.moved.reason)
         return None
 
 
 def _known(session: Session, tenants: set[str], versions: set[str]) -> dict[str, dict[str, str]]:
-    """Currencies of prices and accounts, and the retention floor id, in one query."""
-    found: dict[str, dict[str, str]] = {"account": {}, "price": {}, "floor": {}}
+    """Currencies of prices and accounts, and the floors of retention and moved days, in one query."""
+    found: dict[str, dict[str, str]] = {"account": {}, "price": {}, "floor": {}, "moved": {}}
     wanted = {"tenants": list(tenants), "versions": list(versions)}
     for what, name, value in session.execute(_KNOWN, wanted):
         found[what][name] = value

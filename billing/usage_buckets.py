@@ -16,7 +16,8 @@ from sqlalchemy.orm import Session
 
 from billing import origin_rollups, partitions
 from billing.archive.base import Grouping, Wanted
-from billing.archive.reading import archived_buckets
+from billing.archive.border import not_moved
+from billing.archive.reading import read_buckets
 from billing.models import (
     Charge,
     DailyService,
@@ -79,6 +80,9 @@ class BucketQuery:
     charges: bool = True
     # How many end users are told apart, those with the most input tokens; None: all.
     most_names: int | None = None
+    # Where the reason goes if the store of moved days does not answer, whose sums are then left out;
+    # without it, that is an error.
+    lacks: list[str] | None = None
 
     @property
     def needs_events(self) -> bool:
@@ -124,12 +128,15 @@ def usage_buckets(session: Session, scope: TenantScope, query: BucketQuery) -> B
     limit = query.limit or query.width.usual
     end = min(query.end, start + limit * step)
     found: dict[datetime, list[BucketRow]] = {}
-    by_origin = bool(query.origin) and _has_origins(session, start)
-    chosen = _by_origin if by_origin else _select
-    rows = session.execute(chosen(session, scope, query, start, end)).mappings()
-    read: list[dict[str, Any]] = [dict(row) for row in rows]
-    if not by_origin and (query.width is Width.MINUTE or query.needs_events):
-        read = _with_archived(session, scope, query, (start, end), read)
+    if query.origin and _has_origins(session, start):
+        rows = session.execute(_by_origin(session, scope, query, start, end)).mappings()
+        read = [dict(row) for row in rows]
+    elif query.width is Width.MINUTE or query.needs_events:
+        statement = _select(session, scope, query, start, end)
+        read = _raw(session, scope, query, (start, end), statement)
+    else:
+        statement = _select(session, scope, query, start, end)
+        read = [dict(row) for row in session.execute(statement).mappings()]
     for values in read:
         found.setdefault(_moment(values["bucket"]), []).append(
             BucketRow(
@@ -146,26 +153,29 @@ def usage_buckets(session: Session, scope: TenantScope, query: BucketQuery) -> B
     return BucketPage(buckets, moment if moment < query.end else None)
 
 
-def _with_archived(
+def _raw(
     session: Session,
     scope: TenantScope,
     query: BucketQuery,
     span: tuple[datetime, datetime],
-    read: list[dict[str, Any]],
+    statement: Select[Any],
 ) -> list[dict[str, Any]]:
-    """The sums with those of the archive. A page's `conditions` are read from the database alone."""
-    if query.conditions:
-        return read
+    """Sums of raw rows: those of moved days from their store, the others from the database."""
     values = _values(scope, query)
-    wanted = Wanted(*span, scope.tenant_id, scope.project_id or "")
     matching = tuple((name, tuple(some)) for name, some in values.items() if some)
-    grouping = Grouping(query.width.seconds, query.group_by, matching, query.batch)
-    archived = list(archived_buckets(session, wanted, grouping))
-    if not archived:
-        return read
+    grouping = Grouping(
+        query.width.seconds, query.group_by, matching, query.batch, query.conditions
+    )
+    wanted = Wanted(*span, scope.tenant_id)
+    border, theirs = read_buckets(session, wanted, grouping, query.lacks)
+    rows = session.execute(statement.where(*not_moved(border))).mappings()
+    ours = [dict(row) for row in rows]
+    if not theirs:
+        return ours
     keys, sums = ("bucket", *query.group_by), (*QUANTITY_COLUMNS, *AMOUNT_COLUMNS)
+    unread = () if query.charges else (*_CHARGED, *AMOUNT_COLUMNS)
     merged: dict[tuple[Any, ...], dict[str, Any]] = {}
-    for row in (*archived, *read):
+    for row in (*({**each, **dict.fromkeys(unread, 0)} for each in theirs), *ours):
         own = merged.setdefault(tuple(row[name] for name in keys), dict.fromkeys(sums, 0))
         own |= {name: row[name] for name in keys}
         own |= {name: own[name] + int(row[name] or 0) for name in sums}
@@ -318,9 +328,20 @@ def _values(scope: TenantScope, query: BucketQuery) -> dict[str, tuple[str, ...]
     }
 
 
+def _column(table: Any, name: str) -> ColumnElement[Any]:
+    """Of an event, "" is none, as in the roll-ups."""
+    column: ColumnElement[Any] = getattr(table, name)
+    return func.coalesce(column, "") if table is UsageEventRow and name in _NULLABLE else column
+
+
+_NULLABLE = ("adapter", "member_id")
+
+
 def _filters(table: Any, scope: TenantScope, query: BucketQuery) -> list[ColumnElement[bool]]:
     wanted = _values(scope, query)
-    found = [getattr(table, name).in_(values) for name, values in wanted.items() if values]
+    found: list[ColumnElement[bool]] = [
+        _column(table, name).in_(values) for name, values in wanted.items() if values
+    ]
     found += query.conditions
     if query.batch is not None:
         job = UsageEventRow.batch_job

@@ -49,10 +49,17 @@ class Settings(BaseSettings):
     )
     events_url: str = Field(
         "",
-        description="ClickHouse that keeps the raw events and charges of months which "
-        "TOLLHOUSE_USAGE_RETENTION_MONTHS drops from PostgreSQL: "
-        "clickhouse://user:password@host:8123/database, or clickhouses:// with TLS (the `clickhouse` "
-        "extra); empty: they are deleted.",
+        description="ClickHouse to which closed days of raw events and charges are moved from "
+        "PostgreSQL: clickhouse://user:password@host:8123/database, or clickhouses:// with TLS (the "
+        "`clickhouse` extra). With it, nothing is deleted by TOLLHOUSE_USAGE_RETENTION_MONTHS; empty: "
+        "they stay in the database.",
+    )
+    events_days: int = Field(
+        7,
+        ge=1,
+        le=3_650,
+        description="Whole days of raw events and charges that PostgreSQL keeps where "
+        "TOLLHOUSE_EVENTS_URL is set; earlier ones are moved once they are closed.",
     )
     redis_url: str = Field(
         "", description="Redis URL (redis:// or redis+cluster://) for counters; empty: in memory."

@@ -1,1 +1,1 @@
-"""The archive of raw events and charges whose months retention drops from PostgreSQL."""
+"""The store of raw usage events and charges of moved days, beside the database's later ones."""

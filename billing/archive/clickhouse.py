@@ -1,30 +1,29 @@
-"""The archive on ClickHouse: ReplacingMergeTree tables by request id.
+"""The store on ClickHouse: a ReplacingMergeTree by request, partitioned by closed day.
 
 https://clickhouse.com/docs/engines/table-engines/mergetree-family/replacingmergetree
+
+The hourly sums are a table that is computed for a whole day from its deduplicated rows and replaces the
+day's partition. A materialised view would add a batch that is inserted twice twice.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any, Protocol
 
-from billing.archive.base import Grouping, Rows, Totals, Wanted
-from billing.archive.columns import (
-    CHARGE_COLUMNS,
-    CHARGES,
-    EVENT_COLUMNS,
-    EVENTS,
-    LEFT_OUT,
-    definitions,
-)
+from billing.archive.base import Grouping, Reading, Rows, Sums, Wanted
+from billing.archive.columns import COLUMNS, HOURS, ROWS
+from billing.archive.expressions import clickhouse_sql, micros, quoted
+from billing.archive.hours import HOUR_COLUMNS, bucket_query, hours_query
+from billing.archive.layout import HOURS_NEW, Layout
+from billing.frozen_sums import charge_row
 from billing.tables.columns import AMOUNT_COLUMNS, QUANTITY_COLUMNS
 
-EVENT_TABLE, CHARGE_TABLE = "tollhouse_usage_events", "tollhouse_charges"
-_COUNTED = ("input_tokens", "cached_tokens", "output_tokens", "waived_tokens")
-_CHARGED = tuple(name for name in QUANTITY_COLUMNS if name not in ("requests", *_COUNTED))
-# As rating counts requests: not those that failed at our end, and not other kinds of usage.
-_REQUESTS = "if(e.kind in ('gpu_seconds', 'moderation') or e.status >= 500, 0, e.quantity)"
-_STRINGS = frozenset({"project_id", "key_id", "model", "adapter", "kind", "member_id"})
+_SUMS = (*QUANTITY_COLUMNS, *AMOUNT_COLUMNS)
+_DAY = "day = {day:Date}"
+# A request lies in one partition, so FINAL need not compare partitions with each other.
+_ONE_PARTITION = " settings do_not_merge_across_partitions_select_final = 1"
+_KEY = "usage_period_id", "bill_period_id", "price_version"
 
 
 class Client(Protocol):
@@ -41,136 +40,167 @@ class Client(Protocol):
 class ClickHouseArchive:
     def __init__(self, client: Client) -> None:
         self._client = client
-        self._is_prepared = False
+        self._layout = Layout(client)
 
-    def store(self, events: Rows, charges: Rows) -> None:
-        self._prepare()
-        if events:
-            self._client.insert(EVENT_TABLE, EVENT_COLUMNS, events)
-        if charges:
-            self._client.insert(CHARGE_TABLE, CHARGE_COLUMNS, charges)
+    def identity(self) -> str:
+        return self._layout.ready()
 
-    def totals(self, first: str, below: str) -> Totals:
-        inside = "request_id >= {first:String} and request_id < {below:String}"
-        found = {"first": first, "below": below}
-        self._prepare()
-        [(events, tokens)] = self._client.rows(
-            "select count(), sum(input_tokens + output_tokens + waived_tokens)"
-            f" from {EVENT_TABLE} final where {inside}",
-            found,
+    def store(self, day: datetime, rows: Rows) -> None:
+        self._layout.ready()
+        if rows:
+            at = day.date()
+            self._client.insert(ROWS, ("day", *COLUMNS), [(at, *row) for row in rows])
+
+    def clear(self, day: datetime) -> None:
+        self._layout.ready()
+        self._client.command(f"alter table {ROWS} drop partition '{day:%Y-%m-%d}'")
+
+    def sum_hours(self, day: datetime) -> None:
+        """Replacing a partition is atomic, so a reader sees the earlier sums or the new ones."""
+        self._layout.ready()
+        name = f"{day:%Y-%m-%d}"
+        self._client.command(f"alter table {HOURS_NEW} drop partition '{name}'")
+        columns = ", ".join(("day", *HOUR_COLUMNS))
+        self._client.command(f"insert into {HOURS_NEW} ({columns}) {hours_query(name)}")
+        where = f"select count() from {HOURS_NEW} where {_DAY}"
+        [(count,)] = self._client.rows(where, _of(day))
+        change = (
+            f"replace partition '{name}' from {HOURS_NEW}" if count else f"drop partition '{name}'"
         )
-        [(charges, units)] = self._client.rows(
-            f"select count(), sum(amount) from {CHARGE_TABLE} final where {inside}", found
+        self._client.command(f"alter table {HOURS} {change}")
+        self._client.command(f"alter table {HOURS_NEW} drop partition '{name}'")
+
+    def days(self) -> list[datetime]:
+        found = self._read(f"select distinct day from {ROWS} order by day", {})
+        return [datetime(row[0].year, row[0].month, row[0].day, tzinfo=UTC) for row in found]
+
+    def sums(self, day: datetime) -> Sums:
+        names = ("input_tokens", "cached_tokens", "output_tokens", "waived_tokens")
+        shown = ", ".join(f"sum({name})" for name in names)
+        [(events, *counts, charges, units)] = self._read(
+            f"select count(), {shown}, count(charge_transaction_id), sum(charge_amount)"
+            f" from {ROWS} final where {_DAY}",
+            _of(day),
         )
-        return Totals(int(events), int(tokens or 0), int(charges), int(units or 0))
+        found = dict(zip(names, (int(each or 0) for each in counts), strict=True))
+        return {"events": int(events), **found, "charges": int(charges), "units": int(units or 0)}
 
-    def usage(self, wanted: Wanted, columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
-        shown = ", ".join("null" if name in LEFT_OUT else f"e.{name}" for name in columns)
-        where, parameters = _where("e", wanted)
-        query = f"select {shown} from {EVENT_TABLE} e final where {where} order by e.request_id"
-        yield from self._read(query, parameters)
+    def groups(self, day: datetime) -> list[tuple[Any, ...]]:
+        key = ["charge_tenant_id", *(f"charge_{name}" for name in _KEY)]
+        key.append("charge_gpu_seconds + charge_moderation_calls = 0")
+        shown = ", ".join([*key, *(f"sum(charge_{name})" for name in _SUMS)])
+        rows = self._read(
+            f"select {shown} from {ROWS} final where {_DAY}"
+            f" and charge_transaction_id is not null group by {', '.join(key)}",
+            _of(day),
+        )
+        return [charge_row(row) for row in rows]
 
-    def charges(
-        self, wanted: Wanted, columns: Sequence[tuple[str, str]]
+    def hour_groups(self, day: datetime) -> list[tuple[Any, ...]]:
+        key = ("tenant_id", *_KEY, "tokens")
+        shown = ", ".join([*key, *(f"sum({name})" for name in _SUMS)])
+        rows = self._read(
+            f"select {shown} from {HOURS} where {_DAY} and currency is not null"
+            f" group by {', '.join(key)}",
+            _of(day),
+        )
+        return [charge_row(row) for row in rows]
+
+    def known(self, request_ids: Sequence[str], last_day: datetime) -> set[str]:
+        rows = self._read(
+            f"select request_id from {ROWS} where request_id in {{ids:Array(String)}}"
+            " and day <= {day:Date}",
+            {"ids": list(request_ids), **_of(last_day)},
+        )
+        return {row[0] for row in rows}
+
+    def posted(self, transaction_ids: Sequence[str], last_day: datetime) -> dict[str, int]:
+        rows = self._read(
+            f"select charge_transaction_id, sum(charge_amount) from {ROWS} final"
+            " where charge_transaction_id in {ids:Array(String)} and day <= {day:Date}"
+            " group by charge_transaction_id",
+            {"ids": list(transaction_ids), **_of(last_day)},
+        )
+        return {row[0]: int(row[1]) for row in rows}
+
+    def erase(self, tenant_id: str, end_user: str) -> int:
+        """Waits until the parts that held the name are rewritten."""
+        where = "tenant_id = {tenant:String} and end_user = {user:String}"
+        named = {"tenant": tenant_id, "user": end_user}
+        [(count,)] = self._read(f"select count() from {ROWS} final where {where}", named)
+        if count:
+            named_here = f"tenant_id = {quoted(tenant_id)} and end_user = {quoted(end_user)}"
+            self._client.command(
+                f"alter table {ROWS} update end_user = null where {named_here}"
+                " settings mutations_sync = 2"
+            )
+        return int(count)
+
+    def charged(
+        self,
+        last_day: datetime,
+        key: Sequence[Any],
+        sums: Sequence[Any],
+        conditions: Sequence[Any],
     ) -> Iterator[tuple[Any, ...]]:
-        shown = ", ".join(f"{'e' if of == 'event' else 'c'}.{name}" for of, name in columns)
-        where, parameters = _where("e", wanted)
-        charged, _ = _where("c", wanted, charge=True)
-        yield from self._read(
-            f"select {shown} from (select * from {EVENT_TABLE} final) e"
-            f" inner join (select * from {CHARGE_TABLE} c final where {charged}) c"
-            f" on c.request_id = e.request_id where {where} order by e.request_id",
-            parameters,
-        )
+        where = "e.day <= {day:Date} and e.charge_transaction_id is not null"
+        where += "".join(f" and ({clickhouse_sql(each)})" for each in conditions)
+        keys = ", ".join(clickhouse_sql(each) for each in key)
+        shown = ", ".join(f"sum({clickhouse_sql(each)})" for each in sums)
+        query = f"select {keys}, {shown} from {ROWS} e final where {where} group by {keys}"
+        yield from self._read(query + _ONE_PARTITION, _of(last_day))
+
+    def rows(self, wanted: Wanted, reading: Reading) -> Iterator[tuple[Any, ...]]:
+        where, parameters = _where(wanted)
+        where += "".join(f" and ({clickhouse_sql(each)})" for each in reading.conditions)
+        shown = ", ".join(clickhouse_sql(each) for each in reading.columns)
+        down = " desc" if reading.falling else ""
+        order = ", ".join(f"{clickhouse_sql(each)}{down}" for each in reading.order)
+        limit = f" limit {int(reading.limit)}" if reading.limit is not None else ""
+        query = f"select {shown} from {ROWS} e final where {where} order by {order}{limit}"
+        yield from self._read(query + _ONE_PARTITION, parameters)
 
     def buckets(self, wanted: Wanted, grouping: Grouping) -> Iterator[dict[str, Any]]:
-        where, parameters = _where("e", wanted)
-        charged, _ = _where("c", wanted, charge=True)
-        for number, (name, values) in enumerate(grouping.matching):
-            where += f" and e.{_checked(name)} in {{m{number}:Array(String)}}"
-            parameters[f"m{number}"] = list(values)
-        if grouping.batch is not None:
-            where += f" and e.batch_job is {'not ' if grouping.batch else ''}null"
-        by = [_group(name) for name in grouping.by]
-        sums = [
-            *((name, f"sum(c.{name})") for name in _CHARGED),
-            *((name, f"sum(e.{name})") for name in _COUNTED),
-            ("requests", f"sum({_REQUESTS})"),
-            *((name, f"sum(c.{name})") for name in AMOUNT_COLUMNS),
-        ]
-        width = int(grouping.width_s)
-        bucket = f"intDiv(toUnixTimestamp(e.occurred_at), {width}) * {width}"
-        names = ["bucket", *grouping.by, *(name for name, _ in sums)]
-        shown = ", ".join([bucket, *by, *(sum_of for _, sum_of in sums)])
-        keys = ", ".join([bucket, *by])
-        query = (
-            f"select {shown} from (select * from {EVENT_TABLE} final) e"
-            f" left join (select * from {CHARGE_TABLE} c final where {charged}) c"
-            f" on c.request_id = e.request_id where {where} group by {keys} order by {keys}"
-            " settings join_use_nulls = 1"
-        )
+        where, parameters = _where(wanted)
+        query, names = bucket_query(where, parameters, wanted, grouping)
         for row in self._read(query, parameters):
             yield dict(zip(names, row, strict=True))
 
     def _read(self, query: str, parameters: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
-        self._prepare()
+        self._layout.ready()
         for row in self._client.rows(query, parameters):
             yield tuple(map(_value, row))
 
-    def _prepare(self) -> None:
-        """Create the tables, and the columns that a newer version has added."""
-        if self._is_prepared:
-            return
-        for name, table, columns in (
-            (EVENT_TABLE, EVENTS, EVENT_COLUMNS),
-            (CHARGE_TABLE, CHARGES, CHARGE_COLUMNS),
-        ):
-            parts = definitions(table, columns)
-            self._client.command(
-                f"create table if not exists {name} ({', '.join(parts)})"
-                " engine = ReplacingMergeTree partition by toYYYYMM(occurred_at)"
-                " order by (tenant_id, request_id)"
-            )
-            for part in parts:
-                self._client.command(f"alter table {name} add column if not exists {part}")
-        self._is_prepared = True
+
+def _of(day: datetime) -> dict[str, Any]:
+    return {"day": f"{day:%Y-%m-%d}"}
 
 
 def _value(value: Any) -> Any:
     if isinstance(value, Decimal):
         return int(value)
-    return value.astimezone(UTC) if isinstance(value, datetime) else value
+    if isinstance(value, datetime):
+        return value.astimezone(UTC)
+    return value
 
 
-def _where(table: str, wanted: Wanted, *, charge: bool = False) -> tuple[str, dict[str, Any]]:
+def _where(wanted: Wanted) -> tuple[str, dict[str, Any]]:
+    """Usage is recorded after it occurred, by clocks that differ little, so days before the first
+    cannot hold it."""
     where = (
-        f"{table}.occurred_at >= fromUnixTimestamp64Micro({{start:Int64}}, 'UTC')"
-        f" and {table}.occurred_at < fromUnixTimestamp64Micro({{end:Int64}}, 'UTC')"
+        "e.occurred_at >= fromUnixTimestamp64Micro({start:Int64}, 'UTC')"
+        " and e.occurred_at < fromUnixTimestamp64Micro({end:Int64}, 'UTC')"
+        " and e.day >= {first_day:Date} and e.day <= {last_day:Date}"
     )
+    first = max(wanted.start.date().toordinal() - 1, date(1970, 1, 1).toordinal())
     parameters: dict[str, Any] = {
-        "start": int(wanted.start.timestamp() * 1_000_000),
-        "end": int(wanted.end.timestamp() * 1_000_000),
+        "start": micros(wanted.start),
+        "end": micros(wanted.end),
+        "first_day": date.fromordinal(first).isoformat(),
+        "last_day": max(wanted.last_day.date(), date(1970, 1, 1)).isoformat(),
     }
-    for name, value, operator in (
-        ("tenant_id", wanted.tenant_id, "="),
-        ("project_id", "" if charge else wanted.project_id, "="),
-        ("request_id", wanted.below, "<"),
-    ):
+    for name, value in (("tenant_id", wanted.tenant_id), ("project_id", wanted.project_id)):
         if value:
-            where += f" and {table}.{name} {operator} {{{name}:String}}"
+            where += f" and e.{name} = {{{name}:String}}"
             parameters[name] = value
     return where, parameters
-
-
-def _group(name: str) -> str:
-    if name == "currency":
-        return "c.currency"
-    if name == "batch":
-        return "toBool(e.batch_job is not null)"
-    return f"e.{_checked(name)}"
-
-
-def _checked(name: str) -> str:
-    if name not in _STRINGS:
-        raise ValueError(f"{name!r} is not archived")
-    return name

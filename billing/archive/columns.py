@@ -1,4 +1,7 @@
-"""The columns of archived rows, from the tables that they come from, and their ClickHouse types."""
+"""The columns of stored rows, from the tables that they come from, and their ClickHouse types.
+
+An event and its charge are one row: a day is moved when its usage is rated, so both are there at once.
+"""
 
 from typing import Any
 
@@ -7,28 +10,30 @@ from sqlalchemy import Boolean, Column, Integer, String, Table
 from billing.models import Charge, UsageEventRow
 from core.database import Units, UtcDateTime
 
-# An end user can ask for erasure, which is slow in immutable rows, so the archive names none.
-LEFT_OUT = frozenset({"end_user"})
-
+ROWS = "tollhouse_usage"
+HOURS = "tollhouse_hours"
 EVENTS: Table = UsageEventRow.__table__  # type: ignore[assignment]
 CHARGES: Table = Charge.__table__  # type: ignore[assignment]
-EVENT_COLUMNS = tuple(each.name for each in EVENTS.columns if each.name not in LEFT_OUT)
-# A charge is looked for by the time of its event.
-CHARGE_COLUMNS = (*(each.name for each in CHARGES.columns), "occurred_at")
+EVENT_COLUMNS = tuple(each.name for each in EVENTS.columns)
+CHARGE_COLUMNS = tuple(each.name for each in CHARGES.columns if each.name != "request_id")
+COLUMNS = (*EVENT_COLUMNS, *(f"charge_{name}" for name in CHARGE_COLUMNS))
 
 
-def definitions(table: Table, names: tuple[str, ...]) -> list[str]:
-    """Columns of the ClickHouse table."""
-    source = {each.name: each for each in (*EVENTS.columns, *table.columns)}
-    return [f"{name} {_type(source[name])}" for name in names]
+def definitions() -> list[str]:
+    """Columns of the ClickHouse table. An event that is not billed has no charge."""
+    events = [f"{name} {_type(EVENTS.columns[name])}" for name in EVENT_COLUMNS]
+    charges = [
+        f"charge_{name} Nullable({kind_of(CHARGES.columns[name].type)})" for name in CHARGE_COLUMNS
+    ]
+    return events + charges
 
 
 def _type(column: "Column[Any]") -> str:
-    kind = _kind(column.type)
+    kind = kind_of(column.type)
     return f"Nullable({kind})" if column.nullable else kind
 
 
-def _kind(kind: Any) -> str:
+def kind_of(kind: Any) -> str:
     if isinstance(kind, Units):
         return "Decimal(38, 0)"
     if isinstance(kind, UtcDateTime):

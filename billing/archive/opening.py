@@ -1,4 +1,4 @@
-"""Opens the database of the settings, with its read replica and its archive."""
+"""Opens the database of the settings, with its read replica and the store of moved days."""
 
 from billing.archive.base import RawArchive
 from billing.archive.clickhouse import ClickHouseArchive
@@ -11,7 +11,7 @@ SCHEMES = ("clickhouse://", "clickhouses://")
 
 
 def open_database(settings: Settings) -> Database:
-    """Sessions carry the archive in their `info`, where `archive_of` finds it."""
+    """Sessions carry the store in their `info`, where `archive_of` finds it."""
     archive = make_archive(settings)
     return Database(
         settings.effective_database_url,
@@ -32,8 +32,7 @@ def make_archive(settings: Settings) -> RawArchive | None:
         )
     if not settings.database_url.startswith("postgresql"):
         raise SettingError(
-            "TOLLHOUSE_EVENTS_URL archives months that retention drops from PostgreSQL; SQLite drops "
-            "none.",
+            "TOLLHOUSE_EVENTS_URL takes closed days from PostgreSQL; SQLite keeps all of them.",
             next_step="Unset it, or set TOLLHOUSE_DATABASE_URL to a PostgreSQL database.",
         )
     with imports_of("clickhouse", "TOLLHOUSE_EVENTS_URL", SettingError):

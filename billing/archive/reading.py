@@ -1,67 +1,132 @@
-"""Reads from the archive what retention has dropped from the database: rows below the retention floor.
-
-The database holds the rows above it, so that no row is read from both.
+"""Reads raw events and charges through one port: those of moved days from their store, the others from
+the database. No row is read from both.
 """
 
-from collections.abc import Iterator, Sequence
-from datetime import datetime
-from typing import Any
+import heapq
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import islice
+from typing import Any, TypeVar
 
+from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.orm import Session
 
-from billing.archive.base import Grouping, RawArchive, Wanted
-from billing.models import UsageRetention
-from billing.partitions import latest_retention
-from core.errors import BadRequest
+from billing.archive.base import Grouping, RawArchive, Reading, Wanted
+from billing.archive.border import Border, archive_of, border_of, not_moved, readable
+from billing.archive.rows import SqlRows
+from billing.models import Charge, UsageEventRow
+from core.errors import DependencyDown
+
+T = TypeVar("T")
 
 
-def archive_of(session: Session) -> RawArchive | None:
-    found: RawArchive | None = session.info.get(RawArchive)
-    return found
-
-
-def archived_usage(
-    session: Session, wanted: Wanted, columns: Sequence[str]
+def read_rows(
+    session: Session, wanted: Wanted, reading: Reading, lacks: list[str] | None = None
 ) -> Iterator[tuple[Any, ...]]:
-    source = _source(session, wanted.start)
-    if source is not None:
-        archive, retention = source
-        yield from archive.usage(_below(wanted, retention), columns)
-
-
-def archived_charges(
-    session: Session, wanted: Wanted, columns: Sequence[tuple[str, str]]
-) -> Iterator[tuple[Any, ...]]:
-    source = _source(session, wanted.start)
-    if source is not None:
-        archive, retention = source
-        yield from archive.charges(_below(wanted, retention), columns)
-
-
-def archived_buckets(
-    session: Session, wanted: Wanted, grouping: Grouping
-) -> Iterator[dict[str, Any]]:
-    """BadRequest for what is not archived."""
-    source = _source(session, wanted.start)
-    if source is None:
+    """The rows of both in order. DependencyDown if the store does not answer; with `lacks` the rows of
+    the database alone then, and the reason in it."""
+    border = border_of(session) if archive_of(session) is not None else None
+    database = SqlRows(session, not_moved(border))
+    width = len(reading.columns)
+    # The values of the order come first, so that the rows of both can be compared.
+    both = replace(reading, columns=(*reading.order, *reading.columns))
+    ours = database.rows(wanted, both)
+    if border is None or not _reaches(wanted, border):
+        yield from (row[-width:] for row in ours)
         return
-    archive, retention = source
-    if "end_user" in grouping.by:
-        raise BadRequest(
-            f"End users are not archived, and the period begins before {retention.kept_from:%Y-%m-%d}.",
-            next_step=f"Begin at {retention.kept_from:%Y-%m-%d} or later, or group otherwise.",
-            param="group_by",
-        )
-    yield from archive.buckets(_below(wanted, retention), grouping)
+    theirs = _checked(lambda: _of_store(session, wanted, border, both), lacks)
+    key = len(reading.order)
+    merged = heapq.merge(theirs, ours, key=lambda row: row[:key], reverse=reading.falling)
+    yield from (row[-width:] for row in islice(merged, reading.limit))
 
 
-def _source(session: Session, start: datetime) -> tuple[RawArchive, UsageRetention] | None:
+def read_buckets(
+    session: Session, wanted: Wanted, grouping: Grouping, lacks: list[str] | None = None
+) -> tuple[Border | None, list[dict[str, Any]]]:
+    """The store's sums, and the border up to which they are."""
+    border = border_of(session) if archive_of(session) is not None else None
+    if border is None or not _reaches(wanted, border):
+        return border, []
+
+    def _read() -> Iterator[dict[str, Any]]:
+        assert border is not None
+        archive = archive_of(session)
+        assert archive is not None
+        mine = replace(wanted, last_day=border.last_day)
+        yield from readable(archive, border).buckets(mine, grouping)
+
+    return border, list(_checked(_read, lacks))
+
+
+def charged_sums(
+    session: Session,
+    key: Sequence[Any],
+    sums: Sequence[Any],
+    conditions: Sequence[ColumnElement[bool]],
+) -> list[tuple[Any, ...]]:
+    """Sums of charges by key, in the order of the keys. DependencyDown if days were moved to a store
+    that does not answer: a part of the sums would be wrong."""
+    border = border_of(session)
+    here = (
+        select(*key, *(func.sum(each) for each in sums))
+        .select_from(UsageEventRow)
+        .join(Charge, Charge.request_id == UsageEventRow.request_id)
+        .where(*conditions, *not_moved(border))
+        .group_by(*key)
+    )
+    rows = [tuple(row) for row in session.execute(here)]
+    if border is not None:
+        archive = _store_of(session)
+        store = readable(archive, border)
+        rows += store.charged(border.last_day, key, sums, conditions)
+    found: dict[tuple[Any, ...], list[int]] = {}
+    width = len(key)
+    for row in rows:
+        values = found.setdefault(row[:width], [0] * len(sums))
+        for place, value in enumerate(row[width:]):
+            values[place] += int(value or 0)
+    return [(*where, *values) for where, values in sorted(found.items())]
+
+
+def known_elsewhere(session: Session, request_ids: Sequence[str]) -> set[str]:
+    """Which of these requests the store has. DependencyDown if it does not answer or is not set."""
+    border = border_of(session)
+    if border is None or not request_ids:
+        return set()
+    return readable(_store_of(session), border).known(request_ids, border.last_day)
+
+
+def _store_of(session: Session) -> RawArchive:
     archive = archive_of(session)
-    retention = latest_retention(session) if archive is not None else None
-    if archive is None or retention is None or start >= retention.kept_from:
-        return None
-    return archive, retention
+    if archive is None:
+        raise DependencyDown(
+            "Days were moved to ClickHouse, and TOLLHOUSE_EVENTS_URL is not set.",
+            next_step="Set it to the database that has them.",
+        )
+    return archive
 
 
-def _below(wanted: Wanted, retention: UsageRetention) -> Wanted:
-    return Wanted(wanted.start, wanted.end, wanted.tenant_id, wanted.project_id, retention.floor_id)
+def _reaches(wanted: Wanted, border: Border) -> bool:
+    return wanted.start < border.until
+
+
+def _of_store(
+    session: Session, wanted: Wanted, border: Border, reading: Reading
+) -> Iterator[tuple[Any, ...]]:
+    archive = archive_of(session)
+    assert archive is not None
+    yield from readable(archive, border).rows(replace(wanted, last_day=border.last_day), reading)
+
+
+def _checked(read: Callable[[], Iterator[T]], lacks: list[str] | None) -> Iterator[T]:
+    """With `lacks`, a store that fails before its first row gives none."""
+    rows = read()
+    if lacks is None:
+        yield from rows
+        return
+    try:
+        found = list(rows)  # a page's rows are few
+    except DependencyDown as error:
+        lacks.append(error.message)
+        return
+    yield from found

@@ -3,7 +3,7 @@
 A TenantScope limits a subject to one tenant; None, for the operator, exports all tenants.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -11,8 +11,8 @@ from typing import Any
 from sqlalchemy import Select, select
 from sqlalchemy.orm import Session
 
-from billing.archive.base import Wanted
-from billing.archive.reading import archived_charges, archived_usage
+from billing.archive.base import Reading, Wanted
+from billing.archive.reading import read_rows
 from billing.exports.formats import Column, Kind, Row
 from billing.models import (
     Charge,
@@ -40,12 +40,14 @@ class Period:
 class Subject:
     name: str
     columns: tuple[Column, ...]
-    query: Callable[[TenantScope | None, Period], Select[Any]]
-    archived: Callable[[Session, Wanted], Iterable[Row]] = lambda _session, _wanted: ()
+    # Raw rows are read through their port.
+    query: Callable[[TenantScope | None, Period], Select[Any]] | Reading
 
     def rows(self, session: Session, scope: TenantScope | None, period: Period) -> Iterator[Row]:
-        """Rows in a stable order, streamed from the archive and the database."""
-        yield from self.archived(session, wanted_of(scope, period))
+        """Rows in a stable order, streamed."""
+        if isinstance(self.query, Reading):
+            yield from read_rows(session, wanted_of(scope, period), self.query)
+            return
         statement = self.query(scope, period).execution_options(yield_per=FETCH_ROWS)
         yield from session.execute(statement)
 
@@ -114,28 +116,6 @@ _LEDGER = (
 )
 
 
-def _usage(scope: TenantScope | None, period: Period) -> Select[Any]:
-    table = UsageEventRow
-    inside = (table.occurred_at >= period.start, table.occurred_at < period.end)
-    return _scoped(select(*_USAGE).where(*inside), table, scope).order_by(table.request_id)
-
-
-def _charges(scope: TenantScope | None, period: Period) -> Select[Any]:
-    table = UsageEventRow
-    inside = (table.occurred_at >= period.start, table.occurred_at < period.end)
-    joined = select(*_CHARGES).join(table, table.request_id == Charge.request_id)
-    return _scoped(joined.where(*inside), table, scope).order_by(Charge.request_id)
-
-
-def _archived_usage(session: Session, wanted: Wanted) -> Iterator[Row]:
-    return archived_usage(session, wanted, [each.key for each in _USAGE])
-
-
-def _archived_charges(session: Session, wanted: Wanted) -> Iterator[Row]:
-    columns = [("charge" if each.class_ is Charge else "event", each.key) for each in _CHARGES]
-    return archived_charges(session, wanted, columns)
-
-
 def _invoices(scope: TenantScope | None, period: Period) -> Select[Any]:
     joined = select(*_INVOICES).join(InvoiceLine, InvoiceLine.invoice_id == Invoice.id)
     inside = (Invoice.period_end > period.start, Invoice.period_start < period.end)
@@ -161,8 +141,16 @@ def _named(attributes: tuple[Any, ...], **renamed: Any) -> tuple[Column, ...]:
 SUBJECTS = {
     subject.name: subject
     for subject in (
-        Subject("usage", _named(_USAGE), _usage, _archived_usage),
-        Subject("charges", _named(_CHARGES), _charges, _archived_charges),
+        Subject("usage", _named(_USAGE), Reading(_USAGE, (UsageEventRow.request_id,))),
+        Subject(
+            "charges",
+            _named(_CHARGES),
+            Reading(
+                _CHARGES,
+                (UsageEventRow.request_id,),
+                conditions=(Charge.transaction_id.is_not(None),),
+            ),
+        ),
         Subject(
             "invoices", _named(_INVOICES, invoice_id=_INVOICES[0], invoice=_INVOICES[1]), _invoices
         ),

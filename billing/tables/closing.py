@@ -6,7 +6,7 @@ from typing import Any
 from sqlalchemy import BigInteger, Index, String
 from sqlalchemy.orm import Mapped, mapped_column
 
-from billing.tables.columns import ID, Amounts, Quantities
+from billing.tables.columns import ID, ORDERED_ID, Amounts, Quantities
 from core import lengths
 from core.database import Base, Json, Units, UtcDateTime
 
@@ -59,3 +59,19 @@ class ClosedUnits(Base):
     kind: Mapped[str] = mapped_column(String(10), primary_key=True)  # account | grant
     key: Mapped[str] = mapped_column(ID, primary_key=True)
     units: Mapped[int] = mapped_column(Units)
+
+
+class MovedDay(Base):
+    """A closed day whose events and charges the store of moved days has, verified. They are read from
+    there, and dropped here some time later. Its batches are those after `after_batch` up to
+    `last_batch`."""
+
+    __tablename__ = "moved_days"
+
+    day: Mapped[datetime] = mapped_column(UtcDateTime, primary_key=True)
+    after_batch: Mapped[int] = mapped_column(BigInteger)
+    last_batch: Mapped[int] = mapped_column(BigInteger)
+    store: Mapped[str] = mapped_column(String(100))  # the identity of the store
+    floor_id: Mapped[str] = mapped_column(ORDERED_ID)  # its requests have ids before this one
+    moved_at: Mapped[datetime | None] = mapped_column(UtcDateTime)  # None: it is being copied
+    dropped_at: Mapped[datetime | None] = mapped_column(UtcDateTime)

@@ -12,6 +12,7 @@ from sqlalchemy import select, union_all
 from sqlalchemy.orm import Session
 
 from billing import partitions, usage
+from billing.archive.reading import known_elsewhere
 from billing.differences import Difference, lost
 from billing.models import ParkedEvent, UsageEventRow
 from core.clock import Clock
@@ -144,6 +145,7 @@ def _missing(
             )
         )
     )
+    known |= known_elsewhere(session, [each for each in ids if each not in known])
     retention = partitions.latest_retention(session)
     floor = retention.floor_id if retention is not None else ""
     names = {receipts[0].namespace for receipts in requests.values()}

@@ -20,6 +20,8 @@ HOOKS = {
     "load_dialect_impl": "sqlalchemy.types.TypeDecorator",
     "process_bind_param": "sqlalchemy.types.TypeDecorator",
     "process_result_value": "sqlalchemy.types.TypeDecorator",
+    "visit_column": "sqlalchemy.sql.compiler.SQLCompiler",
+    "render_literal_value": "sqlalchemy.sql.compiler.SQLCompiler",
     "_missing_": "enum.Enum",
     "on_header": "httptools.HttpResponseParser",
 }

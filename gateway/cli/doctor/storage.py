@@ -7,6 +7,8 @@ from datetime import UTC, datetime
 
 from sqlalchemy import func, select, text
 
+from billing.archive import moving
+from billing.archive.border import border_of, readable
 from billing.archive.opening import make_archive
 from billing.exports.schedules import PARKED
 from billing.models import ExportJob, ExportSchedule, ParkedEvent, UsageBatch
@@ -25,6 +27,7 @@ MOST_SKEW_S = 5
 MOST_SPOOL_AGE_S = 300
 MOST_UNRATED_S = 300.0
 MOST_LATE_S = 60.0
+MOST_UNMOVED_DAYS = 2
 _REPLICATION = text(
     "select pg_is_in_recovery(), case when pg_last_wal_receive_lsn() = pg_last_wal_replay_lsn()"
     " then 0 else extract(epoch from now() - pg_last_xact_replay_timestamp()) end"
@@ -96,16 +99,36 @@ def replica(settings: Settings, _clock: Clock) -> Finding:
     return good(summary)
 
 
-def archive(settings: Settings, _clock: Clock) -> Finding:
-    """Report an archive of dropped months that does not answer."""
+def archive(settings: Settings, clock: Clock) -> Finding:
+    """Report a store of moved days that does not answer, is another one, or falls behind."""
     found = make_archive(settings)
+    with _open_database(settings) as db:
+        if current(db) != head():
+            return unused("the database has no current schema")
+        with db.read() as session:
+            border = border_of(session)
+            waiting = moving.unmoved_days(session, clock.now(), settings.events_days)
+    if found is None and border is not None:
+        return bad(
+            f"days up to {border.last_day:%Y-%m-%d} were moved to ClickHouse, and "
+            "TOLLHOUSE_EVENTS_URL is not set",
+            "Set it to the database that has them.",
+        )
     if found is None:
-        return unused("retention deletes the raw events of dropped months")
+        return unused("raw events and charges stay in the database")
     try:
-        held = found.totals("", chr(0x7F))
+        if border is None:
+            found.identity()
+        else:
+            readable(found, border)
     except DependencyDown as error:
-        return bad(error.message, "Check TOLLHOUSE_EVENTS_URL; no month is dropped meanwhile.")
-    return good(f"ClickHouse holds {held.events} events and {held.charges} charges")
+        step = "Check TOLLHOUSE_EVENTS_URL; nothing is moved or dropped meanwhile."
+        return bad(error.message, step)
+    moved = f"days up to {border.last_day:%Y-%m-%d} are moved" if border else "no day is moved yet"
+    if waiting > MOST_UNMOVED_DAYS:
+        step = "See the log of the task billing.move_days and `tollhouse worker --dead`."
+        return warn(f"{moved}; {waiting} closed days wait", step)
+    return good(f"ClickHouse answers; {moved}")
 
 
 def clock_skew(settings: Settings, clock: Clock) -> Finding:
