@@ -317,7 +317,8 @@ class Spool:
         for waiter in waiters:
             if not waiter.done():
                 waiter.set_result(None)
-        self.arrived.set()
+        if not self.arrived.is_set():  # the shipper clears it, then reads what was appended before
+            self.arrived.set()
 
     def _commit_failed(
         self, batch: list[Statement], waiters: list[asyncio.Future[None]], error: OSError

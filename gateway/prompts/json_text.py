@@ -1,4 +1,4 @@
-"""Values as the JSON text that a model reads: as `json.dumps` writes it, in a quarter of the time."""
+"""Values as the JSON text that a model reads: as `json.dumps` writes it, in a fraction of the time."""
 
 import json
 import re
@@ -8,8 +8,9 @@ import msgspec
 import orjson
 
 _encoder = json.JSONEncoder(ensure_ascii=False)
-# Perhaps of numbers that the two write differently.
-_UNLIKE = re.compile(rb"[0-9]e[-+0-9]|0\.0000|[0-9]{16}")
+# Perhaps of numbers that the two write differently. All begin with a digit, to which the search
+# skips: with alternatives in place of that it took four fifths of the whole time.
+_UNLIKE = re.compile(rb"[0-9](?:e[-+0-9]|\.0000|[0-9]{15})")
 
 
 def json_text(value: Any) -> str:
