@@ -83,10 +83,19 @@ class Bench:
     def ids(self, text: str) -> list[int]:
         return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
 
-    def rate(self, requests: list[tuple[list[int], SamplingParams]], setting: str) -> float:
-        """Tokens a second after the first token of the last request."""
+    def rate(
+        self,
+        requests: list[tuple[list[int], SamplingParams]],
+        setting: str,
+        *,
+        forced: bool = True,
+    ) -> float:
+        """Tokens a second after the first token of the last request. forced: whether what grammars
+        force may be guessed."""
         config = replace(self.config, speculation=setting, prefix_cache=False, **_NO_DRAFTS)
         engine = Engine(config, self.runner)
+        if not forced:
+            engine.scheduler.speculation.forced = None
         for number, (prompt, sampling) in enumerate(requests):
             engine.submit(GenerateRequest(f"r{number}", "t", prompt, sampling), "g")
         begun, tokens, waiting = 0.0, 0, len(requests)
@@ -122,11 +131,12 @@ class Bench:
 
     def copy(self, setting: str) -> float:
         """One request whose answer is its prompt's text with some words replaced: a grammar fixes
-        the answer, because a small model copies badly."""
+        the answer, because a small model copies badly. What the grammar forces is not guessed."""
         answer = re.sub(r"\w+", lambda word: _EDITS.get(word[0], word[0]), _TEXT)
         grammar = Grammar("regex", re.escape(answer).replace(r"\ ", " ").replace("\\\n", "\n"))
         sampling = SamplingParams(max_tokens=self.copied, temperature=0.0, grammar=grammar)
-        return self.rate([(self.ids(f"{_TEXT}\n\n{_TEXT}\n\n"), sampling)], setting)
+        prompt = self.ids(f"{_TEXT}\n\n{_TEXT}\n\n")
+        return self.rate([(prompt, sampling)], setting, forced=False)
 
     def noise(self, setting: str, grammar: Grammar | None = None) -> float:
         """Prompts of random ids, and answers of high temperature."""
@@ -137,8 +147,8 @@ class Bench:
         prompts = [[draw.randrange(3, vocab) for _ in range(48)] for _ in range(self.requests)]
         return self.rate([(prompt, sampling) for prompt in prompts], setting)
 
-    def constrained(self, _: str) -> float:
-        return self.noise("off", Grammar("json_schema", json.dumps(_SCHEMA)))
+    def constrained(self, setting: str) -> float:
+        return self.noise(setting, Grammar("json_schema", json.dumps(_SCHEMA)))
 
     def mask_times(self) -> list[float]:
         """Milliseconds from a row to its mask, at each token of answers that match the schema."""
@@ -256,10 +266,12 @@ def main(arguments: list[str] | None = None) -> int:
             (bench.noise, "auto"), (bench.noise, "off", "without"), (0.97, 1.0), count, about,
         )  # fmt: skip
     if "schema" in parts:
-        _beside(
-            f"JSON schema on all of {many}",
-            (bench.constrained, "off"), (bench.noise, "off", "free text"), (0.9, 0.97), count, about,
-        )  # fmt: skip
+        for setting, guesses in (("auto", ""), ("off", ", without guesses")):
+            _beside(
+                f"JSON schema on all of {many}{guesses}",
+                (bench.constrained, setting), (bench.noise, setting, "free text"), (0.9, 0.97),
+                count, about,
+            )  # fmt: skip
     if "masks" in parts:
         _masks(bench, about)
     if "overlap" in parts:

@@ -160,6 +160,9 @@ class Runner(Protocol):
     def prepare_grammar(self, grammar: Grammar) -> None:
         """Check and compile a grammar, in any thread. Raises RequestError."""
 
+    def forced(self, seq: int) -> list[int]:
+        """The only ids that the sequence's grammar allows next, after what was collected."""
+
     def read_blocks(self, blocks: list[int]) -> Callable[[], list[bytes]]:
         """Copy blocks as the steps so far leave them; the function, for any thread, waits for it."""
 

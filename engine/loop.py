@@ -77,6 +77,7 @@ class Engine:
             self.metrics,
             window=runner.window,
             drafter=runner.drafter,
+            forced=runner.forced,
         )
         self._results = OutputProcessor(
             config,

@@ -33,9 +33,12 @@ def edits_for(params: SamplingParams, eos: tuple[int, ...], vocab: int) -> tuple
 
 def reads_history(params: SamplingParams) -> bool:
     """Whether a change or the grammar depends on the last sampled id, which the host must know."""
+    return params.grammar is not None or edits_read_history(params)
+
+
+def edits_read_history(params: SamplingParams) -> bool:
     return (
-        params.grammar is not None
-        or params.dry_multiplier > 0
+        params.dry_multiplier > 0
         or params.lz_penalty > 0
         or any(len(word) > 1 for word in params.bad_words)
     )

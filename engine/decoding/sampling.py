@@ -133,7 +133,7 @@ class Sampler:
         self._penalties.apply_(rows, logits)
         at: list[tuple[int, int]] = []
         amounts: list[float] = []
-        masks = dict(zip(allowed.index, allowed.masks, strict=True))
+        own: dict[int, Mask] = {}
         for n, row in enumerate(rows):
             changes = self._changes.get(row.seq) or self._changes_of(row)
             for edit in changes.edits:
@@ -141,12 +141,14 @@ class Sampler:
                     at.append((n, token))
                     amounts.append(amount)
             if changes.allowed is not None:
-                masks[n] = masks[n] & changes.allowed if n in masks else changes.allowed
+                own[n] = changes.allowed
         if at:
             where = on_device(at, self._device).unbind(1)
             logits.index_put_(where, on_device(amounts, self._device), accumulate=True)
-        if masks:
-            exclude_(logits, list(masks), np.stack(list(masks.values())))
+        if own:
+            exclude_(logits, list(own), np.stack(list(own.values())))
+        if allowed.masks is not None:
+            exclude_(logits, allowed.index, allowed.masks)
 
     def _changes_of(self, row: Row) -> _Changes:
         params = row.sampling

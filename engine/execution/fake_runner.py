@@ -130,6 +130,9 @@ class FakeRunner:
         for block, each in zip(blocks, data, strict=True):
             self._kv[block] = np.frombuffer(each, np.uint64)
 
+    def forced(self, seq: int) -> list[int]:
+        return []
+
     def grammar_ready(self, grammar: Grammar) -> bool:
         return False
 

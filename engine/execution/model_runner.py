@@ -90,5 +90,8 @@ class ModelRunner:
     def prepare_grammar(self, grammar: Grammar) -> None:
         self.grammars.prepare(grammar)
 
+    def forced(self, seq: int) -> list[int]:
+        return self.grammars.matchers.forced(seq)
+
     def _angles(self, dtype: torch.dtype) -> list[RotaryTables]:
         return rotary_tables(self._model.spec, self._model.native_context, dtype)

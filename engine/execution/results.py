@@ -83,7 +83,10 @@ class OutputProcessor:
     def _verify(self, seq: Sequence, row: Row, result: Sampled) -> int:
         """Counts the guesses that proved wrong. Returns up to which position KV is now present: the
         KV of wrong guesses will be overwritten."""
-        wrong = row.drafts - max(0, len(result.tokens) - 1)
+        right = max(0, len(result.tokens) - 1)
+        if result.ended and right < row.drafts:  # perhaps by a guess: nothing was sampled after it
+            right += row.tokens[right - row.drafts] == result.tokens[right]
+        wrong = row.drafts - right
         seq.request.rejected += wrong
         self.metrics.add("rejected_tokens", wrong)
         self.metrics.add("drafted_tokens", row.drafts)

@@ -1,7 +1,7 @@
 """The tiles of a step's attention on a CPU, planned once and used by every layer."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,6 +15,17 @@ _TILE_QUERIES = 64  # query tokens in one product
 # product for all sequences.
 _GATHER_BYTES = 1 << 20  # bytes per thread
 _MIN_SEQUENCES = 4  # least sequences in one product, because each call has a fixed cost
+# A row of few tokens, which verifies guesses, is multiplied beside the decoding rows, token by token, if
+# gathering its keys and values for each of them costs less than a product of its own (about 30 us).
+_SPLIT_BYTES = 1 << 18
+
+
+class _Query(NamedTuple):
+    """A token that is multiplied with others, each with the keys and values of its own sequence."""
+
+    number: int  # its row in the step
+    position: int
+    blocks: list[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,53 +54,60 @@ class Tile:
 def plan_tiles(decodes: list[Row], prefills: list[Row], window: int, pool: KvPool) -> list[Tile]:
     """Tiles of a step whose flattened rows are `decodes`, one token each, then `prefills`.
     `window`: the sliding window of the layers that use the tiles, 0 for full attention."""
-    tiles = [
-        _decode_tile(part, window, pool)
-        for group in _by_length(decodes)
-        for part in _cut(group, window, pool)
-    ]
-    first = len(decodes)
+    queries = [_Query(number, row.start, row.blocks) for number, row in enumerate(decodes)]
+    tiles: list[Tile] = []
+    first, splits = len(decodes), len(decodes) + len(prefills) > 1
     for row in prefills:
         count = len(row.tokens)
-        for begin in range(0, count, _TILE_QUERIES):
-            end = min(begin + _TILE_QUERIES, count)
-            tiles.append(_prefill_tile(row, first, begin, end, window, pool))
+        if splits and count * (row.start + count) * _position_bytes(pool) <= _SPLIT_BYTES:
+            queries += [_Query(first + n, row.start + n, row.blocks) for n in range(count)]
+        else:
+            for begin in range(0, count, _TILE_QUERIES):
+                end = min(begin + _TILE_QUERIES, count)
+                tiles.append(_prefill_tile(row, first, begin, end, window, pool))
         first += count
-    return tiles
+    return tiles + [
+        _decode_tile(part, window, pool)
+        for group in _by_length(queries)
+        for part in _cut(group, window, pool)
+    ]
 
 
-def _by_length(decodes: list[Row]) -> list[list[tuple[int, Row]]]:
+def _position_bytes(pool: KvPool) -> int:
+    return pool.heads * pool.head_dim * pool.dtype.itemsize
+
+
+def _by_length(queries: list[_Query]) -> list[list[_Query]]:
     """Groups of sequences, in which none is padded to more than twice its length."""
-    ranked = sorted(enumerate(decodes), key=lambda item: -item[1].start)
-    groups: list[list[tuple[int, Row]]] = []
+    ranked = sorted(queries, key=lambda query: -query.position)
+    groups: list[list[_Query]] = []
     longest = 0
-    for item in ranked:
-        if not groups or 2 * (item[1].start + 1) < longest:
+    for query in ranked:
+        if not groups or 2 * (query.position + 1) < longest:
             groups.append([])
-            longest = item[1].start + 1
-        groups[-1].append(item)
+            longest = query.position + 1
+        groups[-1].append(query)
     if len(groups) == 1:
-        groups[0].sort(key=lambda item: item[0])
+        groups[0].sort(key=lambda query: query.number)
     return groups
 
 
-def _cut(group: list[tuple[int, Row]], window: int, pool: KvPool) -> list[list[tuple[int, Row]]]:
+def _cut(group: list[_Query], window: int, pool: KvPool) -> list[list[_Query]]:
     """Parts whose gathered keys and values fit into the processor's cache."""
-    longest = max(row.start + 1 for _, row in group)
-    positions = min(longest, window) if window else longest
-    sequence_bytes = positions * pool.heads * pool.head_dim * pool.dtype.itemsize
+    longest = max(query.position + 1 for query in group)
+    sequence_bytes = (min(longest, window) if window else longest) * _position_bytes(pool)
     count = max(_MIN_SEQUENCES, _GATHER_BYTES * torch.get_num_threads() // sequence_bytes)
     return [group[first : first + count] for first in range(0, len(group), count)]
 
 
-def _decode_tile(group: list[tuple[int, Row]], window: int, pool: KvPool) -> Tile:
+def _decode_tile(group: list[_Query], window: int, pool: KvPool) -> Tile:
     size = pool.block_size
-    numbers = [number for number, _ in group]
-    ends = np.array([row.start + 1 for _, row in group])
+    numbers = [query.number for query in group]
+    ends = np.array([query.position + 1 for query in group])
     begins = np.maximum(0, ends - window) if window else np.zeros_like(ends)
     tables = [
-        row.blocks[begin // size : -(-end // size)]
-        for (_, row), begin, end in zip(group, begins.tolist(), ends.tolist(), strict=True)
+        query.blocks[begin // size : -(-end // size)]
+        for query, begin, end in zip(group, begins.tolist(), ends.tolist(), strict=True)
     ]
     width = max(len(table) for table in tables)
     padded = np.array([table + [table[0]] * (width - len(table)) for table in tables])

@@ -19,7 +19,7 @@ from engine.scheduling.preemption import StepTiming, choose_victim
 from engine.scheduling.sequence import Request, Sequence, SequenceStatus
 from engine.scheduling.sequence_keys import SequenceKeys
 from engine.scheduling.waiting import WaitingQueue
-from engine.speculation.speculation import Guesses, Speculation
+from engine.speculation.speculation import Forced, Guesses, Speculation
 
 MAX_SCORED = 256  # prompt tokens that a step scores: each has the logits of a whole vocabulary
 MAX_BYPASSES = 8  # admissions that may bypass a request which lacks blocks before all wait for it
@@ -43,6 +43,7 @@ class Scheduler:
         *,
         window: int = 0,
         drafter: Drafter | None = None,
+        forced: Forced | None = None,
     ) -> None:
         """`window`: the most tokens that any layer sees back from a position; 0: all."""
         self._config = config
@@ -61,7 +62,7 @@ class Scheduler:
         self.running: list[Sequence] = []
         self.capacity = Capacity(config, pool, adapters, self.keys, self.running)
         self.timing = StepTiming()
-        self.speculation = Speculation(config, drafter)
+        self.speculation = Speculation(config, drafter, forced)
 
     # Life of a sequence.
 

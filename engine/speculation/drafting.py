@@ -32,9 +32,9 @@ class Acceptance:
             self._right = _KEPT * self._right + (n < right)
             self._tried = _KEPT * self._tried + 1
 
-    def rest(self) -> None:
-        """The sequence has not drafted: perhaps its text has become easier."""
-        self._right += _RETURN * (_PRIOR * self._tried - self._right)
+    def rest(self, steps: int) -> None:
+        """The sequence has not drafted in these steps: perhaps its text has become easier."""
+        self._right += (1 - (1 - _RETURN) ** steps) * (_PRIOR * self._tried - self._right)
 
 
 def best_drafts(

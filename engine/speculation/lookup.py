@@ -4,6 +4,8 @@ A cursor follows the earlier text as long as it predicts each new id. Every pred
 the actual id, submitted as a guess or not, so the acceptance rate is known before a guess costs anything.
 """
 
+from bisect import bisect_right
+
 _LINKS = 4  # earlier places that are compared when a match begins
 _COMPARED = 16  # ids compared at each
 _FALL_BACK = 4  # after a match of so many ids the cursor skips a wrong one
@@ -101,4 +103,4 @@ class PromptLookup:
 
 
 def _class(matched: int) -> int:
-    return sum(matched >= bound for bound in _BOUNDS)
+    return bisect_right(_BOUNDS, matched)

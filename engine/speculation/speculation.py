@@ -1,6 +1,7 @@
 """Which sequences guess how many tokens in a step: so many that the step gives most tokens a second,
 by the measured time of steps and the share of right guesses of each sequence."""
 
+from collections.abc import Callable
 from itertools import takewhile
 
 from engine.batch import Drafter, Row
@@ -17,16 +18,25 @@ _WINDOW = 16 * 1024  # ids of a prompt that are read: its last ones
 _UNLIKELY = 0.1  # no guess of a smaller chance is considered
 _FORGOTTEN = 0.995  # of a draft's measured time at each step without: it is tried again some time
 _GAIN = 1.05  # by which a step with guesses must be better
+_LONGEST_WAIT = 15  # steps until drafts are considered again
+_CROWD = 4  # a sequence without a repeat is left alone for a step for each so many that decode
 
 Guesses = dict[int, list[int]]  # by the sequence's number
+Forced = Callable[[int], list[int]]  # `Runner.forced`
 
 
 class Speculation:
     """Guesses for the running sequences of one engine."""
 
-    def __init__(self, config: EngineConfig, drafter: Drafter | None = None) -> None:
+    def __init__(
+        self, config: EngineConfig, drafter: Drafter | None = None, forced: Forced | None = None
+    ) -> None:
         self._on = config.speculation == "auto"
         self._drafter = drafter
+        self.forced = forced  # None: nothing that a grammar forces is guessed
+        self._step = 0
+        self._resting: dict[int, int] = {}  # by sequence: the step before which it is not looked up
+        self._wait, self._waited = 0, 0  # steps without drafts: in all, and so far
         self._accepted: dict[int, Acceptance] = {}  # of the draft model, by the sequence's number
         self._drafted: Guesses = {}  # of the last step, by the draft model
         self._costs = StepCosts()
@@ -47,6 +57,7 @@ class Speculation:
 
     def forget(self, seq: Sequence) -> None:
         self._lookups.pop(seq.number, None)
+        self._resting.pop(seq.number, None)
         self._accepted.pop(seq.number, None)
         if self._drafter is not None:
             self._drafter.forget(seq.number)
@@ -58,55 +69,95 @@ class Speculation:
         """
         if not self._on:
             return {}
-        taken = self._looked_up(decoding, room, token_s)
+        self._step += 1
+        taken = self._follow(decoding, room, token_s)
+        rows = len(decoding) + sum(map(len, taken.values()))
+        room -= rows - len(decoding)
+        free = [seq for seq in decoding if seq.number not in taken] if taken else decoding
+        found = self._looked_up(free, rows, room, token_s)
         self._drafted = {}
-        if self._drafter is not None and self._costs.measured(len(decoding)):
-            self._drafted = self._draft(self._drafter, decoding, taken, room, token_s)
-        return {**taken, **self._drafted}
+        if self._drafter is not None and self._is_due(rows):
+            looked_up = sum(map(len, found.values()))
+            free = [seq for seq in free if seq.number not in found]
+            self._drafted = self._draft(
+                self._drafter, free, rows + looked_up, room - looked_up, token_s
+            )
+        return taken | found | self._drafted
 
-    def _looked_up(self, decoding: list[Sequence], room: int, token_s: float | None) -> Guesses:
+    def _follow(self, decoding: list[Sequence], room: int, token_s: float | None) -> Guesses:
+        """What grammars force: certain guesses, if those are worth it in a step of this size."""
+        ruled = [s for s in decoding if s.request.inputs.sampling.grammar and not s.pending]
+        if self.forced is None or not ruled or not self._costs.measured(len(decoding)):
+            return {}
+        if not self._best([(1.0, 0, 0)] * len(ruled), len(decoding), token_s):
+            return {}
+        found: Guesses = {}
+        for seq in ruled:
+            most = min(_most(seq), room)
+            ids = self.forced(seq.number)[:most] if most > 0 else []
+            if ids:
+                found[seq.number] = ids
+                room -= len(ids)
+        return found
+
+    def _looked_up(
+        self, decoding: list[Sequence], rows: int, room: int, token_s: float | None
+    ) -> Guesses:
+        """rows: tokens of the step so far."""
         self._left = _READ
         offers: list[tuple[float, int, int]] = []  # worth, sequence, number of the guess
         found: Guesses = {}
+        later = self._step + 1 + len(decoding) // _CROWD
         for seq in decoding:
+            if self._resting.get(seq.number, 0) > self._step:
+                continue
             ids, worths = self._offer(seq)
             if ids:
                 found[seq.number] = ids
                 offers += [(worth, -n, seq.number) for n, worth in enumerate(worths)]
-        if not offers or not self._costs.measured(len(decoding)):
+            else:
+                self._resting[seq.number] = later
+        if not offers or not self._costs.measured(rows):
             return {}
         offers.sort(reverse=True)
         taken: Guesses = {}
-        for _, n, number in offers[: self._best(offers[:room], len(decoding), token_s)]:
+        for _, n, number in offers[: self._best(offers[:room], rows, token_s)]:
             taken[number] = found[number][: 1 - n]
         return taken
+
+    def _is_due(self, rows: int) -> bool:
+        """Whether drafts are considered in this step: the less often while none are worth it, the more
+        sequences there are."""
+        if self._waited < min(self._wait, rows - 1):
+            self._waited += 1
+            return False
+        return self._costs.measured(rows)
 
     def _draft(
         self,
         drafter: Drafter,
         decoding: list[Sequence],
-        taken: Guesses,
+        rows: int,
         room: int,
         token_s: float | None,
     ) -> Guesses:
-        """For sequences without guesses by look-up, as far as the draft model is worth its time."""
-        able = {
-            seq.number: seq
-            for seq in decoding
-            if seq.number not in taken and not seq.pending and _most(seq) > 0
-        }
+        """For sequences without other guesses, as far as the draft model is worth its time."""
+        able = {seq.number: seq for seq in decoding if not seq.pending and _most(seq) > 0}
+        if not able:
+            return {}
         share = {n: self._accepted.setdefault(n, Acceptance()).share for n in able}
         ranked = sorted(able, key=lambda number: -share[number])
-        looked_up = sum(map(len, taken.values()))
         curve = self._costs.curve(token_s)
-        rows = len(decoding) + looked_up
         shares = [share[number] for number in ranked]
-        size, count = best_drafts(shares, rows, room - looked_up, curve, drafter.step_s)
+        size, count = best_drafts(shares, rows, room, curve, drafter.step_s)
+        steps, self._waited = 1 + self._waited, 0
         for number in ranked[size:]:
-            self._accepted[number].rest()
+            self._accepted[number].rest(steps)
         if not size:
-            drafter.step_s *= _FORGOTTEN
+            drafter.step_s *= _FORGOTTEN**steps
+            self._wait = min(2 * self._wait + 1, _LONGEST_WAIT)
             return {}
+        self._wait = 0
         found = drafter.guesses({n: able[n].history for n in ranked[:size]}, count)
         return {number: ids[: _most(able[number])] for number, ids in found.items()}
 

@@ -9,7 +9,7 @@ of the rest.
 from dataclasses import replace
 
 from engine.batch import Row, Sampled
-from engine.decoding.edits import reads_history
+from engine.decoding.edits import edits_read_history
 
 
 def sampled_rows(row: Row, first: int) -> list[Row]:
@@ -17,7 +17,7 @@ def sampled_rows(row: Row, first: int) -> list[Row]:
     if not row.drafts:
         return [row]
     history = row.history
-    if reads_history(row.sampling):
+    if edits_read_history(row.sampling):
         history = [*history[: row.start], first, *row.tokens[1:]]
     known = len(row.tokens) - row.drafts
     return [

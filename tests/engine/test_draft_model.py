@@ -230,7 +230,7 @@ def test_drafting_pays_only_where_it_is_cheap_and_right() -> None:
         share.record(0, 4)
     assert share.share < 0.1
     for _ in range(2000):
-        share.rest()
+        share.rest(1)
     assert share.share > 0.6
 
 

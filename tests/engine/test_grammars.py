@@ -11,6 +11,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from engine.config import EngineConfig
+from engine.decoding.grammar import matchers
 from engine.decoding.grammar.matchers import Matchers
 from engine.demo.paths import MODEL_DIR
 from engine.errors import RequestError
@@ -278,6 +279,7 @@ def test_a_late_mask_delays_only_its_own_row(monkeypatch: pytest.MonkeyPatch) ->
     engine.submit(constrained("json", "json_schema", SCHEMAS[0], seed=5), "g")
     expected = run_until_idle(engine).tokens["json", 0]
     fill, calls = Matchers._fill, 0
+    monkeypatch.setattr(matchers, "_AT_ONCE_S", -1.0)  # every mask is left to the threads
 
     def slow(self: Matchers, *given: Any) -> None:
         nonlocal calls
@@ -307,12 +309,8 @@ def test_a_late_mask_delays_only_its_own_row(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_grammar_that_fails_ends_its_own_request(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fill = Matchers._fill
-
-    def broken(self: Matchers, items: Any, masks: Any) -> None:
-        if any(guess for guess in items):
-            raise ValueError("too many states")
-        fill(self, items, masks)
+    def broken(self: Matchers, *given: Any) -> None:
+        raise ValueError("too many states")
 
     monkeypatch.setattr(Matchers, "_fill", broken)
     engine.submit(constrained("bad", "choice", ["a"]), "g")

@@ -69,7 +69,7 @@ def test_one_layer_without_a_window_keeps_every_block(tmp_path: Path) -> None:
     checkpoint = save_checkpoint(
         tmp_path, "Gemma2", sliding_window=WINDOW, num_hidden_layers=2, head_dim=16
     )
-    engine = make_engine(checkpoint, False, num_blocks=64)
+    engine = make_engine(checkpoint, False, num_blocks=64, speculation="off")
     engine.submit(ask("r", [5] * 9, 60), "g")
     most = 0
     while engine.busy:

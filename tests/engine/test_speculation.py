@@ -189,7 +189,7 @@ def test_grammars_end_where_they_end_without_guesses(overlap: bool) -> None:
         guessing,
         lambda s: [*expected.tokens[s.request.inputs.request_id, 0], 7, 8, 9],
         random.Random(3),
-        wrong=0.15,
+        wrong=0.4,
     )
     for one in asks:
         guessing.submit(one, "g")

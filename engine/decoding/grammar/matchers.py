@@ -1,42 +1,55 @@
 """The grammar state of every constrained sequence, and the masks of a step.
 
-The masks of a step are made in threads while the model computes its logits; llguidance releases the
-interpreter's lock. A sequence whose mask is not ready in time has no token in that step and is
+A sequence whose masks take microseconds has them made at once: threads take longer to wake up. All
+other masks are made in threads while the model computes its logits; llguidance releases
+the interpreter's lock. A sequence whose mask is not ready in time has no token in that step and is
 sampled by a later one, so that it does not delay the others.
 """
 
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
-from time import monotonic
+from time import monotonic, perf_counter
 
 import numpy as np
 from llguidance import LLExecutor, LLMatcher
 
 from engine.batch import Row
 from engine.decoding.grammar.compiler import GrammarCompiler
-from engine.decoding.masks import Mask
+from engine.decoding.masks import Masks
+from engine.protocol import Grammar
 
 _THREADS = 2
 PATIENCE_S = 0.005  # how long a step waits for masks after its logits
 _HOPELESS_S = 10.0  # after which a sequence without its mask ends
+_QUICK_S = 0.0001  # longer than this: a sequence's next masks are left to the threads
+_RESTS = 1, 8, 64  # how many: first, after one that took long, and at most
+_AT_ONCE_S = 0.0005  # after which a step leaves all others to the threads
+_LONG = (
+    512  # a grammar that forces more tokens, which takes a millisecond to find, is not asked again
+)
+_REMEMBERED = 128  # such grammars
 
 
 @dataclass(slots=True)
 class _Work:
-    """Masks in the making: of a sequence's next token, and of those after each guess."""
+    """Masks in the making: of the next tokens of some sequences, and of those after each guess."""
 
-    future: "Future[None]"
-    masks: Mask  # [1 + guesses, words]
-    guesses: list[int]
+    masks: Masks
     since: float
+    future: "Future[None] | None" = None  # None: made
 
 
 @dataclass(slots=True)
 class _State:
     matcher: LLMatcher
+    grammar: Grammar
     taken: int = 0  # output tokens that the matcher has consumed
     slow: bool = False  # its last mask was late: the next is made apart from the others'
+    rest: int = _RESTS[0]  # masks that are left to the threads
+    rests: int = _RESTS[1]
     work: _Work | None = None
+    guesses: list[int] = field(default_factory=list)  # that `work` follows
+    at: int = 0  # the first of its masks in `work`
 
 
 @dataclass(slots=True)
@@ -53,7 +66,7 @@ class StepMasks:
     """What a step may sample."""
 
     index: list[int] = field(default_factory=list)  # rows that have a mask
-    masks: list[Mask] = field(default_factory=list)
+    masks: Masks | None = None  # of these rows; None without any
     late: set[int] = field(default_factory=set)  # rows to be computed again
     errors: dict[int, str] = field(default_factory=dict)  # by row
 
@@ -65,6 +78,7 @@ class Matchers:
         self._states: dict[int, _State] = {}
         self._executor = LLExecutor(num_threads=_THREADS)
         self._threads = ThreadPoolExecutor(4, thread_name_prefix="masks")
+        self._long: set[Grammar] = set()  # what they force takes too long to find
 
     def begin(self, rows: list[Row]) -> list[MaskGroup]:
         """Start on the masks of the rows that have a grammar."""
@@ -75,37 +89,41 @@ class Matchers:
                 continue
             if groups and row.seq == seq:
                 groups[-1].rows.append(n)
-                groups[-1].guesses.append(row.history[row.position - 1])
+                groups[-1].guesses.append(row.tokens[-1])
                 continue
             seq = row.seq
             groups.append(MaskGroup(self._state_of(row), [n], []))
         fresh = [group for group in groups if self._needs_work(group)]
-        self._make([group for group in fresh if not group.state.slow])
-        for group in fresh:
+        left = self._make_at_once(fresh)
+        self._make([group for group in left if not group.state.slow])
+        for group in left:
             if group.state.slow:
                 self._make([group])
         return groups
 
     def finish(self, groups: list[MaskGroup], patience_s: float | None) -> StepMasks:
         """Wait for the masks, or for as long as `patience_s`."""
-        step = StepMasks()
-        wait([group.state.work.future for group in groups if group.state.work], patience_s)
+        step, found = StepMasks(), []
+        works = {id(work): work for group in groups if (work := group.state.work)}.values()
+        if unfinished := [work.future for work in works if work.future and not _is_made(work)]:
+            wait(unfinished, patience_s)
         for group in groups:
             state, work = group.state, group.state.work
             assert work is not None
-            if not work.future.done() or work.guesses != group.guesses:
+            if state.guesses != group.guesses or not _is_made(work):
                 state.slow = True
                 step.late.update(group.rows)
                 if monotonic() - work.since > _HOPELESS_S:
                     step.errors[group.rows[0]] = "the grammar's next step takes too long"
                 continue
             state.work, state.slow = None, False
-            failure = work.future.exception()
+            failure = work.future.exception() if work.future else None
             if failure is not None or state.matcher.is_error():
                 lines = (str(failure or "") or state.matcher.get_error()).splitlines()
                 step.errors[group.rows[0]] = f"the grammar cannot be followed: {lines[:1]}"
             step.index += group.rows
-            step.masks += list(work.masks)
+            found.append(work.masks[state.at : state.at + len(group.rows)])
+        step.masks = np.concatenate(found) if found else None
         return step
 
     def accept(self, row: Row, tokens: list[int]) -> int | None:
@@ -114,11 +132,26 @@ class Matchers:
         state = self._states.get(row.seq)
         if state is None or state.work is not None:
             return None
+        matcher = state.matcher
         for count, token in enumerate(tokens, 1):
-            state.taken += state.matcher.try_consume_tokens([token])
-            if state.matcher.is_stopped() and not state.matcher.is_error():
+            state.taken += matcher.try_consume_tokens([token])
+            if matcher.is_stopped() and not matcher.is_error():
                 return count
         return None
+
+    def forced(self, seq: int) -> list[int]:
+        """The only tokens that may follow what the sequence's grammar has consumed, if it has one:
+        names and punctuation of an object, for example. Its lexer knows in about a microsecond where
+        there are none; long ones take a time that would delay the other sequences."""
+        state = self._states.get(seq)
+        if state is None or state.work is not None or state.grammar in self._long:
+            return []
+        tokens = state.matcher.compute_ff_tokens()
+        if len(tokens) > _LONG:
+            if len(self._long) >= _REMEMBERED:
+                self._long.clear()
+            self._long.add(state.grammar)
+        return tokens
 
     def forget(self, seq: int) -> None:
         self._states.pop(seq, None)
@@ -127,11 +160,12 @@ class Matchers:
         """The sequence's state, after the output that precedes the row."""
         state = self._states.get(row.seq)
         if state is None:
-            assert row.sampling.grammar is not None
-            state = _State(self._compiler.matcher(row.sampling.grammar))
+            grammar = row.sampling.grammar
+            assert grammar is not None
+            state = _State(self._compiler.matcher(grammar), grammar)
             self._states[row.seq] = state
-        outputs = row.position - row.prompt_len
-        if state.taken != outputs and (state.work is None or state.work.future.done()):
+        outputs = row.start + len(row.tokens) - row.prompt_len
+        if state.taken != outputs and (state.work is None or _is_made(state.work)):
             if state.taken > outputs:
                 state.matcher.reset()
                 state.taken = 0
@@ -142,30 +176,81 @@ class Matchers:
 
     def _needs_work(self, group: MaskGroup) -> bool:
         work = group.state.work
-        if work is not None and work.future.done() and work.guesses != group.guesses:
+        if work is not None and _is_made(work) and group.state.guesses != group.guesses:
             work = group.state.work = None
         return work is None
+
+    def _make_at_once(self, groups: list[MaskGroup]) -> list[MaskGroup]:
+        """Makes the masks that are likely to be quick. Returns the other groups."""
+        if all(group.state.rest for group in groups):
+            return groups
+        work, size = _Work(self._blank(groups), monotonic()), 4 * self._words
+        left, at, address = [], 0, work.masks.ctypes.data
+        now = began = perf_counter()
+        for group in groups:
+            state = group.state
+            if state.rest or now - began > _AT_ONCE_S:
+                left.append(group)
+                continue
+            try:
+                fill(state.matcher, group.guesses, address + at * size, size)
+            except Exception:  # the thread that tries again keeps what it says
+                left.append(group)
+                continue
+            state.work, state.guesses, state.at = work, group.guesses, at
+            at += len(group.rows)
+            before, now = now, perf_counter()
+            if now - before > _QUICK_S * len(group.rows):
+                state.rest, state.rests = state.rests, min(2 * state.rests, _RESTS[2])
+        return left
+
+    def _blank(self, groups: list[MaskGroup]) -> Masks:
+        return np.full((sum(len(group.rows) for group in groups), self._words), -1, np.int32)
 
     def _make(self, groups: list[MaskGroup]) -> None:
         if not groups:
             return
-        masks = np.full((sum(len(group.rows) for group in groups), self._words), -1, np.int32)
-        items, at = [], 0
+        masks, plain, guessed, at = self._blank(groups), [], [], 0
         for group in groups:
-            items.append((group.state.matcher, at, group.guesses))
+            state = group.state
+            state.guesses, state.at, state.rest = group.guesses, at, max(0, state.rest - 1)
+            if group.guesses:
+                guessed.append((state.matcher, at, group.guesses))
+            else:
+                plain.append((state.matcher, at))
             at += len(group.rows)
-        future = self._threads.submit(self._fill, items, masks)
-        now, at = monotonic(), 0
+        work = _Work(masks, monotonic(), self._threads.submit(self._fill, plain, guessed, masks))
         for group in groups:
-            made = masks[at : at + len(group.rows)]
-            group.state.work = _Work(future, made, group.guesses, now)
-            at += len(group.rows)
+            group.state.work = work
 
-    def _fill(self, items: list[tuple[LLMatcher, int, list[int]]], masks: Mask) -> None:
+    def _fill(
+        self,
+        plain: list[tuple[LLMatcher, int]],
+        guessed: list[tuple[LLMatcher, int, list[int]]],
+        masks: Masks,
+    ) -> None:
         where = masks.ctypes.data, 4 * self._words, len(masks)
-        plain = [(matcher, at) for matcher, at, guesses in items if not guesses]
         if plain:
             self._executor.unsafe_compute_mask_ptr(plain, *where)
-        guessed = [item for item in items if item[2]]
         if guessed:
             self._executor.unsafe_compute_mask_ptr_with_draft_token(guessed, *where)
+
+
+def fill(matcher: LLMatcher, guesses: list[int], address: int, size: int) -> None:
+    """Writes the mask of the matcher's next token, and those after each guess until one that it does
+    not allow, one after another: `size` bytes each."""
+    matcher.unsafe_compute_mask_ptr(address, size)
+    taken = 0
+    try:
+        for guess in guesses:
+            if not matcher.try_consume_tokens([guess]):
+                break
+            taken += 1
+            matcher.unsafe_compute_mask_ptr(address + taken * size, size)
+    finally:
+        if taken:
+            matcher.rollback(taken)
+
+
+def _is_made(work: _Work) -> bool:
+    return work.future is None or work.future.done()

@@ -46,7 +46,8 @@ def engine_of(checkpoint: Path, **changes: Any) -> Engine:
 
 
 def drawn(draw: random.Random, digests: list[str | None], count: int = 14) -> list[GenerateRequest]:
-    """Greedy and sampled requests, some of which begin with the same text."""
+    """Greedy and sampled requests, some of which begin with the same text, and some of which come
+    before others that run."""
     shared = [draw.randrange(3, VOCAB) for _ in range(40)]
     found = []
     for number in range(count):
@@ -58,7 +59,7 @@ def drawn(draw: random.Random, digests: list[str | None], count: int = 14) -> li
         ])  # fmt: skip
         found.append(
             ask(f"r{number}", prompt, draw.randrange(4, 14), adapter=draw.choice(digests),
-                logprobs=5, **kind)
+                logprobs=5, priority=int(number % 5 == 4), **kind)
         )  # fmt: skip
     return found
 
@@ -107,8 +108,9 @@ def check(
     monkeypatch: pytest.MonkeyPatch,
     adapters: list[Path] | None = None,
     **changes: Any,
-) -> None:
-    """Batches of requests against each request alone, in an engine that never cached anything."""
+) -> Engine:
+    """Batches of requests against each request alone, in an engine that never cached anything.
+    Returns the engine of the batches."""
     draw = random.Random(repr(changes))
     together = engine_of(checkpoint, **changes)
     changes = {k: v for k, v in changes.items() if k not in ("num_blocks", "max_batch_tokens")}
@@ -133,6 +135,7 @@ def check(
     assert len(logits) > 60
     assert all(torch.equal(logits_alone[key], each) for key, each in logits.items())
     assert together.metrics.counters["cached_tokens"] > 0
+    return together
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -153,7 +156,11 @@ def test_adapters_preemption_and_every_kind_of_instructions(
         save_adapter(checkpoint, tmp_path / f"a{n}", rank, n, of)
         for n, (rank, of) in enumerate(zip((3, 8, 8), targets, strict=True))
     ]
-    check(checkpoint, monkeypatch, adapters, dtype=dtype, num_blocks=36, max_batch_tokens=23)
+    together = check(
+        checkpoint, monkeypatch, adapters, dtype=dtype, num_blocks=18, max_batch_tokens=23
+    )
+    assert together.metrics.counters["preemptions"] > 0
+    assert together.metrics.counters["recomputed_tokens"] > 0
 
 
 @pytest.mark.parametrize(
