@@ -239,7 +239,11 @@ def _by_origin(
         column = origin_rollups.largest(session, scope, name, (start, end), query.most_names)
     if name == "end_user":
         column = func.nullif(column, "")  # as events have it
-    sums = [func.sum(getattr(table, each)).label(each) for each in origin_rollups.SUMS]
+    wanted = origin_rollups.SUMS if query.charges else ("requests", *_COUNTED)
+    sums = [
+        (func.sum(getattr(table, each)) if each in wanted else literal(0)).label(each)
+        for each in origin_rollups.SUMS
+    ]
     projects = (scope.project_id,) if scope.project_id else query.project_ids
     found = (
         select(table.at.expression.label("bucket"), column.label(name), *sums)

@@ -27,7 +27,7 @@ GROUPS = {
     "project_id": "Project",
     "member_id": "Member",
 }
-MOST_END_USERS = 500  # of days by end user; the rest are one row
+MOST_END_USERS = 100  # of days by end user; the rest are one row
 _BY_ID = ("key_id", "project_id", "member_id")
 ALL_GROUPS = {**GROUPS, "end_user": "End user", "engine_id": "Engine", "region": "Region"}
 

@@ -78,8 +78,11 @@ def _usage(request: Request) -> Response:
     viewer, deps = viewer_of(request, "usage"), deps_of(request)
     now = deps.clock.now()
     group_by = choice(request, "by", tuple(usage_totals.ALL_GROUPS), "model")
-    asks = bool(explorer.text_of(request))
-    usual = 1 if asks and group_by not in usage_totals.GROUPS else _USUAL_DAYS
+    usual = _USUAL_DAYS
+    if group_by not in usage_totals.GROUPS and explorer.text_of(request):
+        usual = 1  # single requests are read
+    elif group_by == "end_user":
+        usual = _EVENT_DAYS  # a day has a row for each of them
     sees_costs = deps.auth.may(viewer, "costs", "read")
     explored = explorer.read_query(request, now.date(), usual, sees_costs)
     span, compared = explored.span, request.query_params.get("compare") == "1"
@@ -155,7 +158,7 @@ def _rolled_up(filters: Filters, group_by: str, span: Range) -> dict[str, Any]:
         return {_COLUMNS[name]: values for name, values in filters.rolled_up.items()}
     by_origin = group_by in usage_totals.ALL_GROUPS and not filters.events
     if by_origin and span.width is Width.DAY:
-        return {}
+        return {"charges": False}
     if span.days > _EVENT_DAYS:
         raise BadRequest(
             f"This query or grouping reads single requests, and the range has {span.days} days.",
