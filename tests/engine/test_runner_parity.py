@@ -1,11 +1,12 @@
 """The first truth: the same tokens as `transformers`, and as `peft` where there is an adapter."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from engine.layers import attention_plan
+from engine.layers import attention_plan, step
 from tests.engine.checkpoints import (
     VOCAB,
     adapted_reference,
@@ -80,3 +81,26 @@ def test_adapters_of_other_ranks_share_a_batch_with_the_base(llama: Path, tmp_pa
         assert sequence.output == reference_greedy(models[handle], prompt, 16)
     pairs = {(n % len(PROMPTS), handle) for n, handle in enumerate(asked)}
     assert len({tuple(s.output) for s in sequences}) == len(pairs)
+
+
+@pytest.mark.parametrize("split", [0, 1 << 30])
+def test_short_rows_answer_alike_beside_others_and_apart(
+    llama: Path, split: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows of three tokens, as those that verify guesses: in products with others, or of their own."""
+    monkeypatch.setattr(attention_plan, "_SPLIT_BYTES", split)
+    plan, queries = attention_plan.plan_tiles, []
+
+    def noted(*given: Any) -> list[attention_plan.Tile]:
+        tiles = plan(*given)
+        queries.extend(tile.queries for tile in tiles)
+        return tiles
+
+    monkeypatch.setattr(step, "plan_tiles", noted)
+    driver = Driver(llama)
+    sequences = [driver.sequence(prompt) for prompt in PROMPTS]
+    driver.run(sequences, chunk=3)
+    assert (3 in queries) == (split == 0)
+    model = reference(llama)
+    for sequence, prompt in zip(sequences, PROMPTS, strict=True):
+        assert sequence.output == reference_greedy(model, prompt, 16)

@@ -1,9 +1,11 @@
-"""Compile what a piece of code launches for an H200 (sm_90) without one: Triton's own front and
-back end and NVIDIA's assembler run here, only the launch itself is left out."""
+"""Compile what a piece of code launches for a GPU without one: Triton's own front and back end and
+NVIDIA's assembler run here, only the launch itself is left out. The argument is the GPU's compute
+capability: 80, 90 or 100."""
 
 import json
 import re
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,13 +26,13 @@ from engine.kernels.pointwise_reference import RotaryStep
 from engine.layers.norm import RmsNorm
 from engine.model_spec import AttentionShape
 
-HOPPER = GPUTarget("cuda", 90, 32)
+TARGET = GPUTarget("cuda", int(sys.argv[1]), 32)
 
 
 @dataclass(frozen=True)
 class Compiled:
     name: str
-    shared: int  # bytes of shared memory; an H200 has 227 KiB a program
+    shared: int  # bytes of shared memory
     registers: int
     stack: int  # bytes of local memory a thread: above 0 it spills or indexes arrays
     tensor_cores: bool
@@ -40,7 +42,7 @@ class AbsentDriver:
     """Answers what Triton asks of a device before it compiles."""
 
     def get_current_target(self) -> GPUTarget:
-        return HOPPER
+        return TARGET
 
     def get_current_device(self) -> int:
         return 0
@@ -81,7 +83,7 @@ def _inspect(kernel: Any) -> Compiled:
         ).stdout
     counts = SimpleNamespace(**{k: int(v) for k, v in re.findall(r"(REG|STACK):(\d+)", usage)})
     ptx = kernel.asm["ptx"]
-    uses_mma = "mma.sync" in ptx or "wgmma" in ptx
+    uses_mma = "mma.sync" in ptx or "wgmma" in ptx or "tcgen05.mma" in ptx
     return Compiled(
         kernel.metadata.name, kernel.metadata.shared, counts.REG, counts.STACK, uses_mma
     )
