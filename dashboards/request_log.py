@@ -18,6 +18,7 @@ from billing.models import Charge, UsageBatch, UsageEventRow
 from core.database import Database
 from core.errors import BadRequest
 from core.tenants.scope import TenantScope
+from dashboards import moved_requests
 from dashboards.filters import Range
 
 LogRow = tuple[UsageEventRow, int | None]  # the event, and its charge in picounits once rated
@@ -117,14 +118,22 @@ def _instant(text: str) -> datetime:
     return found
 
 
-def page_of(session: Session, log_query: LogQuery, cursor: Cursor | None, size: int) -> LogPage:
+def page_of(
+    session: Session,
+    log_query: LogQuery,
+    cursor: Cursor | None,
+    size: int,
+    lacks: list[str] | None = None,
+) -> LogPage:
+    """With `lacks`, a store of moved days that does not answer gives no rows, and its reason goes there;
+    without it that is an error."""
     backwards = cursor is not None and not cursor.after
     newest = cursor.newest if cursor is not None else None
     if not log_query.by_time and newest is None:
-        newest = _newest(session, log_query)
+        newest = _newest(session, log_query, lacks)
         if newest is None:
             return LogPage([])
-    found = _read(session, log_query, cursor, newest, size + 1)
+    found = _read(session, log_query, (cursor, newest, size + 1), lacks)
     more, rows = len(found) > size, found[:size]
     if backwards:
         rows.reverse()
@@ -179,8 +188,10 @@ def _cursor_at(found: _Found, newest: datetime | None, *, after: bool) -> str:
     return str(Cursor(value, event.request_id, after, newest))
 
 
-def _newest(session: Session, log_query: LogQuery) -> datetime | None:
+def _newest(session: Session, log_query: LogQuery, lacks: list[str] | None) -> datetime | None:
     event = UsageEventRow
+    if moved_requests.reaches(session, log_query):
+        return moved_requests.newest(session, log_query, lacks)
     query = _matching(log_query, [event.occurred_at]).order_by(event.occurred_at.desc())
     found: datetime | None = session.scalar(query.limit(1))
     return found
@@ -189,11 +200,16 @@ def _newest(session: Session, log_query: LogQuery) -> datetime | None:
 def _read(
     session: Session,
     log_query: LogQuery,
-    cursor: Cursor | None,
-    newest: datetime | None,
-    size: int,
+    part: tuple[Cursor | None, datetime | None, int],
+    lacks: list[str] | None,
 ) -> list[_Found]:
+    cursor, newest, size = part
     falling = log_query.falling == (cursor is None or cursor.after)
+    if moved_requests.reaches(session, log_query):
+        value = _VALUES[log_query.sort]
+        place = (cursor.value, cursor.request_id) if cursor is not None else None
+        wanted = moved_requests.Part(value, place, newest, SORTED, size)
+        return moved_requests.page(session, log_query, wanted, lacks, falling=falling)
     if log_query.by_time:
         query = _by_time(log_query, cursor, falling=falling).limit(size)
         return [((row[0], row[1]), row[0].occurred_at) for row in session.execute(query)]

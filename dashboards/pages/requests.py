@@ -19,7 +19,7 @@ from core.events import UsageKind
 from core.ids import moment_of
 from core.tenants.models import ApiKey, Member, Project
 from core.tenants.scope import TenantScope
-from dashboards import charts, explorer, request_log
+from dashboards import charts, explorer, moved_requests, request_log
 from dashboards.backend import EngineView
 from dashboards.filters import Range, choice
 from dashboards.formats import moment
@@ -73,6 +73,7 @@ def _requests(request: Request) -> Response:
     columns = COLUMNS if sees_costs else COLUMNS[:-1]
     log_query = _ordered(request, viewer.scope, span, columns)
     cursor = request_log.cursor_of(request.query_params, log_query.sort)
+    lacks: list[str] = []
     with deps.database.report() as session:
         filters = filters_of(session, viewer.scope, explored.query)
         log_query = replace(log_query, conditions=filters.events)
@@ -83,7 +84,7 @@ def _requests(request: Request) -> Response:
                 (_row(*found, "") for found in request_log.all_rows(deps.database, log_query)),
                 viewer.currency,
             )
-        found = request_log.page_of(session, log_query, cursor, PAGE_ROWS)
+        found = request_log.page_of(session, log_query, cursor, PAGE_ROWS, lacks)
         bar = explorer.bar_of(request, session, viewer.scope, explored, today)
     root = root_of(request)
     table = Table(
@@ -103,6 +104,7 @@ def _requests(request: Request) -> Response:
         bar=bar,
         pager=_pager(request, found, log_query),
         live=log_query.by_time and log_query.falling and not cursor,
+        problem=f"Moved days are not shown. {lacks[0]}" if lacks else "",
     )
     return show(request, page_data)
 
@@ -197,14 +199,16 @@ def request_page(request: Request) -> Response:
     viewer, deps = viewer_of(request, "usage"), deps_of(request)
     request_id = request.path_params["request_id"]
     with deps.database.read() as session:
-        event = session.get(UsageEventRow, request_id)
+        event, charge = session.get(UsageEventRow, request_id), None
+        if event is None:
+            event, charge = moved_requests.find(session, viewer.scope, request_id)
         foreign = event is None or event.tenant_id != viewer.scope.tenant_id
         other = viewer.scope.project_id and event and event.project_id != viewer.scope.project_id
         if event is None or foreign or other:
             raise NotFound(
                 f"There is no request {request_id[:80]!r}.", next_step="Choose one from the list."
             )
-        charge = session.get(Charge, request_id)
+        charge = charge or session.get(Charge, request_id)
         found = session.scalars(
             select(Decision).where(
                 Decision.request_id == request_id, Decision.tenant_id == event.tenant_id
