@@ -263,14 +263,17 @@ def check_bad_argument():
         "guidellm",
         ("guidellm",),
         """
-import subprocess, sys
-def check_benchmark():
+import json, pathlib, subprocess, sys
+pathlib.Path("prompts.jsonl").write_text("".join(json.dumps({"prompt": f"Question {n}?"}) + "\\n" for n in range(4)))
+def check_run():
     done = subprocess.run(
-        [sys.executable, "-m", "guidellm", "benchmark", "run", "--target", URL, "--model", MODEL, "--rate-type", "synchronous",
-         "--max-requests", "2", "--data", "prompt_tokens=8,output_tokens=4", "--backend-kwargs", '{"api_key": "' + KEY + '"}'],
+        [sys.executable, "-m", "guidellm", "run", "--backend", f"kind=openai_http,target={URL},model={MODEL},api_key={KEY}",
+         "--profile", "kind=synchronous", "--constraint", "kind=max_requests,count=2",
+         "--data", "kind=json_file,path=prompts.jsonl", "--disable-progress"],
         capture_output=True, text=True, timeout=150,
     )
-    assert done.returncode == 0, (done.stderr or done.stdout)[-200:]
+    told = done.stdout + done.stderr
+    assert done.returncode == 0 and "successful=2 errored=0" in told, told[-200:]
 """,  # noqa: E501
     ),
 )
