@@ -65,6 +65,14 @@ def positive(raw: dict[str, Any], name: str, default: int | None = None) -> int:
     return value
 
 
+def within(raw: dict[str, Any], name: str, end: int) -> int:
+    """A whole number from 0 to below `end`; 0 where there is none."""
+    value = raw.get(name, 0)
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < end:
+        raise CheckpointError(f"config.json: {name} is {value!r}: it must be from 0 to {end - 1}")
+    return value
+
+
 def chosen_experts(raw: dict[str, Any], count: int, default: int) -> int:
     """How many of `count` experts a token uses."""
     active = positive(raw, "num_experts_per_tok", default)

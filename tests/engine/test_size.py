@@ -29,14 +29,14 @@ LIMITS = {
     "layers": 1550,
     "lora": 1010,
     "lora/peft": 600,
-    "models": 1360,
+    "models": 1365,
     "models/families": 640,
     "models/gguf": 950,
     "quantization": 590,
     "scheduling": 1040,
     "search": 300,
     "speculation": 660,
-    "streams": 170,
+    "streams": 200,
     "tiers": 740,
 }
 NO_CODE = {
