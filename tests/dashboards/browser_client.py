@@ -15,11 +15,26 @@ def browser(deployment: Deployment, secret: str | None = None) -> httpx.Client:
         follow_redirects=True,
         timeout=60,
         headers={"origin": deployment.url},
+        event_hooks={"response": [_is_safe_to_reload]},
     )
     if secret is not None:
         answer = client.post("/dashboard/sign-in", data={"secret": secret})
         assert answer.status_code == 200, answer.text
     return client
+
+
+_PREVIEWS = (b"act=preview", b"act=try", b"act=threshold")  # the last edits the text of a draft
+
+
+def _is_safe_to_reload(answer: httpx.Response) -> None:
+    """Every form that changed something answers with a redirect, so that a reload sends nothing again.
+    A preview changes nothing, and is the answer itself."""
+    request = answer.request
+    if request.method != "POST" or not request.url.path.startswith("/dashboard"):
+        return
+    sent = request.read()
+    if answer.status_code < 400 and not any(act in sent for act in _PREVIEWS):
+        assert answer.status_code == 303, f"{request.url.path}: {sent[:80]!r}"
 
 
 def with_role(deployment: Deployment, role: str, tenant_id: str = "") -> str:
