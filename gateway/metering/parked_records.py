@@ -12,7 +12,7 @@ from pathlib import Path
 from gateway.metering.batch_shippers import UsageSink, brief
 from gateway.metering.refusals import is_permanent
 from gateway.metering.spool import SpoolFile
-from gateway.metering.spool_records import OPENED, decode_outbox, request_id_of
+from gateway.metering.spool_records import OPENED, OPERATION, decode_outbox, request_id_of
 from gateway.metering.spool_statements import Statement, return_to_outbox
 
 
@@ -20,7 +20,7 @@ from gateway.metering.spool_statements import Statement, return_to_outbox
 class ParkedRecord:
     file: str  # name of the spool file
     seq: int
-    topic: str  # usage | moderation | line | opened
+    topic: str  # usage | moderation | line | receipt | opened | operation
     request_id: str  # "" if the record cannot be read
     reason: str
 
@@ -44,8 +44,8 @@ def release(directory: Path, sink: UsageSink) -> int:
     stored = 0
     for path in sorted(directory.glob("*.db")):
         with closing(_open(path)) as connection:
-            query = "select seq, topic, body from parked where topic <> ? order by seq"
-            for seq, topic, body in connection.execute(query, (OPENED,)).fetchall():
+            query = "select seq, topic, body from parked where topic not in (?, ?) order by seq"
+            for seq, topic, body in connection.execute(query, (OPENED, OPERATION)).fetchall():
                 try:
                     sink.record(decode_outbox([(seq, topic, body)]))
                 except Exception as error:
@@ -74,7 +74,7 @@ def retry_parked(file: SpoolFile) -> None:
     statements: list[Statement] = []
     for seq, topic, body in rows:
         request_id = request_id_of(topic, body)
-        if topic == OPENED and not request_id:
+        if topic == OPERATION or (topic == OPENED and not request_id):
             continue
         if topic == OPENED:
             insert = "insert or ignore into opened values (?, ?)"

@@ -25,6 +25,7 @@ from pathlib import Path
 
 from core.errors import Unavailable
 from core.events import EngineCount, ModerationEvent, OpenedRequest, UsageEvent
+from gateway.metering.refused_operations import REFUSALS, Execute, apply_singly
 from gateway.metering.spool_log import AppendLog, keep_damaged, log_path, logs_of, read_log
 from gateway.metering.spool_records import OutboxRow, opened_decoder
 from gateway.metering.spool_statements import (
@@ -203,19 +204,33 @@ class SpoolFile:
         return last
 
     def _apply(self, number: int, operations: list[Operation]) -> None:
-        execute, deleted = self._connection.cursor().execute, 0
+        def _all(execute: Execute) -> int:
+            rows = [(sql, execute(sql, values).rowcount) for sql, values in folded(operations)]
+            return sum(count for sql, count in rows if sql in DELETIONS)
+
+        def _singly(execute: Execute) -> int:
+            return apply_singly(execute, operations)
+
+        try:
+            self._apply_in_transaction(number, _all)
+        except (
+            REFUSALS
+        ) as error:  # the same at every attempt, and nothing behind it would be shipped
+            log.error("log %d of %s: %s; what is refused is parked", number, self.path.name, error)
+            self._apply_in_transaction(number, _singly)
+
+    def _apply_in_transaction(self, number: int, apply: Callable[[Execute], int]) -> None:
+        execute = self._connection.cursor().execute
         execute("begin immediate")
         try:
-            for sql, values in folded(operations):
-                rows = execute(sql, values).rowcount
-                deleted += rows if sql in DELETIONS else 0
+            gone = apply(execute)
             execute("update folded set log = ?", (number,))
             execute("commit")
         except BaseException:
             execute("rollback")
             raise
         with self._counting:
-            self.waiting -= deleted
+            self.waiting -= gone
 
 
 def connect(path: Path) -> sqlite3.Connection:

@@ -13,6 +13,7 @@ MODERATION = "moderation"
 LINE = "line"
 RECEIPT = "receipt"
 OPENED = "opened"  # of a parked record: an open request that cannot be settled
+OPERATION = "operation"  # of a parked operation of the log that is not a row of the outbox
 opened_decoder = msgspec.msgpack.Decoder(OpenedRequest)
 # Files of earlier versions have the receipt beside the event.
 _settled = msgspec.msgpack.Decoder(tuple[UsageEvent, EngineCount | None])

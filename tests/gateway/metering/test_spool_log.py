@@ -20,8 +20,10 @@ from hypothesis import strategies as st
 
 from core.settings import Settings
 from gateway.metering import spool_log
+from gateway.metering.parked_records import parked_records, release, retry_parked
 from gateway.metering.shipper import Shipper
 from gateway.metering.spool import Spool, SpoolFile, connect
+from gateway.metering.spool_log import logs_of
 from gateway.metering.spool_statements import (
     Statement,
     delete_shipped,
@@ -269,6 +271,40 @@ def test_a_log_of_a_later_version_is_left_alone(tmp_path: Path) -> None:
         with pytest.raises(sqlite3.DatabaseError, match="another version"):
             SpoolFile(left / "a.db")
     assert later.read_bytes() == frame
+    file.close()
+
+
+def test_a_row_that_the_tables_refuse_is_parked_and_the_others_go_on(tmp_path: Path) -> None:
+    """Before, the log was tried again for ever, and nothing behind it was shipped."""
+    file = SpoolFile(tmp_path / "a.db")
+    taken = move_to_outbox(closed("req_0"))[1].values
+    other = connect(file.path)
+    other.execute("insert into outbox values (1, ?, ?)", taken)
+    file.append([insert_opened(opened("req_9")), *move_to_outbox(closed("req_1"))])
+    file.append(move_to_outbox(closed("req_2")))
+    opened_now, outbox, parked = tables(file)
+    assert [row[0] for row in opened_now] == ["req_9"]
+    assert [row[0] for row in outbox] == [1, 2] and outbox[0][1:] == taken
+    assert [(row[1], "UNIQUE" in str(row[3])) for row in parked] == [("usage", True)]
+    assert [each.request_id for each in parked_records(tmp_path)] == ["req_1"]
+    assert file.waiting == 1, "the row of somebody else was not counted"
+    books = Books()
+    assert release(tmp_path, books) == 1 and file.parked() == 0
+    file.append(move_to_outbox(closed("req_3")))
+    assert [row[0] for row in tables(file)[1]] == [1, 2, 3] and not logs_of(file.path)
+    other.close()
+    file.close()
+
+
+def test_an_operation_that_cannot_be_a_row_is_kept_when_it_is_refused(tmp_path: Path) -> None:
+    file = SpoolFile(tmp_path / "a.db")
+    file.append([insert_opened(opened("req_1")), delete_shipped(2**63)])
+    assert [row[0] for row in tables(file)[0]] == ["req_1"]
+    [(_, topic, body, reason)] = tables(file)[2]
+    assert topic == "operation" and b"\x80\x00\x00" in bytes(body) and "too large" in str(reason)
+    assert release(tmp_path, Books()) == 0 and file.parked() == 1
+    retry_parked(file)
+    assert file.parked() == 1
     file.close()
 
 
