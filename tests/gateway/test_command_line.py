@@ -1,12 +1,16 @@
 """The command line as a whole: what its commands import, and a database that is not ready."""
 
+import argparse
+import importlib
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from core.database import Database
+from gateway.cli.commands._amounts import units_of_amount
 from gateway.cli.main import command_names, main
 from migrations.run import downgrade, upgrade
 
@@ -39,6 +43,28 @@ def test_a_gateway_imports_the_clients_of_what_is_configured() -> None:
     found = _imported("gateway.http.serving", "gateway.wiring", "gateway.http.startup")
     assert "fastapi" in found
     assert found & {"authlib", "boto3", "celery", "psycopg", "redis", "stripe", "torch"} == set()
+
+
+def _options(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
+    for action in parser._actions:
+        yield action
+        if isinstance(action, argparse._SubParsersAction):
+            for each in {id(found): found for found in action.choices.values()}.values():
+                yield from _options(each)
+
+
+def test_amount_has_one_unit_in_all_commands() -> None:
+    found = []
+    for name in command_names():
+        module = importlib.import_module(f"gateway.cli.commands.{name.replace('-', '_')}")
+        parser = argparse.ArgumentParser()
+        if hasattr(module, "configure"):
+            module.configure(parser)
+        helps = [each.help for each in _options(parser) if "--amount" in each.option_strings]
+        found += helps
+        assert not helps or module.units_of_amount is units_of_amount, name
+    assert found and all(str(each).startswith("in major units") for each in found)
+    assert units_of_amount("12.5") == 12_500_000_000_000
 
 
 @pytest.mark.parametrize("command", ["tenant list", "price list", "invoice list", "audit"])
