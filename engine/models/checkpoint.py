@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import CheckpointError
-from engine.models.compressed_tensors import CompressedSource
 from engine.models.config_values import eos_ids
+from engine.models.formats.compressed_tensors import CompressedSource
+from engine.models.formats.declared import grouped
+from engine.models.formats.grouped import GroupedSource
 from engine.models.gguf.describe import config_of
 from engine.models.gguf.header import read_header
 from engine.models.gguf.weights import GgufSource
@@ -80,12 +82,20 @@ def _open_directory(directory: Path) -> Checkpoint:
     config = read_config(directory)
     return Checkpoint(
         config=config,
-        source=CompressedSource(directory)
-        if is_compressed(config)
-        else SafetensorsSource(directory, MXFP4 if is_mxfp4(config) else ()),
+        source=_source(directory, config),
         eos=_generation_eos(directory),
         digest=_directory_digest(directory),
     )
+
+
+def _source(directory: Path, config: dict[str, Any]) -> SafetensorsSource:
+    """By what the configuration says of quantised weights."""
+    by_group = grouped(config)
+    if by_group is not None:
+        return GroupedSource(directory, by_group)
+    if is_compressed(config):
+        return CompressedSource(directory)
+    return SafetensorsSource(directory, MXFP4 if is_mxfp4(config) else ())
 
 
 def _generation_eos(directory: Path) -> tuple[int, ...]:

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from engine.errors import CheckpointError
+from engine.models.formats.declared import grouped
 
 # Tensors beside a quantised weight, by the suffix that the formats use.
 _COMPANIONS = {
@@ -20,6 +21,7 @@ _COMPANIONS = {
 }
 # Of them, those of the formats that are read.
 COMPRESSED, MXFP4 = (".weight_scale", ".weight_packed"), ("_blocks",)
+GROUPED = (".qweight", ".qzeros")
 _FORMATS = ("pack-quantized", "int-quantized")
 _NEXT = "use the unquantised checkpoint, or a GGUF file"
 
@@ -27,7 +29,7 @@ _NEXT = "use the unquantised checkpoint, or a GGUF file"
 def refuse_quantised(raw: dict[str, Any]) -> None:
     """Raises CheckpointError naming the format that config.json declares."""
     declared = raw.get("quantization_config") or raw.get("compression_config")
-    if not declared or is_compressed(raw) or is_mxfp4(raw):
+    if not declared or is_compressed(raw) or is_mxfp4(raw) or grouped(raw):
         return
     raise CheckpointError(
         f"config.json: the weights are quantised as {_format_of(declared)}, which is not supported: "

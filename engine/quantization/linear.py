@@ -56,6 +56,7 @@ class QuantizedMatrix:
             product = self.packed.product(x)
             out.copy_(product if other is None else product + other)
             return
+        x = self.packed.sorted(x)
         kernel.product(
             self.kernel_matrix, _rows(x), _rows(out), None if other is None else _rows(other),
             x.shape[1], x.shape[0], x.dtype is torch.bfloat16, torch.get_num_threads(),
@@ -105,6 +106,10 @@ class QuantizedGatedLinear:
         self._halves = QuantizedLinear([gate]), QuantizedLinear([up])
         self._gate, self._up = (half._parts[0] for half in self._halves)
         same = (gate.bits, gate.group, gate.zero) == (up.bits, up.group, up.zero)
+        if gate.order is None or up.order is None:
+            same = same and gate.order is up.order
+        else:
+            same = same and torch.equal(gate.order, up.order)
         self._fused = same and self._gate.kernel_matrix is not None
 
     @property
@@ -124,7 +129,7 @@ class QuantizedGatedLinear:
         if not self._fused or x.dtype not in _KERNEL_TYPES:
             gate, up = self.halves(x)
             return activate(gate, activation).mul_(up)
-        x = _checked(x, self._up.packed.width)
+        x = self._up.packed.sorted(_checked(x, self._up.packed.width))
         out = x.new_empty(x.shape[0], self._up.packed.out)
         gate_matrix, up_matrix = self._gate.kernel_matrix, self._up.kernel_matrix
         assert gate_matrix is not None and up_matrix is not None

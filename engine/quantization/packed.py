@@ -20,7 +20,8 @@ GROUP = 32
 @dataclass(frozen=True, slots=True)
 class Codes:
     """A quantised matrix [out, in] as it is read: codes uint8 of zero `zero`, scales and minima
-    float32, [out, groups]; `group` inputs share one."""
+    float32, [out, groups]; `group` inputs share one. Column j belongs to input `order[j]`, where the
+    inputs were sorted into groups."""
 
     codes: torch.Tensor
     scales: torch.Tensor
@@ -28,15 +29,17 @@ class Codes:
     bits: int
     group: int
     zero: int
+    order: torch.Tensor | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
         return self.codes.shape[0], self.codes.shape[1]
 
     @property
-    def format(self) -> tuple[int, int, int, bool]:
+    def format(self) -> tuple[int, int, int, bool, bytes]:
         """What matrices must have in common to lie in one."""
-        return self.bits, self.group, self.zero, self.minima is not None
+        order = b"" if self.order is None else self.order.numpy().tobytes()
+        return self.bits, self.group, self.zero, self.minima is not None, order
 
     @property
     def bytes(self) -> int:
@@ -52,11 +55,20 @@ class Codes:
         )
         if self.minima is not None:
             found += self.minima.repeat_interleave(self.group, 1)[:, :width]
-        return found
+        return _unsorted(found, self.order)
 
     def rows(self, order: torch.Tensor) -> "Codes":
         minima = None if self.minima is None else self.minima[order]
         return replace(self, codes=self.codes[order], scales=self.scales[order], minima=minima)
+
+
+def _unsorted(values: torch.Tensor, order: torch.Tensor | None) -> torch.Tensor:
+    """Columns in the order of the inputs."""
+    if order is None:
+        return values
+    found = torch.empty_like(values)
+    found[:, order] = values
+    return found
 
 
 def joined(parts: list[Codes]) -> Codes:
@@ -87,14 +99,19 @@ class Packed:
     minima: torch.Tensor | None
     factors: torch.Tensor
     bias: torch.Tensor | None
+    order: torch.Tensor | None = None
 
     @property
     def bytes(self) -> int:
-        held = (self.codes, self.scales, self.minima, self.factors, self.bias)
+        held = (self.codes, self.scales, self.minima, self.factors, self.bias, self.order)
         return sum(each.nbytes for each in held if each is not None)
 
     def rows(self, numbers: torch.Tensor) -> torch.Tensor:
         """The values of these rows, in float32: [rows, width]."""
+        return _unsorted(self._stored(numbers), self.order)
+
+    def _stored(self, numbers: torch.Tensor) -> torch.Tensor:
+        """With the columns as they are packed."""
         tile, lane = numbers // LANES, numbers % LANES
         runs = self.codes[tile, :, :, lane]  # [rows, groups, runs, 4]
         if self.bits == 4:
@@ -113,7 +130,12 @@ class Packed:
     def product(self, x: torch.Tensor) -> torch.Tensor:
         """x W^T + b with the rows of x in codes, as the kernel computes it but for the order of sums."""
         bias = None if self.bias is None else self.bias[: self.out]
-        return F.linear(in_codes(x.float()), self.dense(), bias).to(x.dtype)
+        values = self._stored(torch.arange(self.out))
+        return F.linear(in_codes(self.sorted(x).float()), values, bias).to(x.dtype)
+
+    def sorted(self, x: torch.Tensor) -> torch.Tensor:
+        """Rows with their values in the order of the columns."""
+        return x if self.order is None else x.index_select(1, self.order)
 
 
 def in_codes(x: torch.Tensor) -> torch.Tensor:
@@ -148,6 +170,7 @@ def pack(matrix: Codes, bias: torch.Tensor | None = None) -> Packed:
         minima=None if minima is None else _by_tile(minima, rows, more),
         factors=F.pad(factors, (0, rows)),
         bias=None if bias is None else F.pad(bias.float(), (0, rows)),
+        order=matrix.order,
     )
 
 

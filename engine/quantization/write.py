@@ -11,7 +11,7 @@ import torch
 from engine.errors import CheckpointError, ConfigError
 from engine.layers.matrices import FUSED, MODULES
 from engine.model_spec import ModelSpec
-from engine.models.compressed_tensors import PACKED, SCALE, SHAPE, ZERO, packed
+from engine.models.formats.compressed_tensors import PACKED, SCALE, SHAPE, ZERO, packed
 from engine.models.registry import model_spec, read_config
 from engine.models.safetensors_source import SafetensorsSource
 from engine.models.write_checkpoint import check_paths, write_beside, write_tensors

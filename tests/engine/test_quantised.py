@@ -27,10 +27,10 @@ PLAIN: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("declared", "named"),
     [
-        # As published: DeepSeek's FP8, AutoGPTQ, AutoAWQ, llm-compressor, bitsandbytes, gpt-oss.
+        # As published: DeepSeek's FP8, HQQ, AutoRound, llm-compressor, bitsandbytes, gpt-oss.
         ({"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}, "fp8, e4m3"),
-        ({"quant_method": "gptq", "bits": 4, "group_size": 128}, "gptq, 4 bits"),
-        ({"quant_method": "awq", "bits": 4, "version": "gemm"}, "awq, 4 bits"),
+        ({"quant_method": "hqq", "bits": 4, "group_size": 64}, "hqq, 4 bits"),
+        ({"quant_method": "auto-round", "bits": 4}, "auto-round, 4 bits"),
         (
             {"quant_method": "compressed-tensors", "format": "float-quantized"},
             "compressed-tensors, float-quantized",

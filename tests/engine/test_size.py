@@ -31,6 +31,7 @@ LIMITS = {
     "lora/peft": 600,
     "models": 1365,
     "models/families": 640,
+    "models/formats": 420,
     "models/gguf": 950,
     "quantization": 590,
     "scheduling": 1040,

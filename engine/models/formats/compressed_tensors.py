@@ -10,15 +10,15 @@ from pathlib import Path
 import torch
 
 from engine.errors import CheckpointError
+from engine.models.formats.quantised_source import QuantisedSource
 from engine.models.quantised import COMPRESSED
-from engine.models.safetensors_source import SafetensorsSource
-from engine.quantization.packed import GROUP, LANES, Codes
+from engine.quantization.packed import Codes
 
 PACKED, SHAPE, SCALE, ZERO = "_packed", "_shape", "_scale", "_zero_point"
 _WORD = 32
 
 
-class CompressedSource(SafetensorsSource):
+class CompressedSource(QuantisedSource):
     """Implements `engine.models.weights.TensorSource`."""
 
     def __init__(self, directory: Path) -> None:
@@ -27,11 +27,6 @@ class CompressedSource(SafetensorsSource):
     @property
     def format(self) -> str:
         return "compressed-tensors"
-
-    def stored_dtype(self) -> torch.dtype:
-        """Of what is not quantised."""
-        found = self.raw("model.norm.weight").dtype if "model.norm.weight" in self._files else None
-        return found if found in (torch.float32, torch.bfloat16, torch.float16) else torch.float32
 
     def __contains__(self, name: str) -> bool:
         return super().__contains__(name) or super().__contains__(name + PACKED)
@@ -44,7 +39,7 @@ class CompressedSource(SafetensorsSource):
     def shape(self, name: str) -> tuple[int, ...]:
         if name + PACKED not in self._files:
             return super().shape(name)
-        shape = self._raw(name + SHAPE).flatten().tolist()
+        shape = self.needed(name + SHAPE).flatten().tolist()
         if len(shape) != 2 or min(shape) < 1:
             raise CheckpointError(f"{self.place(name)}{SHAPE} is {shape}: two sizes are needed")
         return shape[0], shape[1]
@@ -60,16 +55,16 @@ class CompressedSource(SafetensorsSource):
             return None
         if name + PACKED in self._files:
             return self._packed(name)
-        stored = self._raw(name)
+        stored = self.needed(name)
         if stored.dtype is not torch.int8 or stored.dim() != 2:
             raise CheckpointError(f"{self.place(name)} is {stored.dtype}: int8 was expected")
         signed = stored.short()
-        zero = self._raw(name + ZERO).short() if name + ZERO in self._files else None
+        zero = self.needed(name + ZERO).short() if name + ZERO in self._files else None
         return self._coded(name, signed, zero, 8)
 
     def _packed(self, name: str) -> Codes:
         out, width = self.shape(name)
-        words = self._raw(name + PACKED)
+        words = self.needed(name + PACKED)
         bits = {-(-width // 8): 4, -(-width // 4): 8}.get(words.shape[-1])
         if bits is None or words.shape != (out, -(-width * bits // _WORD)):
             raise CheckpointError(
@@ -79,7 +74,7 @@ class CompressedSource(SafetensorsSource):
         signed = unpacked(words, bits)[:, :width]
         zero = None
         if name + ZERO in self._files:
-            stored = self._raw(name + ZERO)
+            stored = self.needed(name + ZERO)
             rows = -(-out * bits // _WORD)
             if stored.dim() != 2 or stored.shape[0] != rows:
                 raise CheckpointError(
@@ -93,7 +88,7 @@ class CompressedSource(SafetensorsSource):
     ) -> Codes:
         """From codes and zero points around 0."""
         out, width = signed.shape
-        scales = self._raw(name + SCALE).float()
+        scales = self.needed(name + SCALE).float()
         scales = scales.reshape(1, 1) if scales.numel() == 1 else scales
         groups = scales.shape[-1] if scales.dim() == 2 else 0
         if groups < 1 or scales.shape[0] not in (1, out) or width % groups:
@@ -103,11 +98,6 @@ class CompressedSource(SafetensorsSource):
             )
         if not (torch.isfinite(scales).all() and (scales > 0).all()):
             raise CheckpointError(f"{self.place(name)}{SCALE} holds values that are not above 0")
-        group = width // groups
-        if groups > 1 and group != LANES and group % GROUP:
-            raise CheckpointError(
-                f"{self.place(name)}{SCALE} has groups of {group}: 16 or a multiple of 32 are computed"
-            )
         scales = scales.expand(out, groups)
         middle = 1 << (bits - 1)
         minima = None
@@ -123,14 +113,9 @@ class CompressedSource(SafetensorsSource):
             scales=scales.contiguous(),
             minima=minima,
             bits=bits,
-            group=group if groups > 1 else -(-width // GROUP) * GROUP,
+            group=self.check_group(name, width // groups, width),
             zero=0 if bits == 4 and minima is not None else middle,
         )
-
-    def _raw(self, name: str) -> torch.Tensor:
-        if name not in self._files:
-            raise CheckpointError(f"{self.path}: tensor {name} is missing")
-        return self.raw(name)
 
 
 def packed(signed: torch.Tensor, bits: int) -> torch.Tensor:

@@ -1,0 +1,1 @@
+"""Formats of quantised weights in safetensors files, one file each."""
