@@ -34,5 +34,7 @@ def test_a_stored_row_of_an_older_version_is_exported_as_paid_by_the_operator(
         assert set(raw) == {None, "house"}
         now = deployment.clock.now()
         period = Period(now - timedelta(days=1), now + timedelta(days=1))
-        rows = list(SUBJECTS["usage"].rows(session, None, period))
-    assert {row.request_id: row.paid_by for row in rows}["req_old"] == "operator"
+        usage = SUBJECTS["usage"]
+        names = [column.name for column in usage.columns]
+        rows = [dict(zip(names, row, strict=True)) for row in usage.rows(session, None, period)]
+    assert {row["request_id"]: row["paid_by"] for row in rows}["req_old"] == "operator"

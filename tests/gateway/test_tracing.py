@@ -108,11 +108,12 @@ def test_a_refusal_marks_its_step_and_quotes_nobody(traced: Traced) -> None:
     assert answer.status_code == 404
     put = {"input": {"deny": ["marmalade"]}}
     url = f"{traced.deployment.url}/admin/v1/policies"
-    assert httpx.put(url, json=put, headers=traced.deployment.headers).status_code == 200
-    try:
-        blocked = ask(traced.deployment)
-    finally:
-        httpx.delete(url, headers=traced.deployment.headers)
+    with httpx.Client(headers=traced.deployment.headers, timeout=60) as client:
+        try:
+            assert client.put(url, json=put).status_code == 200
+            blocked = ask(traced.deployment)
+        finally:
+            client.delete(url)
     assert blocked.status_code == 400
     wanted = {"request", "moderation", "metering", "ledger"}
     found = traced.spans(blocked.headers["x-request-id"], wanted)

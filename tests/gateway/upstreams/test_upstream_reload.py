@@ -12,7 +12,9 @@ import httpx
 import pytest
 from sqlalchemy import text
 
+from billing import service_rollups
 from billing.prices import ensure_default_prices
+from billing.rating_worker import rate_all
 from core.clock import SystemClock
 from gateway.cli.main import main
 from tests.dashboards.browser_client import browser
@@ -259,6 +261,8 @@ def test_usage_is_grouped_by_engine_and_by_the_region_of_its_entry(
     with closing(browser(deployment, deployment.key)) as owner:
 
         def _groups(by: str) -> list[str]:
+            rate_all(deployment.services.database, deployment.services.clock)
+            service_rollups.sum_all(deployment.services.database, deployment.services.clock)
             lines = owner.get(f"/dashboard/usage?by={by}&format=csv").text.splitlines()
             return sorted(line.rsplit(",", 5)[0] for line in lines[1:])
 
