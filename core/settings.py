@@ -95,6 +95,16 @@ class Settings(BaseSettings):
         description="How the engine holds keys and values on a CPU: auto as it computes, int8 or fp8 in "
         "8 bits.",
     )
+    kv_window: int | None = Field(
+        None,
+        gt=0,
+        description="Last positions that each token sees in a local engine's layers of full attention, "
+        "beside the first TOLLHOUSE_KV_SINKS: a request's memory is bounded, and what is between is "
+        "dropped; on a CPU. Unset: all.",
+    )
+    kv_sinks: int = Field(
+        4, ge=0, description="First positions that are seen beside TOLLHOUSE_KV_WINDOW."
+    )
     batch_invariant: bool = Field(
         False,
         description="A local engine computes each request with the same bits whatever else is in the "

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from engine.model_spec import Sight
 from engine.protocol import (
     AdapterState,
     EngineInfo,
@@ -123,7 +124,7 @@ class Runner(Protocol):
     """
 
     info: EngineInfo
-    window: int  # the most tokens that any layer sees back from a position; 0: all
+    sight: Sight  # the positions that any layer sees
     overlapped: bool  # `launch` returns early, so the next step can be prepared meanwhile
     scores_prompts: bool  # whether it follows `Row.scored`
     drafter: Drafter | None

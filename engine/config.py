@@ -3,6 +3,7 @@
 from dataclasses import dataclass, fields
 
 from engine.errors import ConfigError
+from engine.model_spec import Sight
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 QUANTIZATIONS = ("auto", "none", "int8", "int4")
@@ -19,6 +20,8 @@ class EngineConfig:
     dtype: str = "auto"  # auto, float32, bfloat16 or float16
     quantization: str = "auto"  # auto: as the checkpoint is stored; none, int8 or int4
     kv_dtype: str = "auto"  # keys and values: auto, as computed; on a CPU also int8 or fp8
+    kv_window: int | None = None  # last positions that layers without a window see; None: all
+    kv_sinks: int = 4  # first positions that they see beside `kv_window`
     batch_invariant: bool = False  # logits do not depend on the rest of the batch; on a CPU
     device: str = "auto"  # auto, cpu, cuda or cuda:N
     threads: int | None = None  # CPU threads; None: one per physical core
@@ -77,9 +80,15 @@ class EngineConfig:
     def __post_init__(self) -> None:
         _check(self)
 
+    @property
+    def kv_sight(self) -> Sight:
+        """What layers without a window of their own see."""
+        return Sight() if self.kv_window is None else Sight(self.kv_window, self.kv_sinks)
+
 
 # Settings that may be 0; all other numbers must be above 0.
 _MAY_BE_ZERO = {
+    "kv_sinks",
     "cache_floor_blocks",
     "prompt_price",
     "cached_price",
@@ -123,6 +132,11 @@ def _check(config: EngineConfig) -> None:
         if field.name not in _MAY_BE_ZERO and not value > 0:
             instead = ", or left out" if field.default is None else ""
             raise ConfigError(f"{field.name} is {value}: it must be above 0{instead}")
+    if config.batch_invariant and config.kv_sight.first:
+        raise ConfigError(
+            f"batch_invariant is not served with kv_sinks ({config.kv_sinks}): set kv_sinks to 0, or "
+            "leave out one of batch_invariant and kv_window"
+        )
     if config.max_running > config.max_batch_tokens:
         raise ConfigError(
             f"max_running ({config.max_running}) is above max_batch_tokens "

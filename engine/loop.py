@@ -24,6 +24,7 @@ from engine.protocol import (
     KvEvent,
 )
 from engine.receipts import Receipts
+from engine.scheduling.capacity import most_blocks
 from engine.scheduling.fairness import ServiceCounters
 from engine.scheduling.scheduler import NeedsCollect, Scheduler
 from engine.scheduling.sequence import Request, Sequence, SequenceStatus
@@ -75,7 +76,7 @@ class Engine:
             self.adapters,
             waiting,
             self.metrics,
-            window=runner.window,
+            sight=runner.sight,
             drafter=runner.drafter,
             forced=runner.forced,
         )
@@ -125,7 +126,8 @@ class Engine:
             )
         inputs = with_pooling(inputs, self.info)
         blocks = 0 if inputs.adapter is None else self._adapter_blocks(inputs.adapter)
-        limit = check_request(inputs, self.info, self.config, blocks)
+        most = most_blocks(self._runner.sight, self.config)
+        limit = check_request(inputs, self.info, self.config, blocks, most)
         if inputs.sampling.grammar is not None:
             self._runner.prepare_grammar(inputs.sampling.grammar)
         if inputs.sampling.use_beam_search:
@@ -134,7 +136,8 @@ class Engine:
             self._enqueue(inputs, origin, limit)
 
     def _enqueue(self, inputs: GenerateRequest, origin: str, limit: int) -> None:
-        request = as_sampled(Request(inputs, origin, self._clock(), limit))
+        kept = self.config.kv_sight.most
+        request = as_sampled(Request(inputs, origin, self._clock(), limit, kept=kept))
         if inputs.adapter is not None:
             self.adapters.accept(inputs.adapter)
         self.scheduler.submit(request)

@@ -1,7 +1,7 @@
 """The shape of a model, as each family's file makes it of `config.json`."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,6 +14,28 @@ class RopeSpec:
     values: dict[str, Any]
 
 
+class Sight(NamedTuple):
+    """The positions that a query sees: the last `window`, its own included (0: all), and the first
+    `first` whatever the window."""
+
+    window: int = 0
+    first: int = 0
+
+    @property
+    def most(self) -> int:
+        """Positions seen at once; 0: there is no limit."""
+        return self.window and self.window + self.first
+
+    def unread_blocks(self, position: int, block_size: int) -> range:
+        """The blocks that no query from `position` on sees."""
+        start = -(-self.first // block_size)
+        past = max(0, position - self.window + 1) // block_size if self.window else 0
+        return range(start, max(start, past))
+
+
+_ALL = Sight()
+
+
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
     """The parameters of a layer's attention."""
@@ -21,6 +43,11 @@ class AttentionShape:
     scale: float
     window: int = 0  # visible keys, the query's own included; 0: all
     softcap: float = 0.0  # of the scores; 0: off
+    first: int = 0  # keys of the sequence's beginning that are visible whatever the window
+
+    @property
+    def sight(self) -> Sight:
+        return Sight(self.window, self.first)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +129,7 @@ class ModelSpec:
     rope: RopeSpec
     local_rope: RopeSpec | None = None  # of layers with a window; None: as the others
     windows: tuple[int | None, ...]
+    kv_sight: Sight = _ALL  # of the layers that have no window: the operator's `kv_window`
     activation: str = "silu"
     query_scale: float
     head_norm: bool = False  # RMS norm of each query and key head
@@ -175,9 +203,16 @@ class ModelSpec:
         return self.head_dim if self.latent is None else self.latent.rotated
 
     @property
-    def widest_window(self) -> int:
-        """The most tokens that any layer sees back from a position, its own included; 0: all."""
-        return max(window or 0 for window in self.windows) if all(self.windows) else 0
+    def sights(self) -> set[Sight]:
+        return {self.attention(layer).sight for layer in range(self.layers)}
+
+    @property
+    def sight(self) -> Sight:
+        """The positions that any layer sees."""
+        sights = self.sights
+        if not all(sight.window for sight in sights):
+            return Sight()
+        return Sight(max(each.window for each in sights), max(each.first for each in sights))
 
     @property
     def ropes(self) -> list[RopeSpec]:
@@ -194,4 +229,8 @@ class ModelSpec:
         return self.experts if self.experts is not None and layer in self.experts.layers else None
 
     def attention(self, layer: int) -> AttentionShape:
-        return AttentionShape(self.query_scale, self.windows[layer] or 0, self.attention_cap or 0.0)
+        window = self.windows[layer]
+        sight = self.kv_sight if window is None else Sight(window)
+        return AttentionShape(
+            self.query_scale, sight.window, self.attention_cap or 0.0, sight.first
+        )

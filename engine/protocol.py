@@ -136,6 +136,7 @@ class Receipt:
     rejected: int = 0  # guesses of speculative decoding that proved wrong; not charged
     note: str = ""  # of the request
     busy_us: int = 0  # its share of the steps' measured time, by work, in microseconds
+    dropped: int = 0  # positions that its last tokens did not see, by the engine's `kv_window`
 
 
 @dataclass(frozen=True, slots=True)

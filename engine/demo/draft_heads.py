@@ -113,8 +113,7 @@ def collect(model: LoadedModel, examples: list[Example]) -> Data:
     spec, longest = model.spec, max(len(ids) for ids, _ in examples)
     pool = KvPool(spec, -(-longest // 16), 16, model.dtype, model.device)
     tables = rotary_tables(spec, model.native_context, model.dtype)
-    windows = {spec.attention(layer).window for layer in range(spec.layers)}
-    plan = StepPlanner(pool, tables, windows, lambda _decodes, _prefills: None)
+    plan = StepPlanner(pool, tables, spec.sights, lambda _decodes, _prefills: None)
     blocks, greedy = list(range(-(-longest // 16))), SamplingParams(max_tokens=1, temperature=0.0)
     states, tokens, ends, count = [], [], [], 0
     for ids, begin in examples:

@@ -11,7 +11,7 @@ from engine.layers.operations import Attention
 def attend_rows(
     q: torch.Tensor, pool: KvPool, tiles: list[Tile], attention: Attention
 ) -> torch.Tensor:
-    """As `engine.layers.attention.attend`, without ALiBi."""
+    """As `engine.layers.attention.attend`, without ALiBi and first keys beside a window."""
     tokens, heads, dim = q.shape
     out = torch.empty((tokens, heads * dim), dtype=q.dtype)
     for tile in tiles:

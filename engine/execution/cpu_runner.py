@@ -46,9 +46,9 @@ class CpuRunner(ModelRunner):
         super().__init__(config, model)
         spec = model.spec
         self.adapters: CpuAdapters = CpuAdapters(config, spec, model.dtype, self.pool)
-        windows = {spec.attention(layer).window for layer in range(spec.layers)}
         self._operations = RowOperations if config.batch_invariant else CpuOperations
-        self._plan = StepPlanner(self.pool, self._angles(model.dtype), windows, self.adapters.step)
+        angles = self._angles(model.dtype)
+        self._plan = StepPlanner(self.pool, angles, spec.sights, self.adapters.step)
         self._last: dict[int, int] = {}
         self._pooling = Pooling()
         self.heads: DraftHeads | None = None

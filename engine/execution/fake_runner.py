@@ -16,6 +16,7 @@ from engine.config import EngineConfig
 from engine.decoding.splitmix import mix
 from engine.errors import AdapterError, IntegrityError, RequestError
 from engine.lora.adapter_digest import CONFIG, WEIGHTS, adapter_digest, read_config
+from engine.model_spec import Sight
 from engine.protocol import (
     AdapterState,
     EngineInfo,
@@ -51,7 +52,7 @@ class FakeRunner:
         vocab_size: int = 1000,
         eos: tuple[int, ...] = (0,),
         overlapped: bool = False,
-        window: int = 0,
+        sight: Sight | None = None,
         blocks_per_rank: float = 0.25,
         pause: Callable[[StepBatch], None] | None = None,
     ) -> None:
@@ -60,7 +61,7 @@ class FakeRunner:
         self.overlapped = overlapped
         self.scores_prompts = True
         self.drafter: Drafter | None = None
-        self.window = window
+        self.sight = sight or config.kv_sight
         self.expert_rows: dict[int, list[int]] = {}
         self._blocks_per_rank = blocks_per_rank
         self._pause = pause  # simulates a step's duration: sleeps, or advances a fake clock

@@ -32,7 +32,7 @@ class ModelRunner:
         spec, dtype, device = model.spec, model.dtype, model.device
         blocks = decide_blocks(config, spec, dtype, device, reserved)
         self._model = model
-        self.window = spec.widest_window
+        self.sight = spec.sight
         self.pool = make_pool(config, spec, blocks, dtype, device)
         self.block_bytes = self.pool.block_bytes
         self.work = model_work(spec, model.bytes, self.block_bytes / config.block_size)

@@ -66,7 +66,7 @@ class OutputProcessor:
                 self._end_failed(seq.request, result.error, now)
             else:
                 self._take(seq, row, end, result, now)
-                self.scheduler.release_unseen(seq, min(end, seq.computed))
+                self.scheduler.release_unread(seq, min(end, seq.computed))
 
     def fail(self, launched: LaunchedStep, message: str, now: float) -> None:
         """The step failed on the device: its requests end with an error, all others go on."""

@@ -8,6 +8,7 @@ import torch
 
 from engine.batch import Row
 from engine.layers.kv import KvPool
+from engine.model_spec import Sight
 
 _TILE_QUERIES = 64  # query tokens in one product
 # Keys and values gathered for a product should still be in a core's cache when they are multiplied.
@@ -18,6 +19,9 @@ _MIN_SEQUENCES = 4  # least sequences in one product, because each call has a fi
 # A row of few tokens, which verifies guesses, is multiplied beside the decoding rows, token by token, if
 # gathering its keys and values for each of them costs less than a product of its own (about 30 us).
 _SPLIT_BYTES = 1 << 18
+
+
+_Array = np.ndarray[Any, Any]
 
 
 class _Query(NamedTuple):
@@ -51,9 +55,9 @@ class Tile:
     )
 
 
-def plan_tiles(decodes: list[Row], prefills: list[Row], window: int, pool: KvPool) -> list[Tile]:
+def plan_tiles(decodes: list[Row], prefills: list[Row], sight: Sight, pool: KvPool) -> list[Tile]:
     """Tiles of a step whose flattened rows are `decodes`, one token each, then `prefills`.
-    `window`: the sliding window of the layers that use the tiles, 0 for full attention."""
+    `sight`: of the layers that use the tiles."""
     queries = [_Query(number, row.start, row.blocks) for number, row in enumerate(decodes)]
     tiles: list[Tile] = []
     first, splits = len(decodes), len(decodes) + len(prefills) > 1
@@ -64,12 +68,12 @@ def plan_tiles(decodes: list[Row], prefills: list[Row], window: int, pool: KvPoo
         else:
             for begin in range(0, count, _TILE_QUERIES):
                 end = min(begin + _TILE_QUERIES, count)
-                tiles.append(_prefill_tile(row, first, begin, end, window, pool))
+                tiles.append(_prefill_tile(row, first, begin, end, sight, pool))
         first += count
     return tiles + [
-        _decode_tile(part, window, pool)
+        _decode_tile(part, sight, pool)
         for group in _by_length(queries)
-        for part in _cut(group, window, pool)
+        for part in _cut(group, sight, pool)
     ]
 
 
@@ -92,27 +96,31 @@ def _by_length(queries: list[_Query]) -> list[list[_Query]]:
     return groups
 
 
-def _cut(group: list[_Query], window: int, pool: KvPool) -> list[list[_Query]]:
+def _cut(group: list[_Query], sight: Sight, pool: KvPool) -> list[list[_Query]]:
     """Parts whose gathered keys and values fit into the processor's cache."""
     longest = max(query.position + 1 for query in group)
-    sequence_bytes = (min(longest, window) if window else longest) * _position_bytes(pool)
+    sequence_bytes = min(longest, sight.most or longest) * _position_bytes(pool)
     count = max(_MIN_SEQUENCES, _GATHER_BYTES * torch.get_num_threads() // sequence_bytes)
     return [group[first : first + count] for first in range(0, len(group), count)]
 
 
-def _decode_tile(group: list[_Query], window: int, pool: KvPool) -> Tile:
+def _decode_tile(group: list[_Query], sight: Sight, pool: KvPool) -> Tile:
     size = pool.block_size
     numbers = [query.number for query in group]
     ends = np.array([query.position + 1 for query in group])
-    begins = np.maximum(0, ends - window) if window else np.zeros_like(ends)
+    begins = np.maximum(0, ends - sight.window) if sight.window else np.zeros_like(ends)
+    leads, skips = _blocks_before(begins, sight, size)
     tables = [
-        query.blocks[begin // size : -(-end // size)]
-        for query, begin, end in zip(group, begins.tolist(), ends.tolist(), strict=True)
+        query.blocks[:lead] + query.blocks[lead + skip : -(-end // size)]
+        for query, lead, skip, end in zip(
+            group, leads.tolist(), skips.tolist(), ends.tolist(), strict=True
+        )
     ]
     width = max(len(table) for table in tables)
     padded = np.array([table + [table[0]] * (width - len(table)) for table in tables])
-    key_positions = np.arange(width * size) + (begins // size * size)[:, None]
-    visible = (key_positions < ends[:, None]) & (key_positions >= begins[:, None])
+    key_positions = _positions(width, leads[:, None], skips[:, None], size)
+    visible = key_positions < ends[:, None]
+    visible &= (key_positions >= begins[:, None]) | (key_positions < sight.first)
     mask = None
     if not visible.all():
         mask = _additive(visible, pool.dtype).repeat_interleave(pool.kv_heads, 0)[:, None]
@@ -131,16 +139,18 @@ def _decode_tile(group: list[_Query], window: int, pool: KvPool) -> Tile:
     )
 
 
-def _prefill_tile(row: Row, first: int, begin: int, end: int, window: int, pool: KvPool) -> Tile:
-    size = pool.block_size
+def _prefill_tile(row: Row, first: int, begin: int, end: int, sight: Sight, pool: KvPool) -> Tile:
+    size, window = pool.block_size, sight.window
     low, high = row.start + begin, row.start + end
     oldest = max(0, low - window + 1) if window else 0
-    table = row.blocks[oldest // size : -(-high // size)]
-    key_positions = np.arange(len(table) * size) + oldest // size * size
+    leads, skips = _blocks_before(np.array([oldest]), sight, size)
+    lead, skip = int(leads[0]), int(skips[0])
+    table = row.blocks[:lead] + row.blocks[lead + skip : -(-high // size)]
+    key_positions = _positions(len(table), leads, skips, size)[0]
     queries = np.arange(low, high)[:, None]
     visible = key_positions <= queries
     if window:
-        visible &= key_positions > queries - window
+        visible &= (key_positions > queries - window) | (key_positions < sight.first)
     return Tile(
         rows=slice(first + begin, first + end),
         sequences=1,
@@ -153,12 +163,29 @@ def _prefill_tile(row: Row, first: int, begin: int, end: int, window: int, pool:
     )
 
 
-def _additive(visible: np.ndarray[Any, Any], dtype: torch.dtype) -> torch.Tensor:
+def _blocks_before(begins: _Array, sight: Sight, size: int) -> tuple[_Array, _Array]:
+    """Of sequences whose windows begin at `begins`: the blocks of their first positions that are seen
+    too, and how many after these are not."""
+    oldest = begins // size
+    leads = np.minimum(oldest, -(-sight.first // size))
+    return leads, oldest - leads
+
+
+def _positions(width: int, leads: _Array, skips: _Array, size: int) -> _Array:
+    """The position of each key in `width` blocks, `skips` of which are left out after `leads`:
+    [sequences, positions]."""
+    blocks = np.arange(width)
+    blocks = blocks + np.where(blocks < leads, 0, skips)
+    places: _Array = blocks[..., None] * size + np.arange(size)
+    return places.reshape(-1, width * size)
+
+
+def _additive(visible: _Array, dtype: torch.dtype) -> torch.Tensor:
     hidden = torch.from_numpy(~visible)
     return torch.zeros(visible.shape, dtype=dtype).masked_fill_(hidden, float("-inf"))
 
 
-def _gather(tables: np.ndarray[Any, Any], pool: KvPool) -> torch.Tensor:
+def _gather(tables: _Array, pool: KvPool) -> torch.Tensor:
     """Pool rows of layer 0, ordered by key or value, sequence, head, block."""
     first = tables * (pool.layers * pool.heads)
     heads = np.arange(pool.heads).reshape(-1, 1, pool.kv_heads, 1)

@@ -94,7 +94,7 @@ class CpuOperations:
                 self._angles = [each.among(queries.rows, ends[0]) for each in self._angles]
             if queries.rows is not None:
                 q, x = q.index_select(0, queries.rows), x.index_select(0, queries.rows)
-        return self._attended(q, queries.tiles[attention.shape.window], attention), x
+        return self._attended(q, queries.tiles[attention.shape.sight], attention), x
 
     def _attended(self, q: torch.Tensor, tiles: list[Tile], attention: Attention) -> torch.Tensor:
         return attend(q, self._pool, tiles, attention)

@@ -12,6 +12,7 @@ from engine.layers.attention_plan import Tile, plan_tiles
 from engine.layers.kv import KvPool
 from engine.layers.lora import LoraStep
 from engine.layers.rotary import RotaryTables
+from engine.model_spec import Sight
 
 PlanLora = Callable[[list[Row], list[Row]], LoraStep | None]
 
@@ -21,7 +22,7 @@ class Queries:
     """Token rows whose output is computed, with their attention tiles and adapters."""
 
     rows: torch.Tensor | None  # row numbers in the step; None: all rows
-    tiles: dict[int, list[Tile]]  # by sliding window
+    tiles: dict[Sight, list[Tile]]  # by what the layer sees
     lora: LoraStep | None
 
 
@@ -123,7 +124,7 @@ class StepPlanner:
 
     pool: KvPool
     tables: list[RotaryTables]
-    windows: set[int]  # the sliding windows of the model's layers, 0 for full attention
+    sights: set[Sight]  # of the model's layers
     plan_lora: PlanLora
 
     def __call__(
@@ -182,5 +183,5 @@ class StepPlanner:
             torch.tensor(which), self._tiles(first + then, []), self.plan_lora(first, then)
         )
 
-    def _tiles(self, decodes: list[Row], prefills: list[Row]) -> dict[int, list[Tile]]:
-        return {window: plan_tiles(decodes, prefills, window, self.pool) for window in self.windows}
+    def _tiles(self, decodes: list[Row], prefills: list[Row]) -> dict[Sight, list[Tile]]:
+        return {sight: plan_tiles(decodes, prefills, sight, self.pool) for sight in self.sights}

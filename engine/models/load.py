@@ -12,7 +12,7 @@ from engine.config import EngineConfig
 from engine.dense import linear as dense
 from engine.errors import ConfigError
 from engine.layers.linear import multiplies_bfloat16
-from engine.model_spec import ModelSpec
+from engine.model_spec import ModelSpec, Sight
 from engine.models.checkpoint import model_path, open_checkpoint
 from engine.models.decoder import Decoder
 from engine.models.registry import model_spec
@@ -51,6 +51,7 @@ def load_model(
         device = choose_device(config.device)
         if device.type != "cpu":
             refuse_on_gpu(spec)
+        spec = replace(spec, kv_sight=_checked_sight(config, spec, device))
         if check is not None:
             check(spec, path)
         dtype = choose_dtype(config.dtype, source.stored_dtype(), device)
@@ -73,6 +74,17 @@ def load_model(
         bytes=weights.bytes,
         path=path,
     )
+
+
+def _checked_sight(config: EngineConfig, spec: ModelSpec, device: torch.device) -> Sight:
+    """What layers without a window see. Raises ConfigError where `kv_window` cannot be served."""
+    if config.kv_window is None:
+        return Sight()
+    if device.type != "cpu":
+        raise ConfigError("kv_window is served on a CPU only: leave it out, or set device to cpu")
+    if all(spec.windows):
+        raise ConfigError("kv_window is set, and every layer has a window of its own: leave it out")
+    return config.kv_sight
 
 
 def refuse_on_gpu(spec: ModelSpec) -> None:

@@ -79,8 +79,7 @@ def input_weights(source: Path, text: Path) -> Mapping[str, torch.Tensor]:
     spec, blocks = model.spec, list(range(WINDOW // _BLOCK))
     pool = KvPool(spec, len(blocks), _BLOCK, model.dtype, model.device)
     tables = rotary_tables(spec, model.native_context, model.dtype)
-    kinds = {spec.attention(layer).window for layer in range(spec.layers)}
-    plan = StepPlanner(pool, tables, kinds, lambda _decodes, _prefills: None)
+    plan = StepPlanner(pool, tables, spec.sights, lambda _decodes, _prefills: None)
     squares: Squares = {}
     for ids in windows:
         if max(ids) >= spec.vocab:

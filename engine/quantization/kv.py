@@ -115,4 +115,6 @@ def kv_name(config: EngineConfig, dtype: torch.dtype) -> str:
     name = str(dtype).removeprefix("torch.")
     if config.batch_invariant:
         name += f"-by-row-{instructions()}"
+    if config.kv_window is not None:
+        name += f"-window-{config.kv_window}-{config.kv_sinks}"
     return name if config.kv_dtype == "auto" else f"{name}/{config.kv_dtype}"

@@ -4,8 +4,17 @@ from engine.batch import AdapterHandle
 from engine.cache.blocks import BlockPool
 from engine.config import EngineConfig
 from engine.lora.registry import AdapterRegistry
+from engine.model_spec import Sight
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.sequence_keys import SequenceKeys
+
+
+def most_blocks(sight: Sight, config: EngineConfig) -> int:
+    """Blocks that a sequence holds at most while it computes one step's tokens; 0: all of its own."""
+    if not sight.window:
+        return 0
+    parts = (sight.first, sight.window + config.max_batch_tokens)
+    return sum(-(-part // config.block_size) for part in parts) + 1
 
 
 class Capacity:
@@ -19,12 +28,14 @@ class Capacity:
         adapters: AdapterRegistry,
         keys: SequenceKeys,
         running: list[Sequence],
+        sight: Sight,
     ) -> None:
         self._config = config
         self._pool = pool
         self._adapters = adapters
         self._keys = keys
         self._running = running
+        self._sight = sight
         self._size = config.block_size
         self.reserved = 0
 
@@ -33,12 +44,22 @@ class Capacity:
         preempted."""
         if self.missing_running_slots(seq) > len(preempted):
             return False
-        need = -(-len(seq.history) // self._size) + self.margin()
-        shared = self._pool.held(seq.keys, self._keys.hits(seq))  # of the cached blocks
+        hits = self._keys.hits(seq)
+        unread = len(self._sight.unread_blocks(hits * self._size, self._size))
+        need = self.blocks_for(seq, hits * self._size) + self.margin()
+        shared = max(unread, self._pool.held(seq.keys, hits))  # of the cached blocks
         blocks = self._pool.available(seq.request.inputs.namespace) + shared
         blocks += self._pool.freed_by(other.held_blocks for other in preempted)
         adapters = self._adapters.room(seq.request.inputs.adapter, [s.handle for s in preempted])
         return adapters is not None and blocks + adapters >= need
+
+    def blocks_for(self, seq: Sequence, start: int) -> int:
+        """How many blocks the sequence's table has when it computes from `start` on: where layers let
+        go of blocks, enough for one step."""
+        end = len(seq.history) + seq.pending
+        if self._sight.window:
+            end = min(end, start + self._config.max_batch_tokens)
+        return -(-end // self._size)
 
     def slot_holders(self, sequences: list[Sequence]) -> list[Sequence]:
         """The fewest of these sequences whose preemption frees an adapter's slot."""
@@ -62,7 +83,8 @@ class Capacity:
         """Whether it is worth holding the prefix to see if the rest fits. May be wrongly true."""
         inputs = seq.request.inputs
         room = self._adapters.room(inputs.adapter, [])
-        idle = hits - self._pool.held_prefix(seq.keys, hits)
+        unread = len(self._sight.unread_blocks(hits * self._size, self._size))
+        idle = max(0, hits - max(unread, self._pool.held_prefix(seq.keys, hits)))
         available = self._pool.available(inputs.namespace, force) - idle
         return room is None or available + room >= spare
 

@@ -13,6 +13,7 @@ from engine.config import EngineConfig
 from engine.lora.adapter import Shortage
 from engine.lora.registry import AdapterRegistry
 from engine.metrics import Metrics
+from engine.model_spec import Sight
 from engine.scheduling.capacity import Capacity
 from engine.scheduling.cost import row_cost
 from engine.scheduling.preemption import StepTiming, choose_victim
@@ -41,18 +42,18 @@ class Scheduler:
         waiting: WaitingQueue,
         metrics: Metrics,
         *,
-        window: int = 0,
+        sight: Sight | None = None,
         drafter: Drafter | None = None,
         forced: Forced | None = None,
     ) -> None:
-        """`window`: the most tokens that any layer sees back from a position; 0: all."""
+        """`sight`: the positions that any layer sees; None: all."""
         self._config = config
         self._pool = pool
         self.keys = SequenceKeys(hasher, pool, enabled=config.prefix_cache)
         self._adapters = adapters
         self._metrics = metrics
         self._size = config.block_size
-        self._window = window
+        self._sight = sight or Sight()
         self.rows: list[tuple[Sequence, Row]] = []  # the batch that was scheduled last
         self._copies: list[tuple[int, int]] = []  # (from, to); both are held
         self._budget = 0
@@ -60,7 +61,7 @@ class Scheduler:
         self._next_number = 0
         self.waiting = waiting
         self.running: list[Sequence] = []
-        self.capacity = Capacity(config, pool, adapters, self.keys, self.running)
+        self.capacity = Capacity(config, pool, adapters, self.keys, self.running, self._sight)
         self.timing = StepTiming()
         self.speculation = Speculation(config, drafter, forced)
 
@@ -95,8 +96,8 @@ class Scheduler:
         dropped = [pair for pair in self._copies if pair[1] in seq.blocks]
         self._copies = [pair for pair in self._copies if pair not in dropped]
         self._pool.release(source for source, _ in dropped)
-        self._pool.release(reversed(seq.blocks[seq.unheld :]))
-        seq.blocks, seq.unheld = [], 0
+        self._pool.release(reversed(seq.held_blocks))
+        seq.blocks, seq.unheld = [], range(0)
         seq.table_version += 1
         if seq.handle is not None:
             self._adapters.release(seq.handle)
@@ -204,8 +205,7 @@ class Scheduler:
             self._copies.append((seq.blocks[first], fresh[0]))
             seq.blocks[first] = fresh[0]
             seq.table_version += 1
-        length = len(seq.history) + seq.pending
-        lacking = -(-length // self._size) - len(seq.blocks)
+        lacking = self.capacity.blocks_for(seq, seq.computed) - len(seq.blocks)
         if lacking > 0:
             fresh = self._pool.allocate(lacking, tenant, force)
             if fresh is None:
@@ -213,14 +213,10 @@ class Scheduler:
             seq.blocks.extend(fresh)
         return True
 
-    def release_unseen(self, seq: Sequence, position: int) -> None:
-        """Release the leading blocks that no layer's window reaches from `position` on."""
-        if not self._window:
-            return
-        unseen = min(max(0, position - self._window + 1) // self._size, len(seq.blocks))
-        if unseen > seq.unheld:
-            self._pool.release(reversed(seq.blocks[seq.unheld : unseen]))
-            seq.unheld = unseen
+    def release_unread(self, seq: Sequence, position: int) -> None:
+        """Release the blocks that no layer sees from `position` on."""
+        unread = self._sight.unread_blocks(position, self._size)
+        self._pool.release(reversed(seq.let_go(unread)))
 
     def copied_blocks(self) -> list[int]:
         """The blocks held because the next step copies from them."""
@@ -258,7 +254,7 @@ class Scheduler:
         return first is not None and first < self.waiting.sort_key(seq)[:2]
 
     def _chunk(self, seq: Sequence) -> None:
-        count = min(self._budget, seq.remaining)
+        count = min(self._budget, seq.remaining, len(seq.blocks) * self._size - seq.computed)
         if seq.request.unscored:
             count = min(count, self._scoring)
             self._scoring -= count
@@ -335,7 +331,7 @@ class Scheduler:
         hits = self.keys.hits(seq)
         if self.keys.unfinished(seq, hits):
             return Shortage.KEYS
-        need = -(-len(seq.history) // self._size) - hits
+        need = self.capacity.blocks_for(seq, hits * self._size) - hits
         spare = need + self.capacity.margin()
         force = not self.running
         if not self.capacity.may_fit(seq, hits, spare, force):
@@ -343,6 +339,7 @@ class Scheduler:
                 self._adapters.note_slot_wait(inputs.adapter, now)
             return Shortage.BLOCKS
         seq.blocks = self.keys.share(seq, hits)
+        self.release_unread(seq, hits * self._size)
         if inputs.adapter is not None:
             handle = self._adapters.acquire(inputs.adapter, spare, force)
             if isinstance(handle, Shortage):

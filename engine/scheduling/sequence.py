@@ -33,7 +33,7 @@ class Sequence:
     computed: int = 0  # positions whose KV is present, or will be after the steps in flight
     counted_until: int = 0  # positions already counted once; computing below it is recomputing
     blocks: list[int] = field(default_factory=list)
-    unheld: int = 0  # leading blocks that every layer's window has passed, and that were released
+    unheld: range = range(0)  # of `blocks`, which no layer sees any more, and which were released
     table_version: int = 0  # of `blocks`; see `Row.table_version`
     keys: list[bytes] = field(default_factory=list)  # of the full blocks of history
     handle: AdapterHandle | None = None
@@ -45,7 +45,21 @@ class Sequence:
 
     @property
     def held_blocks(self) -> list[int]:
-        return self.blocks[self.unheld :]
+        return self.blocks[: self.unheld.start] + self.blocks[self.unheld.stop :]
+
+    def let_go(self, unread: range) -> list[int]:
+        """Leaves out the blocks of these numbers, from now on; those that were still held."""
+        end = min(unread.stop, len(self.blocks))
+        begin = max(unread.start, self.unheld.stop)
+        if end <= begin:
+            return []
+        self.unheld = range(unread.start, end)
+        return self.blocks[begin:end]
+
+    @property
+    def read_until(self) -> int:
+        """The positions that its last delivered token could have been chosen by."""
+        return min(self.counted_until, max(self.prompt_len, len(self.history) - 1))
 
     @property
     def output_len(self) -> int:
@@ -91,6 +105,7 @@ class Request:
     asked: SamplingParams | None = None  # where more choices are sampled than are delivered
     held: list[TokenChunk] = field(default_factory=list)  # of all choices, until the request ends
     withheld: int = 0  # tokens of choices that are not delivered
+    kept: int = 0  # most positions that a token sees by the operator's `kv_window`; 0: all
 
     def __post_init__(self) -> None:
         if self.inputs.sampling.prompt_logprobs is not None:
@@ -151,6 +166,13 @@ class Request:
             found["unprocessed"] = len(self.inputs.prompt) - self.reached
         return {name: excess for name, excess in found.items() if excess}
 
+    @property
+    def dropped(self) -> int:
+        """Positions of the longest choice that its last tokens did not see, by `kv_window`."""
+        if not self.kept or self.voided:
+            return 0
+        return max(0, max(seq.read_until for seq in self.sequences) - self.kept)
+
     def receipt(self, now: float) -> Receipt:
         cached, computed = (0, 0) if self.voided else (self.cached or 0, self.computed)
         started = self.admitted_at if self.admitted_at is not None else now
@@ -176,4 +198,5 @@ class Request:
             message=self.message,
             note=self.inputs.note,
             busy_us=round(self.busy_s * 1e6),
+            dropped=self.dropped,
         )

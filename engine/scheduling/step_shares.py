@@ -52,7 +52,8 @@ def model_work(spec: ModelSpec, weight_bytes: int, position_bytes: float) -> Mod
             else experts.active * experts.intermediate + experts.shared
         )
         mlps += 3 * spec.hidden * inner
-    windows = [window for window in spec.windows if window]
+    seen = [spec.attention(layer).sight.most for layer in range(spec.layers)]
+    windows = [most for most in seen if most]
     return ModelWork(
         weight_bytes=weight_bytes,
         token_flops=2 * (spec.layers * attention + mlps),

@@ -13,10 +13,14 @@ POOLINGS = ("", "last", "mean", "cls", "model")
 
 
 def check_request(
-    inputs: GenerateRequest, info: EngineInfo, config: EngineConfig, adapter_blocks: int
+    inputs: GenerateRequest,
+    info: EngineInfo,
+    config: EngineConfig,
+    adapter_blocks: int,
+    most_blocks: int = 0,
 ) -> int:
-    """Returns the most positions that a choice of the request may reach, prompt included. Raises
-    RequestError."""
+    """Returns the most positions that a choice of the request may reach, prompt included.
+    `most_blocks`: that it holds at once; 0: all of its own. Raises RequestError."""
     _check_identity(inputs)
     _check_sampling(inputs.sampling, info.vocab_size, config.max_running)
     prompt = inputs.prompt
@@ -35,6 +39,9 @@ def check_request(
             f"the prompt has {len(prompt)} tokens{output}: "
             f"the model's context is {info.context_length}",
         )
+    longest = min(info.context_length, len(prompt) + inputs.sampling.max_tokens)
+    if 0 < most_blocks <= info.num_blocks - adapter_blocks:
+        return longest
     capacity = (info.num_blocks - adapter_blocks) * info.block_size
     if len(prompt) >= capacity:
         raise RequestError(
@@ -43,7 +50,7 @@ def check_request(
             f"({info.num_blocks} blocks of {info.block_size}, {adapter_blocks} for the adapter): "
             "raise kv_memory_bytes",
         )
-    return min(info.context_length, capacity, len(prompt) + inputs.sampling.max_tokens)
+    return min(longest, capacity)
 
 
 def check_queue(waiting: WaitingQueue, tenant: str, config: EngineConfig) -> None:

@@ -173,6 +173,7 @@ class BeamSearches:
             message=message,
             note=inputs.note,
             busy_us=sum(r.busy_us for r in search.receipts),
+            dropped=max(r.dropped for r in search.receipts),
         )
         if reason is not FinishReason.ERROR:
             return receipt

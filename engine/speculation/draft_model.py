@@ -44,8 +44,7 @@ class DraftModel:
         self._vocab = min(info.vocab_size, spec.vocab)
         self.pool = KvPool(spec, info.num_blocks, info.block_size, dtype, model.device)
         tables = rotary_tables(spec, model.native_context, dtype)
-        windows = {spec.attention(layer).window for layer in range(spec.layers)}
-        self._plan = StepPlanner(self.pool, tables, windows, lambda _decodes, _prefills: None)
+        self._plan = StepPlanner(self.pool, tables, spec.sights, lambda _decodes, _prefills: None)
         self._free = list(range(info.num_blocks))
         self._sequences: dict[int, _Drafted] = {}
         self.step_s = 0.0  # of a step of one token for each sequence, on average
@@ -144,7 +143,13 @@ def load_draft_model(
     if config.draft_model is None:
         return None
     model = load_model(
-        replace(config, model=config.draft_model, max_context=None, batch_invariant=False)
+        replace(
+            config,
+            model=config.draft_model,
+            max_context=None,
+            batch_invariant=False,
+            kv_window=None,
+        )
     )
     _check_vocabulary(config, served, model)
     return DraftModel(model, info)

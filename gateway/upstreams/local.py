@@ -28,6 +28,8 @@ class EngineOptions:
     dtype: str = "auto"
     quantization: str = "auto"
     kv_dtype: str = "auto"
+    kv_window: int | None = None
+    kv_sinks: int = 4
     batch_invariant: bool = False
     draft_model: Path | None = None
     draft_heads: str = "auto"
@@ -39,6 +41,8 @@ class EngineOptions:
         arguments += ["--model", self.model, "--listen", self.address, "--dtype", self.dtype]
         arguments += ["--quantization", self.quantization, "--receipts", str(self.receipts)]
         arguments += ["--kv-dtype", self.kv_dtype]
+        if self.kv_window is not None:
+            arguments += ["--kv-window", str(self.kv_window), "--kv-sinks", str(self.kv_sinks)]
         if self.batch_invariant:
             arguments.append("--batch-invariant")
         if self.draft_model is not None:

@@ -60,6 +60,8 @@ class LocalEngines:
                     dtype=settings.dtype,
                     quantization=settings.quantization,
                     kv_dtype=settings.kv_dtype,
+                    kv_window=settings.kv_window,
+                    kv_sinks=settings.kv_sinks,
                     batch_invariant=settings.batch_invariant,
                     draft_model=draft,
                     draft_heads=settings.draft_heads,

@@ -52,6 +52,20 @@ def test_two_long_answers_fit_where_one_did_not(mistral: Path, overlap: bool) ->
     assert engine.pool.free_blocks == engine.pool.num_blocks
 
 
+def test_prompt_and_answer_may_be_longer_than_the_pool(mistral: Path) -> None:
+    engine = make_engine(mistral, False, num_blocks=12)
+    prompt = torch.randint(3, VOCAB, (90,), generator=torch.Generator().manual_seed(3)).tolist()
+    for name in ("first", "again"):
+        engine.submit(ask(name, prompt, 30), "g")
+        found = Collected()
+        while engine.busy:
+            engine.step()
+            found.take(engine)
+            engine.check_integrity()
+        assert found.tokens[name, 0] == reference_greedy(reference(mistral), prompt, 30)
+        assert found.receipts[name].dropped == 0, "by the model's own window, not by a setting"
+
+
 def test_choices_share_what_the_window_still_sees(mistral: Path) -> None:
     engine = make_engine(mistral, False, num_blocks=64)
     prompt = torch.randint(3, VOCAB, (41,), generator=torch.Generator().manual_seed(2)).tolist()

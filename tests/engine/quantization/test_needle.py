@@ -8,7 +8,7 @@ from engine.layers.attention import attend
 from engine.layers.attention_plan import plan_tiles
 from engine.layers.kv import KvPool
 from engine.layers.operations import Attention
-from engine.model_spec import AttentionShape, ModelSpec
+from engine.model_spec import AttentionShape, ModelSpec, Sight
 from engine.models.registry import model_spec
 from engine.protocol import SamplingParams
 from engine.quantization.kv import QuantizedKvPool
@@ -52,7 +52,7 @@ def found_at(pool: KvPool, coarse: bool = False) -> list[int]:
         query = keys[depth] * 5
         row = Row(0, [1], LENGTH - 1, blocks.tolist(), None, True, SamplingParams(max_tokens=1),
                   0, [1], 1)  # fmt: skip
-        tiles = plan_tiles([row], [], 0, pool)
+        tiles = plan_tiles([row], [], Sight(), pool)
         attention = Attention(0, 0, AttentionShape(1.0), None, None, None)
         out = attend(query.expand(1, 4, DIM).contiguous(), pool, tiles, attention).view(4, DIM)
         nearest = (out @ values.t()).argmax(1)
