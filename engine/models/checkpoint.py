@@ -11,7 +11,8 @@ from typing import Any
 from engine.errors import CheckpointError
 from engine.models.config_values import eos_ids
 from engine.models.formats.compressed_tensors import CompressedSource
-from engine.models.formats.declared import grouped
+from engine.models.formats.declared import float8, grouped
+from engine.models.formats.float8 import Float8Source
 from engine.models.formats.grouped import GroupedSource
 from engine.models.gguf.describe import config_of
 from engine.models.gguf.header import read_header
@@ -93,6 +94,9 @@ def _source(directory: Path, config: dict[str, Any]) -> SafetensorsSource:
     by_group = grouped(config)
     if by_group is not None:
         return GroupedSource(directory, by_group)
+    blocks = float8(config)
+    if blocks is not None:
+        return Float8Source(directory, blocks)
     if is_compressed(config):
         return CompressedSource(directory)
     return SafetensorsSource(directory, MXFP4 if is_mxfp4(config) else ())

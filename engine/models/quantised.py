@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from engine.errors import CheckpointError
-from engine.models.formats.declared import grouped
+from engine.models.formats.declared import float8, grouped
 
 # Tensors beside a quantised weight, by the suffix that the formats use.
 _COMPANIONS = {
@@ -20,7 +20,8 @@ _COMPANIONS = {
     "_blocks": "MXFP4",
 }
 # Of them, those of the formats that are read.
-COMPRESSED, MXFP4 = (".weight_scale", ".weight_packed"), ("_blocks",)
+COMPRESSED, MXFP4 = (".weight_scale", ".weight_packed", ".input_scale"), ("_blocks",)
+FLOAT8 = (".weight_scale", ".weight_scale_inv", ".input_scale")
 GROUPED = (".qweight", ".qzeros")
 _FORMATS = ("pack-quantized", "int-quantized")
 _NEXT = "use the unquantised checkpoint, or a GGUF file"
@@ -29,7 +30,9 @@ _NEXT = "use the unquantised checkpoint, or a GGUF file"
 def refuse_quantised(raw: dict[str, Any]) -> None:
     """Raises CheckpointError naming the format that config.json declares."""
     declared = raw.get("quantization_config") or raw.get("compression_config")
-    if not declared or is_compressed(raw) or is_mxfp4(raw) or grouped(raw):
+    if not declared or is_compressed(raw) or is_mxfp4(raw):
+        return
+    if grouped(raw) is not None or float8(raw) is not None:
         return
     raise CheckpointError(
         f"config.json: the weights are quantised as {_format_of(declared)}, which is not supported: "
@@ -54,7 +57,6 @@ def is_compressed(raw: dict[str, Any]) -> bool:
             (weights.get("type", "int") != "int", f"weights of type {weights.get('type')!r}"),
             (weights.get("num_bits") not in (4, 8), f"{weights.get('num_bits')} bits"),
             (weights.get("actorder") in ("group", True), "act-order by group"),
-            (bool(rows) and not rows.get("dynamic"), "activations with a fixed scale"),
             (rows.get("num_bits", 8) != 8, f"activations of {rows.get('num_bits')} bits"),
         ):
             if wrong:

@@ -38,7 +38,11 @@ class SafetensorsSource:
 
     def raw(self, name: str) -> torch.Tensor:
         """As it is stored."""
-        tensor: torch.Tensor = self._slice(name)[:]
+        stored = self._slice(name)
+        if not stored.get_shape():  # a single number, of which the library has no slices
+            tensor: torch.Tensor = self._open[self._files[name]].get_tensor(name)
+            return tensor
+        tensor = stored[:]
         return tensor
 
     def part(self, name: str, number: int) -> torch.Tensor:

@@ -1,4 +1,5 @@
-"""Writes a checkpoint with its layers' matrices quantised, in compressed-tensors' `pack-quantized`."""
+"""Writes a checkpoint with its layers' matrices quantised, in compressed-tensors' `pack-quantized` or, in
+FP8, `float-quantized`."""
 
 import re
 from collections.abc import Mapping
@@ -19,7 +20,8 @@ from engine.quantization.calibrate import input_weights
 from engine.quantization.packed import GROUP
 from engine.quantization.quantize import quantize
 
-FORMATS = {"int8": 8, "int4": 4}
+FORMATS = {"int8": 8, "int4": 4, "fp8": 8}
+_FLOAT8_MOST = torch.finfo(torch.float8_e4m3fn).max
 _ENDINGS = tuple(f"{module}.weight" for module in (*MODULES.values(), *FUSED))
 _UNREAD = ("vision_tower.", "multi_modal_projector.")  # by this engine: left as they are
 _EXPERT = re.compile(r"\.(experts\.\d+|shared_expert)\.\w+\.weight$")
@@ -37,13 +39,13 @@ def write_quantized(source: Path, target: Path, to: str, text: Path | None = Non
     if spec.renamed or (spec.experts is not None and spec.experts.stacked):
         raise ConfigError(
             f"{source}: checkpoints of this family are not written quantised: serve it with "
-            f"--quantization {to}, which rounds its weights when they are loaded"
+            "--quantization int8 or int4, which rounds its weights when they are loaded"
         )
     if config.get("quantization_config"):
         raise CheckpointError(f"{source} is quantised already: give the checkpoint in floats")
-    if text is not None and to == "int8":
+    if text is not None and to != "int4":
         raise ConfigError(
-            "a text is of no use for int8, whose groups keep their whole range: leave it out"
+            f"a text is of no use for {to}, whose groups keep their whole range: leave it out"
         )
     weights = {} if text is None else input_weights(source, text)
     with closing(SafetensorsSource(source)) as tensors:
@@ -61,16 +63,16 @@ def declared(to: str) -> dict[str, Any]:
     """The `quantization_config` of config.json."""
     weights = {
         "num_bits": FORMATS[to],
-        "type": "int",
-        "symmetric": to == "int8",
-        "strategy": "group",
-        "group_size": GROUP,
+        "type": "float" if to == "fp8" else "int",
+        "symmetric": to != "int4",
+        "strategy": "channel" if to == "fp8" else "group",
+        "group_size": None if to == "fp8" else GROUP,
         "dynamic": False,
     }
     group = {"targets": ["Linear"], "weights": weights, "input_activations": None}
     return {
         "quant_method": "compressed-tensors",
-        "format": "pack-quantized",
+        "format": "float-quantized" if to == "fp8" else "pack-quantized",
         "quantization_status": "compressed",
         "config_groups": {"group_0": group},
         "ignore": ["lm_head", r"re:.*\.gate$", r"re:.*\.shared_expert_gate$", "re:vision_tower.*"],
@@ -94,12 +96,14 @@ def _stored(
     matrix = name.endswith(_ENDINGS) or _EXPERT.search(name) is not None
     if not matrix or name.startswith(_UNREAD):
         return {name: stored}
-    if stored.shape[1] % GROUP:
+    if stored.shape[1] % GROUP and to != "fp8":
         raise CheckpointError(
             f"{tensors.place(name)} has {stored.shape[1]} inputs, which are not whole groups of {GROUP}"
         )
     if not torch.isfinite(stored).all():
         raise CheckpointError(f"{tensors.place(name)} holds NaN or infinite values")
+    if to == "fp8":
+        return _in_float8(name, stored.float())
     found, bits = quantize(stored.float(), to, inputs), FORMATS[to]
     middle = 1 << (bits - 1)
     scales = torch.where(found.scales > 0, found.scales, 1.0)  # of a group of zeros
@@ -112,3 +116,11 @@ def _stored(
         zeros = (-found.minima / scales).round().short() - middle
         parts[name + ZERO] = packed(zeros.t(), bits).t().contiguous()
     return parts
+
+
+def _in_float8(name: str, weight: torch.Tensor) -> dict[str, torch.Tensor]:
+    """With a scale for each output, which takes the largest value to the largest of the type."""
+    scales = weight.abs().amax(1, keepdim=True) / _FLOAT8_MOST
+    scales = torch.where(scales > 0, scales, 1.0)  # of an output of zeros
+    codes = (weight / scales).clamp(-_FLOAT8_MOST, _FLOAT8_MOST)
+    return {name: codes.to(torch.float8_e4m3fn), name + SCALE: scales}

@@ -27,13 +27,13 @@ PLAIN: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("declared", "named"),
     [
-        # As published: DeepSeek's FP8, HQQ, AutoRound, llm-compressor, bitsandbytes, gpt-oss.
-        ({"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}, "fp8, e4m3"),
+        # As published: Quark's FP8, HQQ, AutoRound, llm-compressor, bitsandbytes, gpt-oss.
+        ({"quant_method": "quark", "fmt": "e4m3"}, "quark, e4m3"),
         ({"quant_method": "hqq", "bits": 4, "group_size": 64}, "hqq, 4 bits"),
         ({"quant_method": "auto-round", "bits": 4}, "auto-round, 4 bits"),
         (
-            {"quant_method": "compressed-tensors", "format": "float-quantized"},
-            "compressed-tensors, float-quantized",
+            {"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"},
+            "compressed-tensors, nvfp4-pack-quantized",
         ),
         ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "bitsandbytes, 4 bits"),
         ({"quant_method": "mxfp4"}, "mxfp4"),

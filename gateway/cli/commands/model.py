@@ -29,7 +29,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="write a model with its weights rounded to 8 or 4 bits (compressed-tensors)",
     )
     quantize.add_argument("model", help="a directory in Hugging Face layout, or a hub id")
-    quantize.add_argument("--to", required=True, choices=("int8", "int4"))
+    quantize.add_argument("--to", required=True, choices=("int8", "int4", "fp8"))
     quantize.add_argument(
         "--calibrate",
         type=Path,

@@ -182,8 +182,6 @@ def test_tensors_that_fit_together_are_read(base: Path, tmp_path: Path) -> None:
         ({"weights": {"num_bits": 8, "type": "float"}}, "weights of type 'float'"),
         ({"weights": {"num_bits": 3}}, "3 bits"),
         ({"weights": {"num_bits": 4, "actorder": "group"}}, "act-order"),
-        ({"weights": {"num_bits": 8}, "input_activations": {"num_bits": 8, "dynamic": False}},
-         "activations with a fixed scale"),
         ({"weights": {"num_bits": 8}, "input_activations": {"num_bits": 4, "dynamic": True}},
          "activations of 4 bits"),
     ],

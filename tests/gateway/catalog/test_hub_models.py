@@ -105,7 +105,7 @@ def test_what_is_fetched_serves_without_the_network(hub: StubHub, tmp_path: Path
     ("changes", "named"),
     [
         ({"architectures": ["MambaForCausalLM"]}, "MambaForCausalLM"),
-        ({"quantization_config": {"quant_method": "fp8"}}, "quantised as fp8"),
+        ({"quantization_config": {"quant_method": "hqq"}}, "quantised as hqq"),
     ],
 )
 def test_a_model_that_cannot_be_served_is_refused_before_its_weights_are_fetched(
