@@ -109,7 +109,7 @@ class UsageEvent(Struct, frozen=True):
     moderation: str | None = None  # strongest action taken: annotate, redact, block, unscanned
     prompt_order: str | None = None  # off, safe or full, and whether it changed anything
     reordered_cached_tokens: int = 0  # cached tokens gained by prompt order
-    truncated: str | None = None  # parts dropped to fit the context: "turns=2, blocks=1"
+    truncated: str | None = None  # parts dropped to fit the context: "turns=2, blocks=1, tokens=90"
     batch_job: str | None = None
     routed: str | None = None  # why this engine was chosen, and which failed before it
     paid_by: str | None = None  # tenant or operator: who pays for what the policy blocked or cut

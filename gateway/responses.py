@@ -11,6 +11,7 @@ from prometheus_client import Counter, Histogram
 from core import metrics
 from core.clock import Clock
 from core.errors import TollhouseError
+from core.events import UsageEvent
 from gateway.admission.rejections import Rejection, RejectionCounter
 from gateway.admission.request import LimitState
 from gateway.context import RequestContext
@@ -19,6 +20,7 @@ from gateway.http.headers import error_headers, limit_headers, response_headers
 from gateway.inference.decoding import nested_too_deeply
 from gateway.inference.surface import ResponseInfo
 from gateway.metering.meter import Meter
+from gateway.prompts.prompt import TRUNCATION_HEADER
 from gateway.request_log.log import RequestLog
 from gateway.response_cache.replay import delivery_of
 from gateway.response_cache.rules import HEADER as CACHE_HEADER
@@ -62,7 +64,9 @@ class Responses:
             guards=lambda: self.moderator.guard(ctx.request_id, ctx.principal, request.choices),
             meter=meter,
             reservation=ctx.reservation,
-            headers=lambda: response_headers(ctx.request_id, self._elapsed_ms(ctx), extra),
+            headers=lambda: response_headers(
+                ctx.request_id, self._elapsed_ms(ctx), _with_dropped(extra, meter.event)
+            ),
             keep_alive_s=keep_alive_s,
             deadlines=self.deadlines,
         )
@@ -118,6 +122,14 @@ class Responses:
 
     def _elapsed_ms(self, ctx: RequestContext) -> int:
         return round((self.clock.monotonic() - ctx.started) * 1000)
+
+
+def _with_dropped(headers: Headers, event: UsageEvent | None) -> Headers:
+    """What the engine dropped is known at the end of an answer alone."""
+    if event is None or not event.truncated:
+        return headers
+    name = TRUNCATION_HEADER.encode()
+    return [*(each for each in headers if each[0] != name), (name, event.truncated.encode())]
 
 
 def _limits(ctx: RequestContext, error: TollhouseError) -> LimitState:

@@ -240,7 +240,7 @@ class Meter:
                 if self.cached_as_given is not None
                 else 0
             ),
-            truncated=self.truncated,
+            truncated=with_dropped(self.truncated, receipt),
             routed=self._route_note(),
             paid_by=ending.paid_by,
             quantity=ending.quantity,
@@ -276,6 +276,14 @@ def opened_request(ctx: "RequestContext", now: datetime, engine_id: str) -> Open
         batch_job=ctx.exchange.batch_job,
         prompts=max(1, len(ctx.prompt.parts)),
     )
+
+
+def with_dropped(truncated: str | None, receipt: Receipt | None) -> str | None:
+    """What was dropped before the engine, and the tokens that its window left out."""
+    if receipt is None or not receipt.dropped:
+        return truncated
+    note = f"tokens={receipt.dropped}"
+    return f"{truncated}, {note}" if truncated else note
 
 
 def counted_by(ending: Ending, receipt: Receipt | None) -> CountedBy | None:

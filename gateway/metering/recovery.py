@@ -22,7 +22,7 @@ from core.errors import TollhouseError
 from core.events import CountedBy, EngineCount, OpenedRequest, SettledBy, UsageEvent
 from engine.protocol import FinishReason, Receipt
 from gateway.metering.batch_shippers import UsageSink
-from gateway.metering.meter import Counts, usage_event, waive_all
+from gateway.metering.meter import Counts, usage_event, waive_all, with_dropped
 from gateway.metering.parked_records import retry_parked
 from gateway.metering.receipt_log import engine_count
 from gateway.metering.shipper import ship_file
@@ -250,5 +250,6 @@ def event_of_receipt(opened: OpenedRequest, receipt: Receipt | None, now: dateti
         paid_by="operator" if opened.batch_job is not None else None,
         queue_ms=round(receipt.queue_s * 1000),
         busy_us=receipt.busy_us,
+        truncated=with_dropped(None, receipt),
         duration_ms=round((receipt.queue_s + receipt.prefill_s + receipt.decode_s) * 1000),
     )

@@ -137,6 +137,7 @@ _TOKENS = (
     "recomputed",
     "discarded",
     "busy_us",
+    "dropped",
 )
 _TEXT_COUNTS = ("reasoning", "characters")
 _INEXACTNESS = (CountedBy.UPSTREAM, CountedBy.TOKENIZER, CountedBy.ESTIMATE)

@@ -23,6 +23,7 @@ from gateway.metering.meter import (
     counts_of,
     refused_ending,
 )
+from gateway.metering.recovery import event_of_receipt
 from gateway.metering.spool import Spool, SpoolFile
 from gateway.metering.spool import read_outbox as read
 from gateway.metering.spool_records import decode_outbox
@@ -115,6 +116,17 @@ async def test_times_are_whole_milliseconds_and_the_first_token_is_timed_once(
     assert event.finished_at == metering.clock.now()
     alone = await metering.meter(opened("req_2")).close(ANSWERED, None)
     assert (alone.first_token_ms, alone.queue_ms, alone.settled_by) == (None, 0, SettledBy.GATEWAY)
+
+
+async def test_the_event_says_what_the_engine_dropped(metering: Metering) -> None:
+    both, alone = metering.meter(opened("req_1")), metering.meter(opened("req_2"))
+    both.truncated = "turns=2"
+    event = await both.close(ANSWERED, replaced(receipt("req_1"), dropped=90))
+    assert event.truncated == "turns=2, tokens=90"
+    event = await alone.close(ANSWERED, replaced(receipt("req_2"), dropped=7))
+    assert event.truncated == "tokens=7"
+    settled = event_of_receipt(opened("req_3"), replaced(receipt("req_3"), dropped=8), NOW)
+    assert settled.truncated == "tokens=8"
 
 
 async def test_the_event_carries_what_is_known_of_the_request(metering: Metering) -> None:
