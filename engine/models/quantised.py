@@ -20,7 +20,8 @@ _COMPANIONS = {
     "_blocks": "MXFP4",
 }
 # Of them, those of the formats that are read.
-COMPRESSED, MXFP4 = (".weight_scale", ".weight_packed", ".input_scale"), ("_blocks",)
+COMPRESSED = (".weight_scale", ".weight_packed", ".weight_g_idx", ".input_scale")
+MXFP4 = ("_blocks",)
 FLOAT8 = (".weight_scale", ".weight_scale_inv", ".input_scale")
 GROUPED = (".qweight", ".qzeros")
 _FORMATS = ("pack-quantized", "int-quantized")
@@ -56,7 +57,6 @@ def is_compressed(raw: dict[str, Any]) -> bool:
         for wrong, words in (
             (weights.get("type", "int") != "int", f"weights of type {weights.get('type')!r}"),
             (weights.get("num_bits") not in (4, 8), f"{weights.get('num_bits')} bits"),
-            (weights.get("actorder") in ("group", True), "act-order by group"),
             (rows.get("num_bits", 8) != 8, f"activations of {rows.get('num_bits')} bits"),
         ):
             if wrong:
@@ -65,6 +65,13 @@ def is_compressed(raw: dict[str, Any]) -> bool:
                     f"{_NEXT}"
                 )
     return True
+
+
+def is_sorted(raw: dict[str, Any]) -> bool:
+    """Whether compressed-tensors sorted the inputs of each matrix into groups (act-order)."""
+    groups = (raw.get("quantization_config") or raw["compression_config"]).get("config_groups")
+    schemes = groups.values() if isinstance(groups, dict) else ()
+    return any((each.get("weights") or {}).get("actorder") in ("group", True) for each in schemes)
 
 
 def is_mxfp4(raw: dict[str, Any]) -> bool:

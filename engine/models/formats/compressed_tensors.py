@@ -2,7 +2,8 @@
 
 A matrix X.weight is X.weight_packed, codes of 4 or 8 bits in words of 32 with X.weight_shape, or X.weight
 in int8; beside it X.weight_scale [out, groups], and X.weight_zero_point where it is not symmetric, which
-is packed along the outputs with `pack-quantized`. Activations are rounded by the product itself.
+is packed along the outputs with `pack-quantized`. With act-order by group, X.weight_g_idx [in] says which
+group each input was sorted into. Activations are rounded by the product itself.
 """
 
 from pathlib import Path
@@ -15,14 +16,17 @@ from engine.models.quantised import COMPRESSED
 from engine.quantization.packed import Codes
 
 PACKED, SHAPE, SCALE, ZERO = "_packed", "_shape", "_scale", "_zero_point"
+_INDEX = "_g_idx"
 _WORD = 32
 
 
 class CompressedSource(QuantisedSource):
     """Implements `engine.models.weights.TensorSource`."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, sorted_by_group: bool = False) -> None:
+        """`sorted_by_group`: matrices in groups have X.weight_g_idx [in], the group of each input."""
         super().__init__(directory, COMPRESSED)
+        self._sorted = sorted_by_group
 
     @property
     def format(self) -> str:
@@ -108,6 +112,8 @@ class CompressedSource(QuantisedSource):
                     "needed"
                 )
             minima = -scales * (zero.float() + (middle if bits == 4 else 0))
+        order = self._order(name, width, groups)
+        signed = signed if order is None else signed[:, order]
         return Codes(
             codes=(signed + middle).to(torch.uint8),
             scales=scales.contiguous(),
@@ -115,7 +121,18 @@ class CompressedSource(QuantisedSource):
             bits=bits,
             group=self.check_group(name, width // groups, width),
             zero=0 if bits == 4 and minima is not None else middle,
+            order=order,
         )
+
+    def _order(self, name: str, width: int, groups: int) -> torch.Tensor | None:
+        index = name + _INDEX
+        if not self._sorted or groups == 1:
+            return None
+        if index in self._files and (self.raw(index) == -1).all():
+            return None  # which stands for an order that was not changed
+        if index not in self._files:
+            raise CheckpointError(f"{self.path}: tensor {index} is missing")
+        return self.order(index, width, width // groups)
 
 
 def packed(signed: torch.Tensor, bits: int) -> torch.Tensor:

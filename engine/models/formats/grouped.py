@@ -67,7 +67,10 @@ class GroupedSource(QuantisedSource):
             raise CheckpointError(
                 f"{self.place(name)} has {width} inputs, which are not whole groups of {group}"
             )
-        order = self._order(stem, width, group)
+        sorted_by = stem + _INDEX
+        if sorted_by not in self._files and self._scheme.by_activation:
+            raise CheckpointError(f"{self.path}: tensor {sorted_by} is missing")
+        order = self.order(sorted_by, width, group)
         scales = self._scales(stem, (width // group, out))
         zeros = self._zeros(stem, (width // group, out))
         codes = self._unpacked(stem)
@@ -142,24 +145,3 @@ class GroupedSource(QuantisedSource):
         if not torch.isfinite(scales).all() or (scales == 0).any():
             raise CheckpointError(f"{place} holds values that are zero, NaN or infinite")
         return scales
-
-    def _order(self, stem: str, width: int, group: int) -> torch.Tensor | None:
-        """The inputs by their groups; None where they are in order."""
-        if stem + _INDEX not in self._files and not self._scheme.by_activation:
-            return None
-        index = self.needed(stem + _INDEX)
-        in_order = torch.arange(width) // group
-        if index.shape != (width,) or index.is_floating_point():
-            raise CheckpointError(
-                f"{super().place(stem + _INDEX)} is {index.dtype} {list(index.shape)}: the group of "
-                f"each of {width} inputs is needed"
-            )
-        if torch.equal(index.long(), in_order):
-            return None
-        order = torch.argsort(index, stable=True)
-        if not torch.equal(index[order].long(), in_order):
-            raise CheckpointError(
-                f"{super().place(stem + _INDEX)} does not have {group} inputs in each of "
-                f"{width // group} groups"
-            )
-        return order

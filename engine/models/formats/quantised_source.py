@@ -33,3 +33,24 @@ class QuantisedSource(SafetensorsSource):
                 f"{self.place(name)} has groups of {group}: 16 or a multiple of 32 are computed"
             )
         return group
+
+    def order(self, name: str, width: int, group: int) -> torch.Tensor | None:
+        """The inputs by the groups that the tensor `name` [in] gives them; None where they are in order,
+        or where it is not there."""
+        if name not in self._files:
+            return None
+        index, in_order = self.raw(name), torch.arange(width) // group
+        if index.shape != (width,) or index.is_floating_point():
+            raise CheckpointError(
+                f"{self._files[name]}: {name} is {index.dtype} {list(index.shape)}: the group of each "
+                f"of {width} inputs is needed"
+            )
+        if torch.equal(index.long(), in_order):
+            return None
+        order = torch.argsort(index, stable=True)
+        if not torch.equal(index[order].long(), in_order):
+            raise CheckpointError(
+                f"{self._files[name]}: {name} does not have {group} inputs in each of "
+                f"{width // group} groups"
+            )
+        return order

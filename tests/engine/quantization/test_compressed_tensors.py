@@ -11,12 +11,16 @@ from safetensors.torch import load_file, save_file
 from engine.config import EngineConfig
 from engine.errors import CheckpointError, ConfigError
 from engine.models.checkpoint import open_checkpoint
+from engine.models.formats.compressed_tensors import packed
 from engine.models.load import load_model
 from engine.models.registry import model_spec
+from engine.quantization.linear import QuantizedLinear
+from engine.quantization.packed import pack
 from engine.quantization.quantize import quantize
 from engine.quantization.write import write_quantized
 from gateway.cli.main import main
 from tests.engine.checkpoints import VOCAB, reference, reference_logits, save_checkpoint
+from tests.engine.quantization.test_models import rounded
 from tests.engine.test_family_parity import LogitDriver
 
 NAME = "model.layers.1.mlp.up_proj.weight"
@@ -171,6 +175,70 @@ def test_tensors_that_do_not_fit_together_are_refused(
     assert "up_proj" in caught.value.message
 
 
+SORTED = {"group_0": {"weights": {"num_bits": 8, "actorder": "group"}}}
+ALTERNATING = torch.arange(64, dtype=torch.int32) % 2
+
+
+def random_int8(**changes: torch.Tensor) -> dict[str, torch.Tensor]:
+    random = torch.Generator().manual_seed(9)
+    codes = torch.randint(-128, 128, (96, 64), generator=random)
+    scale = (torch.rand(96, 2, generator=random) * 0.01 + 1e-3).half().float()
+    return of_int8(_packed=packed(codes, 8), _scale=scale, **changes)
+
+
+def test_inputs_that_were_sorted_into_groups(base: Path, tmp_path: Path) -> None:
+    """Act-order by group: each value has the scale of the group that its input was sorted into."""
+    tensors = random_int8(_g_idx=ALTERNATING)
+    source = open_checkpoint(changed(base, tmp_path, tensors, config_groups=SORTED)).source
+    codes = words_to_codes(tensors[NAME + "_packed"], 8, 64)
+    expected = torch.zeros(96, 64)
+    for row in range(96):
+        for column in range(64):
+            scale = tensors[NAME + "_scale"][row, column % 2]
+            expected[row, column] = codes[row, column] * scale
+    torch.testing.assert_close(source.read(NAME, torch.float32), expected, rtol=1e-6, atol=0)
+    found = source.codes(NAME)
+    assert found is not None and found.order is not None
+    x = torch.randn(7, 64, generator=torch.Generator().manual_seed(2))
+    order = torch.cat((torch.arange(0, 64, 2), torch.arange(1, 64, 2)))
+    torch.testing.assert_close(
+        QuantizedLinear([pack(found)])(x),
+        rounded(x[:, order]) @ expected[:, order].t(),
+        rtol=1e-4,
+        atol=1e-4,
+    )
+    source.close()
+
+
+@pytest.mark.parametrize("declared", [True, False])
+def test_an_order_that_was_not_changed(base: Path, tmp_path: Path, declared: bool) -> None:
+    """-1 for all inputs; and what is there without act-order is not looked at."""
+    index = torch.full((64,), -1, dtype=torch.int32) if declared else ALTERNATING
+    groups = SORTED if declared else {"group_0": {"weights": {"num_bits": 8}}}
+    target = changed(base, tmp_path, random_int8(_g_idx=index), config_groups=groups)
+    source = open_checkpoint(target).source
+    found = source.codes(NAME)
+    assert found is not None and found.order is None
+    source.close()
+
+
+@pytest.mark.parametrize(
+    ("index", "said"),
+    [
+        (None, "up_proj.weight_g_idx is missing"),
+        (ALTERNATING[:-1], "each of 64 inputs is needed"),
+        (ALTERNATING * 0, "does not have 32 inputs in each of 2 groups"),
+    ],
+)
+def test_orders_that_are_not_one_are_refused(
+    base: Path, tmp_path: Path, index: torch.Tensor | None, said: str
+) -> None:
+    tensors = random_int8() | ({} if index is None else {NAME + "_g_idx": index.clone()})
+    target = changed(base, tmp_path, tensors, config_groups=SORTED)
+    with pytest.raises(CheckpointError, match=said):
+        load_model(EngineConfig(model=str(target)))
+
+
 def test_tensors_that_fit_together_are_read(base: Path, tmp_path: Path) -> None:
     model = load_model(EngineConfig(model=str(changed(base, tmp_path, of_int8()))))
     assert model.bytes > 0
@@ -181,7 +249,6 @@ def test_tensors_that_fit_together_are_read(base: Path, tmp_path: Path) -> None:
     [
         ({"weights": {"num_bits": 8, "type": "float"}}, "weights of type 'float'"),
         ({"weights": {"num_bits": 3}}, "3 bits"),
-        ({"weights": {"num_bits": 4, "actorder": "group"}}, "act-order"),
         ({"weights": {"num_bits": 8}, "input_activations": {"num_bits": 4, "dynamic": True}},
          "activations of 4 bits"),
     ],
