@@ -91,8 +91,8 @@ def declared(**how: Any) -> dict[str, Any]:
 
 
 def pair(folder: Path, shape: dict[str, Any], **how: Any) -> tuple[Path, Path, dict[str, Random]]:
-    """(in floats, quantised, by module) of a Llama with these sizes."""
-    dense = save_checkpoint(folder / "dense", **shape)
+    """(in floats, quantised, by module) of a `family`, or a Llama, with these sizes."""
+    dense = save_checkpoint(folder / "dense", how.get("family", "Llama"), **shape)
     values = load_file(dense / "model.safetensors")
     quantised = folder / "quantised"
     quantised.mkdir()

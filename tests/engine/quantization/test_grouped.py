@@ -22,6 +22,7 @@ from tests.engine.checkpoints import reference, reference_greedy, reference_logi
 from tests.engine.driver import Driver, alone_and_together
 from tests.engine.quantization.grouped_checkpoints import Random, pair
 from tests.engine.quantization.test_models import PROMPT, needs_kernel, rounded, some_ids
+from tests.engine.test_family_parity import CASES as FAMILIES
 from tests.engine.test_family_parity import LogitDriver
 
 SHAPE = {"hidden_size": 96, "intermediate_size": 224}
@@ -41,6 +42,8 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "gptq-sorted-8": (SMALL, {"bits": 8, "group": 16, "sorted_groups": True}),
     "gptq-sorted-apart": (SHAPE, {"sorted_groups": True, "symmetric": True, "apart": True}),
 }
+# In whole groups, and in words; a family's other sizes are its own.
+WHOLE = {"hidden_size": 96, "intermediate_size": 96, "moe_intermediate_size": 32}
 MODULE = "model.layers.1.mlp.up_proj."
 
 
@@ -72,6 +75,22 @@ def test_logits_are_those_of_the_same_floats(case: str, tmp_path: Path) -> None:
     found = torch.cat([driver.logits(sequence, 31, (beside, 9)), driver.logits(sequence, 19)])
     assert expected.std() > 0.1
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("case", ["awq", "gptq-sorted"])
+@pytest.mark.parametrize("family", ["qwen2", "phi3", "qwen3-moe"])
+def test_biases_matrices_stored_as_one_and_experts(case: str, family: str, tmp_path: Path) -> None:
+    name, sizes = FAMILIES[family]
+    sizes = sizes | WHOLE
+    dense, quantised, _ = pair(tmp_path, sizes, family=name, **CASES[case][1])
+    ids = some_ids(40)
+    expected = reference_logits(reference(dense), ids)
+    driver = LogitDriver(quantised, dtype="float32", quantization="none")
+    found = driver.logits(driver.sequence(ids), 40)
+    torch.testing.assert_close(found, expected, atol=2e-4, rtol=0)
+    driver = LogitDriver(quantised, dtype="float32")
+    near = driver.logits(driver.sequence(ids), 40)
+    assert 0 <= (near - expected).abs().mean() < 0.1 * expected.std(), "but for rounded rows"
 
 
 @needs_kernel
