@@ -3,6 +3,8 @@
 The reference is `transformers` with the mask written out. A sequence is computed without a cache there.
 """
 
+import random
+import time
 from pathlib import Path
 from typing import Any
 
@@ -207,6 +209,48 @@ def test_blocks_between_are_freed_in_any_order_of_steps() -> None:
     found = run_until_idle(engine)
     assert len(found.receipts) == 12
     assert engine.pool.free_blocks == engine.pool.num_blocks
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_block_is_lost_in_a_storm_of_long_prompts(seed: int) -> None:
+    """Prompts longer than the pool, choices, priorities and preemptions, in both loops."""
+    dice = random.Random(seed)
+    config = EngineConfig(
+        model="fake", num_blocks=dice.choice([16, 20, 30]), block_size=BLOCK, max_batch_tokens=24,
+        max_running=6, kv_window=WINDOW, kv_sinks=3 * (seed % 3), overlap=seed % 2 == 0,
+    )  # fmt: skip
+    engine = Engine(config, FakeRunner(config, overlapped=True))
+    for number in range(30):
+        prompt = [dice.randrange(1, 3)] * dice.randrange(1, 300)
+        kind = {"n": dice.randrange(1, 4), "priority": dice.choice([0, 0, 1])}
+        engine.submit(ask(f"r{number}", prompt, dice.randrange(1, 60), **kind), "g")
+    found = Collected()
+    for _ in range(9000):
+        engine.step()
+        found.take(engine)
+        engine.check_integrity()
+        if not engine.busy:
+            break
+    assert len(found.receipts) == 30 and engine.metrics.counters["preemptions"]
+    assert engine.pool.free_blocks == engine.pool.num_blocks
+
+
+@pytest.mark.parametrize("blocks", [14, 64])
+def test_copies_outside_the_pool_are_found_by_what_fits(llama: Path, blocks: int) -> None:
+    engine = make_engine(llama, num_blocks=blocks, tier_ram_bytes=1 << 26)
+    prompt, cached = random_ids(201, 9), []
+    expected = masked_greedy(reference(llama), prompt, 12)
+    for name in ("first", "again"):
+        engine.submit(ask(name, prompt, 12), "g")
+        found, deadline = Collected(), time.monotonic() + 60
+        while engine.busy and time.monotonic() < deadline:
+            if not engine.step():
+                time.sleep(0.001)
+            found.take(engine)
+        assert found.tokens[name, 0] == expected
+        cached.append(found.receipts[name].cached)
+    assert cached[0] == 0 < cached[1] <= min(200, blocks * BLOCK)
+    engine.close()
 
 
 def test_refusals(llama: Path, tmp_path: Path) -> None:
