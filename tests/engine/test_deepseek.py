@@ -97,7 +97,7 @@ def test_rounded_weights_and_keys_in_8_bits(setting: dict[str, Any], tmp_path: P
         (V3, {"n_group": 7}, "8 of 256 experts from 4 of 7 groups cannot be chosen"),
         (V3, {"topk_group": 9}, "from 9 of 8 groups cannot be chosen"),
         (V3, {"n_group": 256, "topk_group": 4}, "8 of 256 experts from 4 of 256 groups"),
-        (V3, {"quantization_config": {"quant_method": "fp8", "fmt": "e4m3"}}, "fp8, e4m3"),
+        (V3, {"quantization_config": {"quant_method": "fp8", "fmt": "e5m2"}}, "fp8 in .e5m2. are"),
     ],
 )
 def test_what_is_not_served_is_refused_by_its_field(
