@@ -25,17 +25,15 @@ from pathlib import Path
 
 from core.errors import Unavailable
 from core.events import EngineCount, ModerationEvent, OpenedRequest, UsageEvent
-from gateway.metering.refused_operations import REFUSALS, Execute, apply_singly
+from gateway.metering.folding import REFUSALS, Execute, apply_singly, apply_together
 from gateway.metering.spool_log import AppendLog, keep_damaged, log_path, logs_of, read_log
 from gateway.metering.spool_records import OutboxRow, opened_decoder
 from gateway.metering.spool_statements import (
-    DELETIONS,
     Operation,
     Statement,
     decode_operations,
     delete_shipped,
     encode_operations,
-    folded,
     insert_moderation,
     insert_opened,
     insert_receipt,
@@ -204,26 +202,24 @@ class SpoolFile:
         return last
 
     def _apply(self, number: int, operations: list[Operation]) -> None:
-        def _all(execute: Execute) -> int:
-            rows = [(sql, execute(sql, values).rowcount) for sql, values in folded(operations)]
-            return sum(count for sql, count in rows if sql in DELETIONS)
-
-        def _singly(execute: Execute) -> int:
-            return apply_singly(execute, operations)
-
         try:
-            self._apply_in_transaction(number, _all)
+            self._apply_by(apply_together, number, operations)
         except (
             REFUSALS
         ) as error:  # the same at every attempt, and nothing behind it would be shipped
             log.error("log %d of %s: %s; what is refused is parked", number, self.path.name, error)
-            self._apply_in_transaction(number, _singly)
+            self._apply_by(apply_singly, number, operations)
 
-    def _apply_in_transaction(self, number: int, apply: Callable[[Execute], int]) -> None:
+    def _apply_by(
+        self,
+        apply: Callable[[Execute, list[Operation]], int],
+        number: int,
+        operations: list[Operation],
+    ) -> None:
         execute = self._connection.cursor().execute
         execute("begin immediate")
         try:
-            gone = apply(execute)
+            gone = apply(execute, operations)
             execute("update folded set log = ?", (number,))
             execute("commit")
         except BaseException:

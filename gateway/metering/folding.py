@@ -1,4 +1,6 @@
-"""Operations of a spool's log that its tables refuse: each is parked, and the others are applied."""
+"""Applies the operations of a spool's log to its tables, within a transaction: together, or one by one
+where the tables refuse some, which are parked.
+"""
 
 import sqlite3
 from collections.abc import Callable
@@ -14,6 +16,7 @@ from gateway.metering.spool_statements import (
     LOGGED,
     REPLACE_OPENED,
     Operation,
+    folded,
 )
 
 # An operational error (a full disk, a lock) may pass; these are the same at every attempt.
@@ -28,8 +31,17 @@ Execute = Callable[..., sqlite3.Cursor]
 _PARK = "insert into parked (topic, body, reason) values (?, ?, ?)"
 
 
+def apply_together(execute: Execute, operations: list[Operation]) -> int:
+    """Returns how many rows the outbox has less than was appended."""
+    gone = 0
+    for sql, values in folded(operations):
+        rows = execute(sql, values).rowcount
+        gone += rows if sql in DELETIONS else 0
+    return gone
+
+
 def apply_singly(execute: Execute, operations: list[Operation]) -> int:
-    """Within a transaction. Returns how many rows the outbox has less than was appended."""
+    """As `apply_together`, and parks what is refused."""
     gone = 0
     for number, values in operations:
         sql = LOGGED[number]
