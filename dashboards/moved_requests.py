@@ -9,7 +9,7 @@ from sqlalchemy import inspect, tuple_
 from sqlalchemy.orm import Session
 
 from billing.archive.base import Reading, Wanted
-from billing.archive.border import archive_of, border_of
+from billing.archive.border import border_of
 from billing.archive.reading import read_rows
 from billing.models import Charge, UsageEventRow
 from core.tenants.scope import TenantScope
@@ -40,7 +40,7 @@ class Part:
 
 def reaches(session: Session, log_query: "LogQuery") -> bool:
     """Whether moved days may have requests of the list."""
-    border = border_of(session) if archive_of(session) is not None else None
+    border = border_of(session)
     return border is not None and log_query.span.start < border.until
 
 
@@ -86,8 +86,9 @@ def page(
 def find(
     session: Session, scope: TenantScope, request_id: str
 ) -> tuple[UsageEventRow | None, Charge | None]:
-    """A request of a moved day, and its charge. DependencyDown if the store does not answer."""
-    if archive_of(session) is None or border_of(session) is None:
+    """A request of a moved day, and its charge. DependencyDown if the store does not answer or is not
+    set."""
+    if border_of(session) is None:
         return None, None
     charges = tuple(getattr(Charge, name) for name in _CHARGE)
     wanted = Wanted(*_EVER, scope.tenant_id, scope.project_id or "")

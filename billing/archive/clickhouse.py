@@ -88,23 +88,19 @@ class ClickHouseArchive:
     def groups(self, day: datetime) -> list[tuple[Any, ...]]:
         key = ["charge_tenant_id", *(f"charge_{name}" for name in _KEY)]
         key.append("charge_gpu_seconds + charge_moderation_calls = 0")
-        shown = ", ".join([*key, *(f"sum(charge_{name})" for name in _SUMS)])
-        rows = self._read(
-            f"select {shown} from {ROWS} final where {_DAY}"
-            f" and charge_transaction_id is not null group by {', '.join(key)}",
-            _of(day),
-        )
-        return [charge_row(row) for row in rows]
+        source = f"{ROWS} final where {_DAY} and charge_transaction_id is not null"
+        return self._charge_rows(day, source, key, [f"charge_{name}" for name in _SUMS])
 
     def hour_groups(self, day: datetime) -> list[tuple[Any, ...]]:
-        key = ("tenant_id", *_KEY, "tokens")
-        shown = ", ".join([*key, *(f"sum({name})" for name in _SUMS)])
-        rows = self._read(
-            f"select {shown} from {HOURS} where {_DAY} and currency is not null"
-            f" group by {', '.join(key)}",
-            _of(day),
-        )
-        return [charge_row(row) for row in rows]
+        source = f"{HOURS} where {_DAY} and currency is not null"
+        return self._charge_rows(day, source, ("tenant_id", *_KEY, "tokens"), _SUMS)
+
+    def _charge_rows(
+        self, day: datetime, source: str, key: Sequence[str], summed: Sequence[str]
+    ) -> list[tuple[Any, ...]]:
+        shown = ", ".join([*key, *(f"sum({name})" for name in summed)])
+        query = f"select {shown} from {source} group by {', '.join(key)}"
+        return [charge_row(row) for row in self._read(query, _of(day))]
 
     def known(self, request_ids: Sequence[str], last_day: datetime) -> set[str]:
         rows = self._read(

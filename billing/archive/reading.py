@@ -5,6 +5,7 @@ the database. No row is read from both.
 import heapq
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -23,9 +24,9 @@ T = TypeVar("T")
 def read_rows(
     session: Session, wanted: Wanted, reading: Reading, lacks: list[str] | None = None
 ) -> Iterator[tuple[Any, ...]]:
-    """The rows of both in order. DependencyDown if the store does not answer; with `lacks` the rows of
-    the database alone then, and the reason in it."""
-    border = border_of(session) if archive_of(session) is not None else None
+    """The rows of both in order. DependencyDown if the store does not answer or is not set; with
+    `lacks` the rows of the database alone then, and the reason in it."""
+    border = border_of(session)
     database = SqlRows(session, not_moved(border))
     width = len(reading.columns)
     # The values of the order come first, so that the rows of both can be compared.
@@ -34,7 +35,7 @@ def read_rows(
     if border is None or not _reaches(wanted, border):
         yield from (row[-width:] for row in ours)
         return
-    theirs = _checked(lambda: _of_store(session, wanted, border, both), lacks)
+    theirs = _checked(partial(_rows_of_store, session, wanted, border, both), lacks)
     key = len(reading.order)
     merged = heapq.merge(theirs, ours, key=lambda row: row[:key], reverse=reading.falling)
     yield from (row[-width:] for row in islice(merged, reading.limit))
@@ -44,18 +45,11 @@ def read_buckets(
     session: Session, wanted: Wanted, grouping: Grouping, lacks: list[str] | None = None
 ) -> tuple[Border | None, list[dict[str, Any]]]:
     """The store's sums, and the border up to which they are."""
-    border = border_of(session) if archive_of(session) is not None else None
+    border = border_of(session)
     if border is None or not _reaches(wanted, border):
         return border, []
-
-    def _read() -> Iterator[dict[str, Any]]:
-        assert border is not None
-        archive = archive_of(session)
-        assert archive is not None
-        mine = replace(wanted, last_day=border.last_day)
-        yield from readable(archive, border).buckets(mine, grouping)
-
-    return border, list(_checked(_read, lacks))
+    theirs = partial(_buckets_of_store, session, wanted, border, grouping)
+    return border, list(_checked(theirs, lacks))
 
 
 def charged_sums(
@@ -76,8 +70,7 @@ def charged_sums(
     )
     rows = [tuple(row) for row in session.execute(here)]
     if border is not None:
-        archive = _store_of(session)
-        store = readable(archive, border)
+        store = _store_of(session, border)
         rows += store.charged(border.last_day, key, sums, conditions)
     found: dict[tuple[Any, ...], list[int]] = {}
     width = len(key)
@@ -93,29 +86,35 @@ def known_elsewhere(session: Session, request_ids: Sequence[str]) -> set[str]:
     border = border_of(session)
     if border is None or not request_ids:
         return set()
-    return readable(_store_of(session), border).known(request_ids, border.last_day)
+    return _store_of(session, border).known(request_ids, border.last_day)
 
 
-def _store_of(session: Session) -> RawArchive:
+def _store_of(session: Session, border: Border) -> RawArchive:
     archive = archive_of(session)
     if archive is None:
         raise DependencyDown(
             "Days were moved to ClickHouse, and TOLLHOUSE_EVENTS_URL is not set.",
             next_step="Set it to the database that has them.",
         )
-    return archive
+    return readable(archive, border)
 
 
 def _reaches(wanted: Wanted, border: Border) -> bool:
     return wanted.start < border.until
 
 
-def _of_store(
+def _rows_of_store(
     session: Session, wanted: Wanted, border: Border, reading: Reading
 ) -> Iterator[tuple[Any, ...]]:
-    archive = archive_of(session)
-    assert archive is not None
-    yield from readable(archive, border).rows(replace(wanted, last_day=border.last_day), reading)
+    moved = replace(wanted, last_day=border.last_day)
+    yield from _store_of(session, border).rows(moved, reading)
+
+
+def _buckets_of_store(
+    session: Session, wanted: Wanted, border: Border, grouping: Grouping
+) -> Iterator[dict[str, Any]]:
+    moved = replace(wanted, last_day=border.last_day)
+    yield from _store_of(session, border).buckets(moved, grouping)
 
 
 def _checked(read: Callable[[], Iterator[T]], lacks: list[str] | None) -> Iterator[T]:

@@ -371,6 +371,8 @@ def test_doctor_and_the_audit_miss_a_store_that_is_not_set(
     finding = storage.archive(settings, made.clock)
     assert finding.health is Health.BAD and "2026-01-21" in finding.says
     plain = Deployment(Database(made.database.url), made.clock, made.version)
+    with pytest.raises(DependencyDown, match="TOLLHOUSE_EVENTS_URL is not set"):
+        exported(plain)  # not a part of the rows as if it were all
     found = [each.message for each in audit(plain).differences]
     assert any("TOLLHOUSE_EVENTS_URL is not set" in each for each in found)
     old = made.event(request_id="req_01hxxxxxxxxxxxxxxxxxxxxxxx"[:30], occurred_at=START)
