@@ -1,12 +1,10 @@
 """Checkpoints in FP8: logits and adapters as with the same weights as floats, by the format's bits."""
 
 import json
-import warnings
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import peft
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -19,13 +17,10 @@ from engine.models.registry import model_spec
 from engine.quantization.write import write_quantized
 from tests.engine.checkpoints import (
     reference,
-    reference_greedy,
     reference_logits,
-    save_adapter,
     save_checkpoint,
 )
-from tests.engine.driver import Driver
-from tests.engine.quantization.test_models import PROMPT, some_ids
+from tests.engine.quantization.agreement import assert_adapter_agrees, some_ids
 from tests.engine.test_family_parity import CASES as FAMILIES
 from tests.engine.test_family_parity import LogitDriver
 
@@ -130,17 +125,7 @@ def test_logits_of_other_families(family: str, kind: str, tmp_path: Path) -> Non
 
 def test_an_adapter_on_it(tmp_path: Path) -> None:
     dense, fp8 = pair(tmp_path, "block")
-    adapter = save_adapter(dense, tmp_path / "adapter", rank=6, seed=4)
-    driver = Driver(fp8, dtype="float32")
-    adapted = driver.sequence(PROMPT, adapter=driver.adapter(adapter, 0))
-    plain = driver.sequence(PROMPT)
-    driver.run([adapted, plain], chunk=4, count=12)
-    model = reference(dense)
-    assert plain.output == reference_greedy(model, PROMPT, 12)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)
-        model = peft.PeftModel.from_pretrained(model, adapter).eval()
-    assert adapted.output == reference_greedy(model, PROMPT, 12) != plain.output
+    assert_adapter_agrees(dense, fp8, reference(dense), tmp_path)
 
 
 def test_it_may_be_rounded_when_it_is_loaded(tmp_path: Path) -> None:

@@ -1,12 +1,10 @@
 """Checkpoints by GPTQ and AWQ: logits, greedy tokens and adapters as with the same weights in floats."""
 
 import json
-import warnings
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import peft
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -18,10 +16,15 @@ from engine.models.load import load_model
 from engine.quantization import linear
 from engine.quantization.linear import QuantizedEmbedding, QuantizedLinear
 from engine.quantization.packed import pack
-from tests.engine.checkpoints import reference, reference_greedy, reference_logits, save_adapter
-from tests.engine.driver import Driver, alone_and_together
+from tests.engine.checkpoints import reference, reference_logits
+from tests.engine.driver import alone_and_together
+from tests.engine.quantization.agreement import (
+    assert_adapter_agrees,
+    assert_logits_of_the_dense_model,
+    some_ids,
+)
 from tests.engine.quantization.grouped_checkpoints import Random, pair
-from tests.engine.quantization.test_models import PROMPT, needs_kernel, rounded, some_ids
+from tests.engine.quantization.test_models import needs_kernel, rounded
 from tests.engine.test_family_parity import CASES as FAMILIES
 from tests.engine.test_family_parity import LogitDriver
 
@@ -68,13 +71,7 @@ def as_served(model: Any, by_module: dict[str, Random]) -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_logits_are_those_of_the_same_floats(case: str, tmp_path: Path) -> None:
     dense, quantised, _ = pair(tmp_path, CASES[case][0], **CASES[case][1])
-    ids = some_ids(50)
-    expected = reference_logits(reference(dense), ids)
-    driver = LogitDriver(quantised, dtype="float32", quantization="none")
-    sequence, beside = driver.sequence(ids), driver.sequence(some_ids(30))
-    found = torch.cat([driver.logits(sequence, 31, (beside, 9)), driver.logits(sequence, 19)])
-    assert expected.std() > 0.1
-    torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+    assert_logits_of_the_dense_model(dense, quantised)
 
 
 @pytest.mark.parametrize("case", ["awq", "gptq-sorted"])
@@ -136,19 +133,10 @@ def test_an_adapter_on_it(
     if not compiled:
         monkeypatch.setattr(linear, "kernel", None)
     dense, quantised, by_module = pair(tmp_path, CASES[case][0], **CASES[case][1])
-    adapter = save_adapter(dense, tmp_path / "adapter", rank=6, seed=4)
-    driver = Driver(quantised, dtype="float32")
-    adapted = driver.sequence(PROMPT, adapter=driver.adapter(adapter, 0))
-    plain = driver.sequence(PROMPT)
-    driver.run([adapted, plain], chunk=4, count=12)
     model = reference(dense)
     if compiled and linear.kernel is not None:
         as_served(model, by_module)
-    assert plain.output == reference_greedy(model, PROMPT, 12)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)
-        model = peft.PeftModel.from_pretrained(model, adapter).eval()
-    assert adapted.output == reference_greedy(model, PROMPT, 12) != plain.output
+    assert_adapter_agrees(dense, quantised, model, tmp_path)
 
 
 @needs_kernel

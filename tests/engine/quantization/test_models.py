@@ -1,11 +1,9 @@
 """Models with quantised weights against `transformers` and `peft` with the same rounding done to them."""
 
-import warnings
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import peft
 import pytest
 import torch
 
@@ -18,13 +16,12 @@ from engine.quantization.quantize import quantize
 from tests.engine.checkpoints import (
     VOCAB,
     reference,
-    reference_greedy,
     reference_logits,
-    save_adapter,
     save_checkpoint,
 )
 from tests.engine.driver import Driver
 from tests.engine.gguf_files import f32, random_blocks, size_of, vocabulary, write_gguf
+from tests.engine.quantization.agreement import assert_adapter_agrees, some_ids
 from tests.engine.test_family_parity import CASES, LogitDriver
 from tests.engine.test_gguf_weights import _quantised_llama
 
@@ -32,7 +29,6 @@ needs_kernel = pytest.mark.skipif(
     linear.kernel is None,
     reason="the compiled products are absent: pip install -e . with a C compiler",
 )
-PROMPT = [5, 9, 12, 40, 33, 71, 8, 100, 6]
 
 
 def rounded(x: torch.Tensor) -> torch.Tensor:
@@ -62,10 +58,6 @@ def in_int8(model: Any) -> Any:
             if isinstance(module, torch.nn.Linear):
                 round_inputs(module)
     return model
-
-
-def some_ids(count: int) -> list[int]:
-    return torch.randint(3, VOCAB, (count,), generator=torch.Generator().manual_seed(8)).tolist()
 
 
 @needs_kernel
@@ -144,18 +136,8 @@ def test_an_adapter_on_an_int8_base(
     if not compiled:
         monkeypatch.setattr(linear, "kernel", None)
     base = save_checkpoint(tmp_path / "base")
-    adapter = save_adapter(base, tmp_path / "adapter", rank=6, seed=4)
-    driver = Driver(base, quantization="int8", dtype="float32")
-    handle = driver.adapter(adapter, 0)
-    adapted = driver.sequence(PROMPT, adapter=handle)
-    plain = driver.sequence(PROMPT)
-    driver.run([adapted, plain], chunk=4, count=12)
     model = in_int8(reference(base))
-    assert plain.output == reference_greedy(model, PROMPT, 12)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)
-        model = peft.PeftModel.from_pretrained(model, adapter).eval()
-    assert adapted.output == reference_greedy(model, PROMPT, 12) != plain.output
+    assert_adapter_agrees(base, base, model, tmp_path, quantization="int8")
 
 
 @needs_kernel

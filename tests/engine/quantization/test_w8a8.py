@@ -2,12 +2,10 @@
 weights as floats."""
 
 import json
-import warnings
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import peft
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -17,13 +15,15 @@ from engine.errors import CheckpointError
 from engine.models.load import load_model
 from tests.engine.checkpoints import (
     reference,
-    reference_greedy,
     reference_logits,
-    save_adapter,
     save_checkpoint,
 )
-from tests.engine.driver import Driver
-from tests.engine.quantization.test_models import PROMPT, needs_kernel, round_inputs, some_ids
+from tests.engine.quantization.agreement import (
+    assert_adapter_agrees,
+    assert_logits_of_the_dense_model,
+    some_ids,
+)
+from tests.engine.quantization.test_models import needs_kernel, round_inputs
 from tests.engine.test_family_parity import LogitDriver
 
 ODD = {"hidden_size": 80, "intermediate_size": 104}
@@ -64,13 +64,7 @@ def pair(folder: Path, dynamic: bool = True) -> tuple[Path, Path]:
 @pytest.mark.parametrize("dynamic", [True, False])
 def test_logits_are_those_of_the_same_floats(dynamic: bool, tmp_path: Path) -> None:
     dense, target = pair(tmp_path, dynamic)
-    ids = some_ids(50)
-    expected = reference_logits(reference(dense), ids)
-    driver = LogitDriver(target, dtype="float32", quantization="none")
-    sequence, beside = driver.sequence(ids), driver.sequence(some_ids(30))
-    found = torch.cat([driver.logits(sequence, 31, (beside, 9)), driver.logits(sequence, 19)])
-    assert expected.std() > 0.1
-    torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+    assert_logits_of_the_dense_model(dense, target)
 
 
 def served(dense: Path) -> Any:
@@ -101,17 +95,7 @@ def test_codes_are_computed_as_they_are_stored(dynamic: bool, tmp_path: Path) ->
 @needs_kernel
 def test_an_adapter_on_it(tmp_path: Path) -> None:
     dense, target = pair(tmp_path)
-    adapter = save_adapter(dense, tmp_path / "adapter", rank=6, seed=4)
-    driver = Driver(target, dtype="float32")
-    adapted = driver.sequence(PROMPT, adapter=driver.adapter(adapter, 0))
-    plain = driver.sequence(PROMPT)
-    driver.run([adapted, plain], chunk=4, count=12)
-    model = served(dense)
-    assert plain.output == reference_greedy(model, PROMPT, 12)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)
-        model = peft.PeftModel.from_pretrained(model, adapter).eval()
-    assert adapted.output == reference_greedy(model, PROMPT, 12) != plain.output
+    assert_adapter_agrees(dense, target, served(dense), tmp_path)
 
 
 @pytest.mark.parametrize(
