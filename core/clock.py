@@ -2,6 +2,7 @@
 
 import time
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Protocol
 
 
@@ -16,10 +17,9 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    def now(self) -> datetime:
-        return datetime.now(UTC)
-
-    monotonic = staticmethod(time.monotonic)  # direct, because each request reads it 16 times
+    # Functions of C: a request reads the two two dozen times.
+    now = staticmethod(partial(datetime.now, UTC))
+    monotonic = staticmethod(time.monotonic)
 
 
 class FakeClock:

@@ -4,6 +4,7 @@ import heapq
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter, sub
 
 from msgspec import Struct
 
@@ -24,6 +25,8 @@ from core.counters import (
 
 _IDLE_MS = 2 * DAY_MS
 _SWEEP_EVERY = 5_000  # reservations
+_amount_of = attrgetter("amount")
+_MAX_TUPLES = 4_096  # of takes whose buckets are known
 
 
 @dataclass(slots=True)
@@ -58,6 +61,8 @@ class MemoryCounters:
         self._clock = clock
         self._lock = threading.Lock()
         self._buckets: dict[str, dict[str, _Bucket]] = {}  # by group and key
+        # By the id of a tuple of takes, which requests of one size share: itself, its group, its buckets.
+        self._of_takes: dict[int, tuple[Sequence[Take], str, list[_Bucket]]] = {}
         self._slots: dict[tuple[str, str], set[str]] = {}
         self._accounts: dict[tuple[str, str], _MoneyAccount] = {}
         self._records: dict[tuple[str, str], _Record] = {}
@@ -184,11 +189,16 @@ class MemoryCounters:
         if self._writes % _SWEEP_EVERY == 0:
             self._sweep(now)
         buckets = self._buckets_of(group, takes, now)
-        full: list[Take | Slot] = [
-            take
-            for take, bucket in zip(takes, buckets, strict=True)
-            if bucket.debt > (take.capacity - take.amount) * take.period_ms
-        ]
+        full: list[Take | Slot] = []
+        for take, bucket in zip(takes, buckets, strict=True):
+            capacity = take.capacity
+            debt = bucket.debt
+            if bucket.at < now:
+                debt -= (now - bucket.at) * capacity
+                bucket.debt = debt = debt if debt > 0 else 0
+                bucket.at = now
+            if debt > (capacity - take.amount) * take.period_ms:
+                full.append(take)
         holders = []
         for slot in bucket_request.slots:
             held = self._slots.get((group, slot.key))
@@ -199,11 +209,10 @@ class MemoryCounters:
                 full.append(slot)
         shadow = tuple([each.key for each in full if each.shadow]) if full else ()
         refused = tuple([each.key for each in full if not each.shadow]) if full else ()
-        if hold is not None and not hold.seeds and self._is_unseeded(group, hold):
+        accounts = self._accounts_of(group, hold) if hold is not None else []
+        if accounts is None:
             counts = tuple([len(held) for held in holders])
-            before = _states(takes, buckets)
-            return Denial(before, counts, refused, shadow=shadow, unseeded=True)
-        accounts = self._seeded(group, hold.caps) if hold is not None else []
+            return Denial(_states(takes, buckets), counts, refused, shadow=shadow, unseeded=True)
         free, granted, need = list[int](), 0, 0
         if hold is not None and accounts:
             free = [
@@ -221,16 +230,14 @@ class MemoryCounters:
                 shadow,
                 max(0, min(free, default=0)),
             )
-        states, amounts = [], []
-        for take, bucket in zip(takes, buckets, strict=True):
-            key, capacity, period, amount = take.key, take.capacity, take.period_ms, take.amount
+        states, amounts = list[BucketState](), list(map(_amount_of, takes))
+        for take, bucket, amount in zip(takes, buckets, amounts, strict=True):
+            capacity, period = take.capacity, take.period_ms
             bucket.debt = debt = bucket.debt + amount * period
-            remaining = capacity + -debt // period
-            if remaining < 0:
-                remaining = 0
+            left, reset = capacity + -debt // period, -(-debt // capacity)
             wait = 0 if amount <= capacity else None
-            states.append(BucketState(key, capacity, period, remaining, -(-debt // capacity), wait))
-            amounts.append(amount)
+            left = left if left > 0 else 0
+            states.append(BucketState(take.key, capacity, period, left, reset, wait))
         for held in holders:
             held.add(bucket_request.id)
         for account in accounts:
@@ -247,32 +254,30 @@ class MemoryCounters:
         return grant
 
     def _buckets_of(self, group: str, takes: Sequence[Take], now: int) -> list[_Bucket]:
-        """The takes' buckets, refilled up to `now`."""
-        known = self._buckets.get(group)
-        if known is None:
-            known = self._buckets[group] = {}
+        """The takes' buckets, as they were left. A new one is full."""
+        known = self._of_takes.get(id(takes))
+        if known is not None and known[0] is takes and known[1] == group:
+            return known[2]
+        of_group = self._buckets.setdefault(group, {})
         buckets = []
         for take in takes:
-            bucket = known.get(take.key)
+            bucket = of_group.get(take.key)
             if bucket is None:
-                bucket = known[take.key] = _Bucket(0, now)
-            elif bucket.at < now:
-                _refill(bucket, take.capacity, now)
+                bucket = of_group[take.key] = _Bucket(0, now)
             buckets.append(bucket)
+        if len(self._of_takes) >= _MAX_TUPLES:
+            self._of_takes.clear()
+        self._of_takes[id(takes)] = takes, group, buckets
         return buckets
 
-    def _is_unseeded(self, group: str, hold: Hold) -> bool:
+    def _accounts_of(self, group: str, hold: Hold) -> list[_MoneyAccount] | None:
+        """The caps' accounts, after `spent` is applied; None where one is unseeded, and the hold does
+        not seed it."""
+        accounts = []
         for cap in hold.caps:
             account = self._accounts.get((group, cap.key))
-            if account is None or not account.seeded:
-                return True
-        return False
-
-    def _seeded(self, group: str, caps: Sequence[Cap]) -> list[_MoneyAccount]:
-        """The caps' accounts, after `spent` is applied."""
-        accounts = []
-        for cap in caps:
-            account = self._accounts.get((group, cap.key))
+            if not hold.seeds and (account is None or not account.seeded):
+                return None
             if account is None:
                 account = self._accounts[(group, cap.key)] = _MoneyAccount(0, 0, seeded=False)
             if not account.seeded:
@@ -303,16 +308,17 @@ class MemoryCounters:
         """Set the takes to `amounts`; takes beyond its length are unchanged."""
         takes, held = record.bucket_request.takes, record.amounts
         buckets = record.buckets or self._buckets_of(group, takes, now)
-        for number, amount in enumerate(amounts):
-            more = amount - held[number]
+        for number, more in enumerate(map(sub, amounts, tuple(held))):
             if more == 0:
                 continue
             take, bucket = takes[number], buckets[number]
+            debt = bucket.debt
             if bucket.at < now:
-                _refill(bucket, take.capacity, now)
-            debt = bucket.debt + more * take.period_ms
+                debt -= (now - bucket.at) * take.capacity
+                debt, bucket.at = debt if debt > 0 else 0, now
+            debt += more * take.period_ms
             bucket.debt = debt if debt > 0 else 0
-            held[number] = amount
+            held[number] += more
 
     def _expire(self, now: int) -> None:
         """Expired leases return their slots and the amounts above `keep`, and their money too unless
@@ -352,6 +358,7 @@ class MemoryCounters:
 
     def _sweep(self, now: int) -> None:
         """Drop buckets unused for longer than the longest period."""
+        self._of_takes.clear()
         for record in self._records.values():
             record.buckets = ()
         for group, buckets in list(self._buckets.items()):
@@ -363,11 +370,6 @@ class MemoryCounters:
 
     def _now(self) -> int:
         return round(self._clock.monotonic() * 1000)
-
-
-def _refill(bucket: _Bucket, capacity: int, now: int) -> None:
-    left = bucket.debt - (now - bucket.at) * capacity
-    bucket.debt, bucket.at = left if left > 0 else 0, now
 
 
 def _states(takes: Sequence[Take], buckets: Sequence[_Bucket]) -> tuple[BucketState, ...]:

@@ -30,7 +30,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import DBAPIError, DontWrapMixin, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import DataError, DBAPIError, DontWrapMixin, OperationalError, SQLAlchemyError
 from sqlalchemy.orm import DeclarativeBase, Session, sessionmaker
 from sqlalchemy.types import TypeDecorator, TypeEngine
 
@@ -139,6 +139,8 @@ class Database:
         writer = self.db_engine.execution_options(tollhouse_write=True)
         self._writers = sessionmaker(writer, expire_on_commit=False, info=session_info)
         self._replica = _replica(url, read_url, pool_size, session_info) if read_url else None
+        self._closed = False
+        event.listen(self.db_engine, "checkin", self._close_returned)
 
     @contextmanager
     def read(self) -> Iterator[Session]:
@@ -190,9 +192,15 @@ class Database:
             ) from error
 
     def close(self) -> None:
+        """A connection that a thread still uses is closed when it is returned."""
+        self._closed = True
         self.db_engine.dispose()
         if self._replica is not None:
             self._replica.close()
+
+    def _close_returned(self, _connection: object, record: Any) -> None:
+        if self._closed:
+            record.invalidate()
 
     def explained(self, error: DBAPIError) -> TollhouseError | None:
         """What an operator can do about an error of the database; None if the code is at fault."""
@@ -202,12 +210,24 @@ class Database:
                 f"The database {_redacted(self.url)} does not have this version's schema: {reason}.",
                 next_step="Run `tollhouse migrate`; `tollhouse serve` does so when it starts.",
             )
+        if isinstance(error, DataError):
+            return unstorable(error)
         if isinstance(error, OperationalError):
             return DependencyDown(
                 f"The database refused a command: {reason}.",
                 next_step="Check TOLLHOUSE_DATABASE_URL and the state of the database server.",
             )
         return None
+
+
+def unstorable(error: DataError) -> BadRequest:
+    """For a value that PostgreSQL does not hold: a text that is longer than its column or has a NUL,
+    a number out of range."""
+    return BadRequest(
+        f"The database cannot hold one of these values: {_first_line(error.orig or error)}.",
+        next_step="Shorten it, or leave out characters that do not print.",
+        code="value_not_storable",
+    )
 
 
 def insert_new(session: Session, table: Table, rows: Sequence[dict[str, Any]], *key: str) -> int:

@@ -2,6 +2,7 @@
 
 from datetime import datetime
 from enum import StrEnum
+from operator import attrgetter
 
 from msgspec import Struct
 from msgspec.structs import force_setattr
@@ -120,18 +121,24 @@ class UsageEvent(Struct, frozen=True):
     def __post_init__(self) -> None:
         if self.paid_by == OLD_OPERATOR:  # from a spool that an older version wrote
             force_setattr(self, "paid_by", "operator")
-        counts = (self.input_tokens, self.cached_tokens, self.output_tokens, self.waived_tokens)
-        for count in (*counts, self.busy_us, self.units):
-            if type(count) is not int or count < 0:
-                raise ValueError(
-                    f"{self.request_id}: token counts, busy_us and units must be non-negative integers:"
-                    f" {count}"
-                )
+        counts = _counts_of(self)
+        if set(map(type, counts)) != _INTEGERS or min(counts) < 0:
+            wrong = [each for each in counts if type(each) is not int or each < 0]
+            raise ValueError(
+                f"{self.request_id}: token counts, busy_us and units must be non-negative integers:"
+                f" {wrong[0]}"
+            )
         if self.cached_tokens > self.input_tokens:
             raise ValueError(
                 f"{self.request_id}: {self.cached_tokens} cached tokens exceed"
                 f" {self.input_tokens} input tokens"
             )
+
+
+_INTEGERS = {int}
+_counts_of = attrgetter(
+    "input_tokens", "cached_tokens", "output_tokens", "waived_tokens", "busy_us", "units"
+)
 
 
 class EngineCount(Struct, frozen=True):

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
+from functools import lru_cache
 
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 _PAIRS = [first + second for first in _ALPHABET for second in _ALPHABET]
@@ -69,4 +70,10 @@ def floor_id(prefix: str, at: datetime) -> str:
 
 
 def _encode_millis(moment: int) -> str:
-    return "".join([_PAIRS[(moment >> shift) & 1023] for shift in (40, 30, 20, 10, 0)])
+    return _encode_seconds(moment >> 10) + _PAIRS[moment & 1023]
+
+
+@lru_cache(maxsize=64)
+def _encode_seconds(moment: int) -> str:
+    """Of units of 1,024 milliseconds, in which a busy process makes many ids."""
+    return "".join([_PAIRS[(moment >> shift) & 1023] for shift in (30, 20, 10, 0)])

@@ -124,6 +124,16 @@ unrated_age_seconds = Gauge(
     "Age of the oldest usage that is not rated; 0 if there is none.",
     multiprocess_mode="mostrecent",
 )
+clickhouse_down = Gauge(
+    "tollhouse_clickhouse_down",
+    "1 if the ClickHouse database of moved days does not answer, is another one, or is not set.",
+    multiprocess_mode="mostrecent",
+)
+unmoved_age_seconds = Gauge(
+    "tollhouse_unmoved_age_seconds",
+    "How long the oldest closed day that should be on ClickHouse has waited to be moved; 0 if none.",
+    multiprocess_mode="mostrecent",
+)
 parked_events = Gauge(
     "tollhouse_parked_events",
     "Usage events that cannot be stored or rated and need attention.",

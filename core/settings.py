@@ -92,8 +92,7 @@ class Settings(BaseSettings):
     )
     kv_dtype: Literal["auto", "int8", "fp8"] = Field(
         "auto",
-        description="How the engine holds keys and values on a CPU: auto as it computes, int8 or fp8 in "
-        "8 bits.",
+        description="How the engine holds keys and values: auto as it computes, int8 or fp8 in 8 bits.",
     )
     kv_window: int | None = Field(
         None,
@@ -104,6 +103,9 @@ class Settings(BaseSettings):
     )
     kv_sinks: int = Field(
         4, ge=0, description="First positions that are seen beside TOLLHOUSE_KV_WINDOW."
+    )
+    kv_heavy: int = Field(
+        0, ge=0, description="Positions of a prompt, by attention, seen beside TOLLHOUSE_KV_WINDOW."
     )
     batch_invariant: bool = Field(
         False,

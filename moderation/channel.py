@@ -10,12 +10,13 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from moderation.loose import LooseStream
 from moderation.normalise import FoldStream, View, fold, lower
 from moderation.policy import Mode, Policy, Stage
 from moderation.rules import loose_spans, merged, spans_of, without_allowed
-from moderation.scoring import Scored, Successive, score_one
+from moderation.scoring import Scored, Successive, score_one, scores_below
 from moderation.screener import Findings, Screener
 from moderation.verdict import Action, Span
 
@@ -23,9 +24,7 @@ _log = logging.getLogger(__name__)
 
 # Characters in the classifier's window, as for prompts; only the last stride is new.
 OUTPUT_WINDOW = 400
-# Before the first checkpoint, text is released if its score is below this share of the threshold
-# that would block it.
-_EARLY_FACTOR = 0.5
+_LOOKS = 3  # at the text in a stride, with its checkpoint; at the first stride's with each chunk
 # View characters kept before the last final offset, for word boundaries.
 _CONTEXT = 64
 _MAX_KEPT = 2_048
@@ -34,6 +33,7 @@ _NEEDED_WHEN_FULL = 128
 # Most checkpoints of one chunk that are scored together; bounds the scores that a block discards.
 _MAX_BATCH = 16
 _SPACE = re.compile(r"\s")
+_WORDS = re.compile(r".*\s", re.DOTALL)
 
 
 def stride_at(offset: int) -> int:
@@ -68,6 +68,9 @@ class Release(Struct, frozen=True):
     blocked: bool = False
 
 
+_NOTHING = Release("")
+
+
 class _Scan(Struct, frozen=True):
     """Spans found after the last final offset, and the first offsets that are held: by any rule,
     and by a rule that redacts or blocks."""
@@ -78,6 +81,14 @@ class _Scan(Struct, frozen=True):
 
 
 class Channel:
+    _raw = ""  # from `_released` on
+    _released = 0
+    _length = 0
+    _checked = 0
+    _cleared = 0  # up to where it was clearly harmless at a look
+    _settled = 0
+    _coming: Successive | None = None
+
     def __init__(
         self, policy: Policy, screener: Screener, findings: Findings, index: int = 0
     ) -> None:
@@ -88,17 +99,16 @@ class Channel:
         self._index = index
         self._fold = FoldStream()
         self._loose = LooseStream()
-        self._raw = ""  # from `_released` on
-        self._released = 0
-        self._length = 0
-        self._checked = 0
-        self._settled = 0
+        self._schedule(0)
         self._waiting: list[Span] = []
         self.cuts: list[tuple[int, int]] = []  # removed text, of what was released so far
-        self._coming: Successive | None = None
         self._toothless = policy.shadow or policy.mode is Mode.ASYNC
         gates = self._effective_action(self._screen.strictest) >= Action.REDACT
         self._gated = gates and screener.classifier is not None
+        # Whether a rule can hold or cut out text; if none can, they are asked at checkpoints alone.
+        self._rules_cut = self._screen.has_terms or (
+            not self._toothless and self._screen.holds_acting
+        )
 
     @property
     def held(self) -> int:
@@ -110,17 +120,39 @@ class Channel:
         """How many characters must follow before any more can be released or blocked, at least 1."""
         if self._policy.mode is Mode.FULL:
             return _NEEDED_WHEN_FULL
-        if not self._gated or self._released < self._checked:
+        if not self._gated:
             return 1  # what a rule holds may be decided by the next character
-        if not self._released and self._length <= stride_at(0):
-            return 1  # the first text is released as soon as it is clearly harmless
-        return max(1, self._checked + stride_at(self._checked) - self._length)
+        return max(1, min(self._next_look, self._soonest) - self._length)
 
-    def feed(self, text: str) -> Release:
+    @property
+    def spare(self) -> int:
+        """How many characters can follow before the next verdict: they cannot be blocked."""
+        return max(0, self._soonest - 1 - self._length)
+
+    @property
+    def _next_look(self) -> int:
+        """The length at which the text is looked at again, unless its checkpoint comes before."""
+        if not self._released and self._length <= stride_at(0):
+            return self._length  # the first text is released as soon as it is clearly harmless
+        return self._look_at
+
+    def _schedule(self, length: int) -> None:
+        """After a look or checkpoint at `length`: where the next ones are."""
+        stride = stride_at(self._checked)
+        step = stride // _LOOKS
+        self._soonest = self._checked + stride  # its checkpoint is at the next space
+        # One shortly before would release little.
+        late = length + 2 * step > self._soonest
+        self._look_at = length + 2 * step if late else length + step
+
+    def feed(self, text: str, *, last: bool = False) -> Release:
+        """`last`: `end` follows at once, and makes the verdict on what a look would be at."""
         self._raw += text
-        if self._checked + stride_at(self._checked) - self._length > len(text):  # no checkpoint yet
+        if self._soonest - self._length > len(text):  # no checkpoint yet
             self._push(fold(text), len(text))
-            return Release(self._release_early())
+            if self._gated and self._length < self._next_look:
+                return _NOTHING
+            return Release(self._release_early(looks=not last))
         begin, places = 0, checkpoints(text, self._checked, self._length)
         for first in range(0, len(places), _MAX_BATCH):
             group = places[first : first + _MAX_BATCH]
@@ -134,7 +166,7 @@ class Channel:
                     return stopped
         if begin < len(text):
             self._push(fold(text[begin:]), len(text) - begin)
-        return Release(self._release_early())
+        return Release(self._release_early(looks=not last))
 
     def _windows(self, pieces: Sequence[str]) -> Successive | None:
         """The windows that end at the checkpoints of the folded `pieces`."""
@@ -214,6 +246,7 @@ class Channel:
         """Run the classifier over the window that ends here. Whether the answer may continue."""
         fresh = self._length - self._checked
         start, self._checked = self._checked, self._length
+        self._schedule(self._length)
         if self._screener.classifier is None or not self._screen.categories or not fresh:
             return True
         try:
@@ -226,7 +259,7 @@ class Channel:
         action = self._effective_action(action)
         if action is Action.REDACT:
             cut = Span(self._index, start, self._length, "redacted", "classifier", action)
-            self._waiting.append(cut)
+            self._waiting.append(replace(cut, start=max(start, self._released)))
             self._findings.spans.append(cut)
         return action is not Action.BLOCK
 
@@ -281,29 +314,46 @@ class Channel:
         strict = min([at for at, acting in rules if acting], default=len(text))
         return _original(plain, hold, self._length), _original(plain, strict, self._length)
 
-    def _release_early(self) -> str:
+    def _release_early(self, *, looks: bool) -> str:
         """Release the text that is safe between checkpoints."""
         if self._policy.mode is Mode.ASYNC:
             return self._consume(self._length)
         if self._policy.mode is Mode.FULL:
             return ""
-        limit = self._checked if self._gated else self._length
-        if self._gated and not self._released and self._length <= stride_at(0):
-            limit = self._length if self._clearly_harmless() else limit
+        limit = self._length
+        if self._gated:
+            if looks and self._length >= self._next_look:
+                self._look()
+            limit = max(self._checked, self._cleared)
         if limit <= self._released:
             return ""
+        if not self._rules_cut:
+            return self._emit(_Scan((), self._length, self._length), limit)
         return self._emit(self._scan(final=False), limit)
 
+    def _look(self) -> None:
+        """Clear the whole words since the last checkpoint if the text is clearly harmless. The verdict,
+        which checkpoints alone make, does not change."""
+        first = not self._released and self._length <= stride_at(0)
+        self._schedule(self._length)
+        words = _WORDS.match(self._raw)
+        whole = len(self._raw) if first else words.end() if words else 0
+        if whole and self._clearly_harmless():
+            self._cleared = self._released + whole
+
     def _clearly_harmless(self) -> bool:
-        scores = self._score().scores
-        for name, each in self._screen.categories.items():
-            for threshold in (each.redact, each.block):
-                if threshold is not None and scores[name] >= _EARLY_FACTOR * threshold:
-                    return False
-        return True
+        assert self._screener.classifier is not None
+        window = self._fold.view().text[-OUTPUT_WINDOW:]
+        try:
+            return scores_below(self._screener.classifier, window, self._screen.clearly_harmless)
+        except Exception as error:  # the checkpoint decides what follows from it
+            _log.error("the classifier failed: %s", type(error).__name__)
+            return False
 
     def _emit(self, scan: _Scan, limit: int) -> str:
         """Release text up to `limit`, with redactions applied and never part of a cut-out span."""
+        if not self._waiting and not scan.spans:
+            return self._consume(min(limit, scan.strict_hold))
         strict = [s for s in scan.spans if self._effective_action(s.action) >= Action.REDACT]
         strict = [s for s in _distinct([*self._waiting, *strict]) if s.end > self._released]
         limit = min(limit, scan.strict_hold, *(s.start for s in strict if self._blocks(s)))

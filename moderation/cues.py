@@ -5,6 +5,7 @@ A sub-category's score is its head's score times the strength of its cue; withou
 
 import re
 from collections.abc import Sequence
+from operator import itemgetter, mul
 from typing import Final
 
 from ahocorasick_rs import AhoCorasick
@@ -56,10 +57,9 @@ _CUES: Final = {
 }
 _HEADS_OF: Final = tuple((name, HEADS.index(name.partition("/")[0])) for name in SCORED)
 _ATTACK: Final = HEADS.index(PROMPT_ATTACK)  # the last
-# Each score without a cue: its head, and the factor.
-_WITHOUT_CUES: Final = tuple(
-    (head, _NO_CUE_FACTOR if name in _CUES else 1.0) for name, head in _HEADS_OF
-)
+# Each score without a cue: that of its head, and the factor.
+_of_heads: Final = itemgetter(*[head for _, head in _HEADS_OF])
+_WITHOUT_CUES: Final = tuple(_NO_CUE_FACTOR if name in _CUES else 1.0 for name, _ in _HEADS_OF)
 # Each cue: the place of its score, and the head.
 _PLACES: Final = tuple(
     (SCORED.index(name), HEADS.index(name.partition("/")[0]), cue) for name, cue in _CUES.items()
@@ -118,7 +118,7 @@ def openai_scores(
 
     `possible`: the possible cues of the longer text that this text is a piece of; else its own.
     """
-    values = [row[head] * factor for head, factor in _WITHOUT_CUES]
+    values = list(map(mul, _of_heads(row), _WITHOUT_CUES))
     if max(row[:_ATTACK]) >= _MIN_HEAD_SCORE:  # a prompt attack has no cues
         lowered = ""
         possible = possible or PossibleCues(text)

@@ -30,15 +30,19 @@ class StreamGuard:
         self._channels: dict[tuple[int, Hashable], Channel] = {}
         self._blocked: set[int] = set()
         self._findings = Findings()
+        self._told: Verdict | None = None  # of the findings so far
         self._cleaned: dict[str, str | None] = {}
 
-    def feed(self, choice: int, text: str, channel: Hashable = "content") -> Release:
-        """Add a delta, exactly as the engine produced it, and return the text to release now."""
+    def feed(
+        self, choice: int, text: str, channel: Hashable = "content", *, last: bool = False
+    ) -> Release:
+        """Add a delta, exactly as the engine produced it, and return the text to release now. `last`:
+        `finish` follows at once, so nothing is released before the verdict that it makes."""
         if choice in self._blocked:
             return Release("", blocked=True)
         if self._policy.mode is Mode.OFF or not text:
             return Release(text)
-        return self._answer(choice, self._channel(choice, channel).feed(text))
+        return self._answer(choice, self._channel(choice, channel).feed(text, last=last))
 
     def finish(self, choice: int, channel: Hashable = "content") -> Release:
         """End one channel of a choice: judge the held text and return the rest."""
@@ -58,6 +62,11 @@ class StreamGuard:
         found = self._channels.get((choice, channel))
         return 1 if found is None else found.needed
 
+    def spare(self, choice: int, channel: Hashable = "content") -> int:
+        """Return how many characters can be fed to a channel before a verdict that may block."""
+        found = self._channels.get((choice, channel))
+        return 0 if found is None else found.spare
+
     def cuts(self, choice: int, channel: Hashable = "content") -> Sequence[tuple[int, int]]:
         """Return the text that was removed up to the last release: start and end, in order."""
         found = self._channels.get((choice, channel))
@@ -73,6 +82,7 @@ class StreamGuard:
         spans, view = find_spans(self._policy.output, fold(text))
         if record:
             self._findings.add_spans(spans, view)
+            self._told = None
         blocked = any(span.action is Action.BLOCK for span in spans)
         cleaned = None if blocked else redact(text, spans)
         if not record and len(self._cleaned) < _MOST_REMEMBERED:
@@ -85,11 +95,13 @@ class StreamGuard:
 
     def verdict(self) -> Verdict:
         """Return the verdict so far over all choices and channels."""
-        verdict = self._findings.verdict(self._policy)
-        if self._policy.mode is not Mode.ASYNC:
-            return verdict
-        # Released text cannot be recalled: in this mode the strictest action is annotate.
-        return replace(verdict, action=min(verdict.action, Action.ANNOTATE))
+        if self._told is None:
+            told = self._findings.verdict(self._policy)
+            if self._policy.mode is Mode.ASYNC:
+                # Released text cannot be recalled: in this mode the strictest action is annotate.
+                told = replace(told, action=min(told.action, Action.ANNOTATE))
+            self._told = told
+        return self._told
 
     def _channel(self, choice: int, name: Hashable) -> Channel:
         key = (choice, name)
@@ -99,6 +111,7 @@ class StreamGuard:
         return self._channels[key]
 
     def _answer(self, choice: int, release: Release) -> Release:
+        self._told = None
         if release.blocked:
             self._blocked.add(choice)
         return release

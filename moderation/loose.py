@@ -6,8 +6,9 @@ is an "s".
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Final
+
+from msgspec import Struct
 
 from moderation.normalise import View, lower
 
@@ -32,41 +33,70 @@ _LEET_SIGN = re.compile(f"[{re.escape(''.join(LEET))}]")
 # A letter repeated three times is stretched; twice is normal spelling.
 _STRETCHED: Final = 3
 _SAME = re.compile(r"(?is)(.)\1*")
-_BESIDE_LETTER = re.compile(r"[A-Za-z][013457@8$!|+€£¢]|[013457@8$!|+€£¢][A-Za-z]")
+_SIGN = r"[013457@8$!|+€£¢]"
+# Only beside these is a sign read as a letter: not in "so!" or "mp3".
+_READ_AS_LETTER = re.compile(rf"{_SIGN}[A-Za-z]|[A-Za-z]{_SIGN}(?:{_SIGN}|\*)")
 # At least three single letters with the same sign between them: "k.i.l.l", "k i l l".
 _SEPARATORS: Final = " .-_*~/"
 _LETTER = r"[A-Za-z013457@8$!|+€£¢]"
-_SPELLED = re.compile(rf"([.\-_*~/]){_LETTER}\1{_LETTER}(?![A-Za-z0-9])")
-_SPELLED_APART = re.compile(rf" {_LETTER} {_LETTER}(?![A-Za-z0-9])")
+_SINGLE_BEFORE = r"(?<=[A-Za-z].)(?<![A-Za-z0-9][A-Za-z].)"
+_SPELLED = re.compile(rf"([.\-_*~/]){_SINGLE_BEFORE}{_LETTER}\1{_LETTER}(?![A-Za-z0-9])")
+_SPELLED_APART = re.compile(rf" {_SINGLE_BEFORE}{_LETTER} {_LETTER}(?![A-Za-z0-9])")
 _MIN_SPELLED: Final = 3
 # Plain searches for each are several times as fast as one pattern with a back-reference.
 _TRIPLES: Final = tuple(letter * _STRETCHED for letter in "abcdefghijklmnopqrstuvwxyz")
-# A cache of words that do not change, so that most words are examined once.
+_SPACES = re.compile(r"(\s+)")
+# Caches of words that do not change, and of what others become: most words are examined once.
 _UNCHANGED: set[str] = set()
-_MAX_UNCHANGED: Final = 30_000
-_MAX_UNCHANGED_LENGTH: Final = 24
+_CHANGED: dict[str, str] = {}
+_MAX_CACHED: Final = 30_000
+_MAX_CACHED_LENGTH: Final = 24
 
 
 def loosen_text(text: str) -> str:
-    """Return the loose view of a folded text; the same object when nothing changes."""
+    """Return the loose view of a folded text; the same object when only letter case changes."""
     if not may_change(text):
         return text
-    return LooseStream.of(View(text, range(len(text)), range(1, len(text) + 1))).text
+    if _SPELLED.search(text) is not None or _SPELLED_APART.search(text) is not None:
+        loose = _read(text)
+    else:  # nothing else is read over white space
+        loose = "".join(map(_loosen_run, _SPACES.split(text)))
+    return text if loose == lower(text) else loose
 
 
-@dataclass(slots=True)
-class LooseStream:
+def _read(text: str) -> str:
+    stream, places = LooseStream(), range(len(text) + 1)
+    stream.push(text, places[:-1], places[1:])
+    stream.finish()
+    return stream.view().text
+
+
+def _loosen_run(run: str) -> str:
+    """The loose view of a run of characters without white space, or of white space."""
+    if run in _UNCHANGED:
+        return lower(run)
+    known = _CHANGED.get(run)
+    if known is None:
+        known = _read(run) if _run_may_change(run) else lower(run)
+        if len(run) <= _MAX_CACHED_LENGTH:
+            if len(_CHANGED) >= _MAX_CACHED:
+                _CHANGED.clear()
+            _CHANGED[run] = known
+    return known
+
+
+class LooseStream(Struct):
     """Makes the loose view of a folded text that arrives in pieces. The last run of characters is
     held until the next character decides its reading."""
 
-    _out: list[str] = field(default_factory=list)
-    _starts: list[int] = field(default_factory=list)
-    _ends: list[int] = field(default_factory=list)
+    _out: list[str] = []
+    _starts: list[int] = []
+    _ends: list[int] = []
     _waiting: tuple[str, int, int] | None = None
     _previous: str = ""
     _previous_was_leet: bool = False
-    _run: list[tuple[str, int, int]] = field(default_factory=list)
-    _spell: list[tuple[str, int, int]] = field(default_factory=list)  # letter, sign, letter...
+    _run: list[tuple[str, int, int]] = []
+    _spell: list[tuple[str, int, int]] = []  # letter, sign, letter...
     _joining: bool = False  # letters of the same word are already final
     _in_word: bool = False  # the last final character is a letter or a digit
 
@@ -208,26 +238,30 @@ def _is_letter(character: str) -> bool:
 
 
 def may_change(text: str) -> bool:
-    """Whether the loose view may differ: a cheap check with false positives."""
+    """Whether the loose view may differ in more than letter case: a cheap check, which only long words
+    and spelled ones pass in vain."""
     runs = text.split()
     if not _UNCHANGED.issuperset(runs):
         new = set(runs) - _UNCHANGED
-        if _runs_may_change("\n".join(new)):
+        if _run_may_change("\n".join(new)) and any(map(_changes, new)):
             return True
-        if len(_UNCHANGED) + len(new) > _MAX_UNCHANGED:
+        if len(_UNCHANGED) + len(new) > _MAX_CACHED:
             _UNCHANGED.clear()
-        _UNCHANGED.update(
-            [run for run in new if len(run) <= _MAX_UNCHANGED_LENGTH][:_MAX_UNCHANGED]
-        )
+        _UNCHANGED.update([run for run in new if len(run) <= _MAX_CACHED_LENGTH][:_MAX_CACHED])
     return _SPELLED_APART.search(text) is not None
 
 
-def _runs_may_change(text: str) -> bool:
+def _changes(run: str) -> bool:
+    if not _run_may_change(run):
+        return False
+    if len(run) > _MAX_CACHED_LENGTH or _SPELLED.search(run) is not None:
+        return True  # what is spelled depends on the word before it
+    return _loosen_run(run) != lower(run)
+
+
+def _run_may_change(text: str) -> bool:
     """The same check without words spelled with spaces."""
     lowered = text.lower()
-    for triple in _TRIPLES:
-        if triple in lowered:
-            return True
-    if _SPELLED.search(text) is not None:
+    if any(map(lowered.__contains__, _TRIPLES)) or _SPELLED.search(text) is not None:
         return True
-    return _LEET_SIGN.search(text) is not None and _BESIDE_LETTER.search(text) is not None
+    return _LEET_SIGN.search(text) is not None and _READ_AS_LETTER.search(text) is not None

@@ -7,7 +7,6 @@ Latin), so the view does not depend on how a text is cut into chunks.
 import re
 import unicodedata
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from msgspec import Struct
 
@@ -98,8 +97,7 @@ def lower(text: str) -> str:
     return "".join(c.lower() if len(c.lower()) == 1 else c for c in text)
 
 
-@dataclass(slots=True)
-class FoldStream:
+class FoldStream(Struct):
     """Folds a text that arrives in pieces; `view()` is the fold of all pieces so far.
 
     `drop` forgets the oldest view characters, so that a long stream needs bounded memory.

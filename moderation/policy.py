@@ -28,6 +28,8 @@ ALL_ROLES = frozenset({"system", "user", "assistant", "tool", "tools"})
 # Chat templates render these as the other role, so a policy cannot tell them apart.
 SAME_ROLE: Mapping[str, str] = MappingProxyType({"developer": "system", "function": "tool"})
 
+_EARLY_FACTOR = 0.5  # of the lowest threshold that redacts or blocks
+
 
 class Mode(StrEnum):
     """How an answer is guarded: not at all, held per window, held whole, or only annotated."""
@@ -108,6 +110,11 @@ class Screen:
         return tuple(map(tuple, groups.values()))
 
     @cached_property
+    def holds_acting(self) -> bool:
+        """Whether a pattern that redacts or blocks may hold text back."""
+        return any(acts for _, acts in self.hold_matchers)
+
+    @cached_property
     def hold_matchers(self) -> tuple[tuple[PatternMatcher, bool], ...]:
         """The matchers whose `hold` must be asked, and whether they redact or block: of those with the
         same head and action, only the one with the longest match, whose hold includes the others'."""
@@ -155,6 +162,16 @@ class Screen:
     def least_of_all(self) -> float:
         """The lowest score that leads to any action in any category."""
         return min(self.least.values(), default=inf)
+
+    @cached_property
+    def clearly_harmless(self) -> Mapping[str, float]:
+        """By category that may redact or block, the scores below which an answer's text is released
+        before its checkpoint."""
+        given = {
+            name: [at for at in (each.redact, each.block) if at is not None]
+            for name, each in self.categories.items()
+        }
+        return {name: _EARLY_FACTOR * min(ats) for name, ats in given.items() if ats}
 
     @cached_property
     def strictest(self) -> Action:

@@ -5,6 +5,8 @@ Synchronous, CPU only, one thread. It reads no clock and writes no log.
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain, compress
+from operator import attrgetter, itemgetter
 from typing import Protocol
 
 from msgspec import Struct, field
@@ -29,6 +31,9 @@ _NO_SCORES: Mapping[str, float] = dict.fromkeys(SCORED, 0.0)
 _NO_SPANS: list[Span] = []
 _NO_ROWS: list[Mapping[str, float]] = []
 _NO_NAMES: set[str] = set()
+_role_of, text_of = attrgetter("role"), attrgetter("text")
+_rows_of, _top_of = attrgetter("rows"), attrgetter("top")
+_marks_of = attrgetter("spans", "flagged", "unscanned", "would")  # empty where nothing was found
 
 
 class Findings(Struct):
@@ -126,11 +131,11 @@ class Findings(Struct):
             would=self.would,
             policy_version=policy.version,
             scores=self.scores,
-            flagged=tuple(sorted(self.flagged)),
+            flagged=tuple(sorted(self.flagged)) if self.flagged else (),
             view=self.view,
-            spans=tuple(self.spans),
+            spans=tuple(self.spans) if self.spans else (),
             texts=texts,
-            unscanned=tuple(sorted(self.unscanned)),
+            unscanned=tuple(sorted(self.unscanned)) if self.unscanned else (),
             shadow=policy.shadow,
         )
 
@@ -208,8 +213,10 @@ class Screening:
         self._texts = texts
         self._policy = policy
         self._known = known
-        screened = {role for role in {each.role for each in texts} if policy.screens(role)}
-        read = [each.text if each.role in screened else "" for each in texts]
+        roles, read = set(map(_role_of, texts)), list(map(text_of, texts))
+        screened = {role for role in roles if policy.screens(role)}
+        if len(screened) < len(roles):
+            read = [each.text if each.role in screened else "" for each in texts]
         self._turns = len(read)  # before the definitions of tools, which each turn repeats
         while self._turns and texts[self._turns - 1].role == TOOLS:
             self._turns -= 1
@@ -217,12 +224,14 @@ class Screening:
         found: list[Findings | None] = []
         if known is not None and self._turns > LEAST_TEXTS:
             begun, self._begun = known.longest(read[: self._turns])
-        asked = [index for index in range(begun, len(read)) if read[index]]
+        asked = list(compress(range(begun, len(read)), read[begun:]))
         if known is not None:
-            found = known.get_all([read[index] for index in asked])
-        self._found = {i: each for i, each in zip(asked, found, strict=False) if each is not None}
+            found = known.get_all(list(filter(None, read[begun:])))
+        else:
+            found = [None] * len(asked)
         self._begun_texts = begun
-        self._new = [index for index in asked if index not in self._found]
+        self._new = [index for index, each in zip(asked, found, strict=True) if each is None]
+        self._found = {i: each for i, each in zip(asked, found, strict=True) if each is not None}
         self.unseen = sum(len(texts[index].text) for index in self._new)
         self._steps = self._work()
 
@@ -268,7 +277,7 @@ class Screening:
             self._known.put_first(count, kept)
 
     def _cleaned(self, findings: Findings) -> tuple[str, ...]:
-        cleaned = [each.text for each in self._texts]
+        cleaned = list(map(text_of, self._texts))
         if findings.spans and not self._policy.shadow:
             by_text: dict[int, list[Span]] = {}
             for span in findings.spans:
@@ -283,10 +292,13 @@ def _merge(
     rows: list[Mapping[str, float]],
     found: Sequence[tuple[int, Findings]],
 ) -> None:
-    for index, each in found:
-        findings.merge(each, index)
-        if each.rows:
-            rows.append(each.scores)
+    of_texts = list(map(itemgetter(1), found))
+    rows += chain.from_iterable(map(_rows_of, of_texts))
+    if any(chain.from_iterable(map(_marks_of, of_texts))):
+        for index, each in found:
+            findings.merge(each, index)
+    elif of_texts:  # nothing was found: the highest score alone matters
+        findings.merge(max(of_texts, key=_top_of), 0)
 
 
 def highest_of(rows: Sequence[Mapping[str, float]]) -> Mapping[str, float]:

@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 from core.clock import Clock
 from core.logs import request_id
 from core.tenants import epochs
-from core.tenants.models import AuditEntry
+from core.tenants.models import LONGEST_TARGET, AuditEntry
 from core.tenants.scope import TenantScope
 
 
@@ -67,7 +67,7 @@ def _append(
             at=clock.now(),
             actor=actor,
             action=action,
-            target=target,
+            target=target[:LONGEST_TARGET],
             before=before,
             after=after,
             request_id=request_id.get(),

@@ -13,6 +13,7 @@ from core.database import Base, BigKey, Json, UtcDateTime
 
 ID = String(40)
 NAME = String(120)
+LONGEST_TARGET = 120  # of an audit entry; longer ones are cut, `before` and `after` have the whole
 
 
 class Tenant(Base):
@@ -253,7 +254,7 @@ class AuditEntry(Base):
     at: Mapped[datetime] = mapped_column(UtcDateTime)
     actor: Mapped[str] = mapped_column(String(120))  # member id, key id, "operator", "system"
     action: Mapped[str] = mapped_column(String(80))  # "key.create"
-    target: Mapped[str] = mapped_column(String(120))
+    target: Mapped[str] = mapped_column(String(LONGEST_TARGET))
     before: Mapped[dict[str, Any] | None] = mapped_column(Json)
     after: Mapped[dict[str, Any] | None] = mapped_column(Json)
     request_id: Mapped[str] = mapped_column(ID, default="")

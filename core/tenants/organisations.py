@@ -22,6 +22,7 @@ STATUSES = (
     "suspended",
     "closed",
 )  # that the operator can set; dunning also sets `unpaid`
+_MOST_ALIKE = 5  # that an error names
 _SLUG = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 
 
@@ -77,12 +78,36 @@ def get_tenant(session: Session, scope: TenantScope) -> Tenant:
 
 def tenant_named(session: Session, name_or_id: str) -> Tenant:
     """For the operator's commands and routes only. NotFound if there is none."""
-    found = session.scalars(
-        select(Tenant).where((Tenant.name == name_or_id) | (Tenant.id == name_or_id))
-    ).one_or_none()
+    found = _exactly(session, name_or_id)
     if found is None:
         raise NotFound(f"No tenant {name_or_id}.", next_step="Run `tollhouse tenant list`.")
     return found
+
+
+def tenant_like(session: Session, words: str) -> Tenant:
+    """For the operator's pages: the tenant of that name or id, or the only one whose name or display
+    name contains the words in any case. NotFound names those between which to choose."""
+    if (named := _exactly(session, words)) is not None:
+        return named
+    part = words.strip()
+    alike = Tenant.name.icontains(part, autoescape=True)
+    alike |= Tenant.display_name.icontains(part, autoescape=True)
+    query = select(Tenant).where(alike).order_by(Tenant.name).limit(_MOST_ALIKE + 1)
+    found = session.scalars(query).all() if part else []
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise NotFound(f"No tenant is named like {words!r}.", next_step="Look at the list.")
+    names = ", ".join(each.name for each in found[:_MOST_ALIKE])
+    more = " and others" if len(found) > _MOST_ALIKE else ""
+    raise NotFound(
+        f"Several tenants are named like {words!r}: {names}{more}.", next_step="Name one."
+    )
+
+
+def _exactly(session: Session, name_or_id: str) -> Tenant | None:
+    query = select(Tenant).where((Tenant.name == name_or_id) | (Tenant.id == name_or_id))
+    return session.scalars(query).one_or_none()
 
 
 def change_tenant(

@@ -7,7 +7,7 @@ import re
 import zlib
 from collections import deque
 from collections.abc import Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
 from typing import Final
 
 BUCKETS: Final = 1 << 17
@@ -87,23 +87,22 @@ class Lexicon:
         """The numbers of the words (`words_of`) of a folded text; valid until the next call."""
         runs, known = text.lower().split(), self._runs
         try:
-            return [number for run in runs for number in known[run]][:MOST_WORDS]
+            return list(chain.from_iterable(map(known.__getitem__, runs)))[:MOST_WORDS]
         except KeyError:
             return self._read(runs)
 
     def _read(self, runs: Sequence[str]) -> list[int]:
         self._evict_if_full(2 * MOST_WORDS)
-        found: list[int] = []
-        for run in runs:
-            known = self._runs.get(run)
-            if known is None:
-                known = [self._number(word) for word in TOKEN.findall(run)[:MOST_WORDS]]
-                if len(run) <= _LONGEST_RUN and len(self._runs) < len(self._range):
-                    self._runs[run] = known
-            found += known
-            if len(found) >= MOST_WORDS:
-                break
-        return found[:MOST_WORDS]
+        found: list[Sequence[int] | None] = list(map(self._runs.get, runs))
+        new, at = 0, -1
+        while new < MOST_WORDS and None in found:
+            at = found.index(None, at + 1)
+            run = runs[at]
+            known = [self._number(word) for word in TOKEN.findall(run)[:MOST_WORDS]]
+            if len(run) <= _LONGEST_RUN and len(self._runs) < len(self._range):
+                self._runs[run] = known
+            found[at], new = known, new + len(known)
+        return list(chain.from_iterable(filter(None, found)))[:MOST_WORDS]
 
     def numbers(self, words: Sequence[str]) -> list[int]:
         """The numbers of words; valid until the next call."""

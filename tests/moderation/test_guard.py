@@ -33,6 +33,43 @@ def test_what_no_rule_can_still_match_leaves_piece_by_piece() -> None:
         assert left and behind <= len("forbidden")
 
 
+def test_with_the_classifier_whole_words_leave_while_the_text_is_clearly_harmless() -> None:
+    pieces = [f" word{number}" for number in range(120)]
+    guard = StreamGuard(STRICT, SCREENER)
+    left = [guard.feed(0, piece).text for piece in pieces]
+    assert sum(map(bool, left)) > len(pieces) / 3
+    assert guard.held(0) <= 32  # half a stride
+    whole, verdict, blocked = stream(STRICT, ["".join(pieces)], SCREENER)
+    assert whole == "".join(left) + guard.finish(0).text
+    assert (guard.verdict().scores, blocked) == (verdict.scores, False)
+
+
+def test_nothing_leaves_between_checkpoints_from_the_first_harmful_word_on() -> None:
+    guard, said, left = StreamGuard(STRICT, SCREENER), "", ""
+    for piece in [*["and "] * 40, "poison ", *["too "] * 40]:
+        said += piece
+        release = guard.feed(0, piece)
+        left += release.text
+        if release.blocked:
+            break
+    assert release.blocked
+    assert said.startswith(left) and "poison" not in left
+    assert guard.verdict().action is Action.BLOCK
+
+
+def test_a_redaction_by_score_hides_what_has_not_left() -> None:
+    policy = Policy.from_dict({"output": {"categories": {"violence": {"redact": 0.9}}}})
+    left, _, blocked = stream(policy, [*["and "] * 12, "poison ", *["too "] * 40], SCREENER)
+    assert not blocked
+    assert "poison" not in left and left.startswith("and ") and "[REDACTED]" in left
+
+
+def test_a_look_that_fails_is_left_to_the_checkpoint() -> None:
+    guard = StreamGuard(STRICT, Screener(BrokenClassifier()))
+    assert guard.feed(0, "Hello").text == ""
+    assert guard.finish(0).blocked
+
+
 def test_a_term_over_two_pieces_is_caught() -> None:
     left, verdict, blocked = stream(DENY, ["this is forb", "idden ", "fruit"])
     assert (left, blocked, verdict.action) == ("this is ", True, Action.BLOCK)

@@ -3,11 +3,11 @@
 import time
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moderation.loose import LooseStream, loosen_text
-from moderation.normalise import FoldStream, fold
+from moderation.loose import LooseStream, loosen_text, may_change
+from moderation.normalise import FoldStream, fold, lower
 
 wild = st.text(
     st.one_of(
@@ -63,6 +63,39 @@ def test_disguises_are_folded(text: str, folded: str) -> None:
 )
 def test_the_loose_view_undoes_leetspeak_and_stretching(text: str, loose: str) -> None:
     assert loosen_text(text).lower() == loose
+
+
+signs = st.lists(
+    st.sampled_from(
+        ["a", "b", "A", "aa", "word", "5", "1", "!", "$", "*", ".", "-", " ", "\n", "'"]
+    )
+    | st.sampled_from([" a b ", "c.d", "a b-c.d.e", "so!", "mp3", "1st", "x" * 30, "é", "_"]),
+    max_size=14,
+).map("".join)
+
+
+def read_by_character(text: str) -> str:
+    """The loose view as streams read it, a character at a time."""
+    stream = LooseStream()
+    for place, character in enumerate(text):
+        stream.push(character, [place], [place + 1])
+    stream.finish()
+    return stream.view().text
+
+
+@settings(max_examples=1_000)
+@given(signs)
+def test_a_whole_text_has_the_loose_view_of_its_stream(text: str) -> None:
+    streamed = read_by_character(text)
+    loose = loosen_text(text)
+    assert lower(loose) == streamed
+    assert (loose is text) == (streamed == lower(text))
+    assert may_change(text) or streamed == lower(text)
+
+
+@pytest.mark.parametrize("text", ["What a day! No. 3 of 12:", "mp3 and x[0] at 5 pm, $ 3.14"])
+def test_ordinary_signs_and_digits_change_nothing(text: str) -> None:
+    assert not may_change(text)
 
 
 @given(wild)
