@@ -1,6 +1,6 @@
 """The interface between scheduler and runner: the batch of a step and its results. No torch."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -15,6 +15,7 @@ from engine.protocol import (
 )
 
 if TYPE_CHECKING:
+    from engine.cache.windowed import Windowed
     from engine.scheduling.step_shares import ModelWork
 
 # In `Row.tokens`: the id that the previous step sampled for this sequence, still on the device
@@ -33,6 +34,16 @@ class AdapterHandle:
 
 
 @dataclass(frozen=True, slots=True)
+class AnswerSight:
+    """What the positions from `start` on see: the last and first ones of `sight`, and `blocks`, which
+    are numbers of the sequence's blocks in order."""
+
+    start: int
+    sight: Sight
+    blocks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Row:
     """The part of a step that belongs to one sequence."""
 
@@ -48,6 +59,9 @@ class Row:
     prompt_len: int  # history[prompt_len:] is output
     drafts: int = 0  # how many of the last `tokens` are guesses, to be verified by this step
     table_version: int = 0  # rises when blocks that were there before change; growth keeps it
+    answer: AnswerSight | None = None  # of positions that do not see all
+    # From which position on the prompt's queries count what attention they give to each block.
+    observed: int | None = None
     scored: int = 0  # after how many of the first `tokens` the prompt's next token is scored
 
     @property
@@ -85,6 +99,7 @@ class StepBatch:
     rows: list[Row]  # decode rows first, then prompt chunks
     # Blocks (from, to) to copy before the step.
     copies: list[tuple[int, int]] = field(default_factory=list)
+    part_copies: list[tuple[int, int]] = field(default_factory=list)  # of slots, likewise
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +116,9 @@ class Sampled:
     error: str = ""
     scores: list[PromptLogprob] | None = None  # of a row that scores its prompt
     embedding: bytes | None = None  # of a request with `pooling`, in place of tokens
+    # Of each block: the attention from the queries that `Row.observed` names, over all heads and layers
+    # but the last.
+    attention: list[float] | None = None
 
 
 class Drafter(Protocol):
@@ -125,11 +143,14 @@ class Runner(Protocol):
 
     info: EngineInfo
     sight: Sight  # the positions that any layer sees
+    # How blocks divide into parts for layers with a window and the rest; None: they do not.
+    windowed: "Windowed | None"
     overlapped: bool  # `launch` returns early, so the next step can be prepared meanwhile
     scores_prompts: bool  # whether it follows `Row.scored`
     drafter: Drafter | None
-    expert_rows: dict[int, list[int]]  # that each expert has computed, by layer
+    expert_rows: Mapping[int, list[int]]  # that each expert has computed, by layer
     block_bytes: int  # of a block of keys and values
+    bare_bytes: int  # of a block without its part
     layout: str  # of the bytes of a block, and the kind of device that computes them
     work: "ModelWork"  # what its rows read and compute
 
@@ -156,10 +177,11 @@ class Runner(Protocol):
     def unload_adapter(self, handle: AdapterHandle) -> None: ...
 
     def grammar_ready(self, grammar: Grammar) -> bool:
-        """Whether `prepare_grammar` returns at once."""
+        """Whether `prepare_grammar` returns or refuses at once."""
 
-    def prepare_grammar(self, grammar: Grammar) -> None:
-        """Check and compile a grammar, in any thread. Raises RequestError."""
+    def prepare_grammar(self, grammar: Grammar) -> object:
+        """Check and compile a grammar, in any thread. It stays compiled for as long as the result is
+        held. Raises RequestError."""
 
     def forced(self, seq: int) -> list[int]:
         """The only ids that the sequence's grammar allows next, after what was collected."""

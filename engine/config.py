@@ -19,9 +19,10 @@ class EngineConfig:
     model: str  # a directory in Hugging Face layout, a .gguf file, or a hub id
     dtype: str = "auto"  # auto, float32, bfloat16 or float16
     quantization: str = "auto"  # auto: as the checkpoint is stored; none, int8 or int4
-    kv_dtype: str = "auto"  # keys and values: auto, as computed; on a CPU also int8 or fp8
+    kv_dtype: str = "auto"  # keys and values: auto, as computed; int8 or fp8
     kv_window: int | None = None  # last positions that layers without a window see; None: all
     kv_sinks: int = 4  # first positions that they see beside `kv_window`
+    kv_heavy: int = 0  # positions of a prompt, by attention, that its answer sees beside both
     batch_invariant: bool = False  # logits do not depend on the rest of the batch; on a CPU
     device: str = "auto"  # auto, cpu, cuda or cuda:N
     threads: int | None = None  # CPU threads; None: one per physical core
@@ -82,13 +83,20 @@ class EngineConfig:
 
     @property
     def kv_sight(self) -> Sight:
-        """What layers without a window of their own see."""
+        """What layers without a window of their own see; with `kv_heavy`, what answers see beside the
+        positions that it keeps."""
         return Sight() if self.kv_window is None else Sight(self.kv_window, self.kv_sinks)
+
+    @property
+    def kv_sight_of_all(self) -> Sight:
+        """What each query sees, those of prompts too, in layers without a window of their own."""
+        return Sight() if self.kv_heavy else self.kv_sight
 
 
 # Settings that may be 0; all other numbers must be above 0.
 _MAY_BE_ZERO = {
     "kv_sinks",
+    "kv_heavy",
     "cache_floor_blocks",
     "prompt_price",
     "cached_price",
@@ -137,6 +145,7 @@ def _check(config: EngineConfig) -> None:
             f"batch_invariant is not served with kv_sinks ({config.kv_sinks}): set kv_sinks to 0, or "
             "leave out one of batch_invariant and kv_window"
         )
+    _check_heavy(config)
     if config.max_running > config.max_batch_tokens:
         raise ConfigError(
             f"max_running ({config.max_running}) is above max_batch_tokens "
@@ -149,3 +158,19 @@ def _check(config: EngineConfig) -> None:
     cap = config.cache_cap_blocks
     if cap is not None and cap < config.cache_floor_blocks:
         raise ConfigError(f"cache_cap_blocks ({cap}) is below cache_floor_blocks: raise it")
+
+
+def _check_heavy(config: EngineConfig) -> None:
+    if not config.kv_heavy:
+        return
+    for fault, instead in (
+        (config.kv_window is None, "kv_window is not: set it, or leave kv_heavy out"),
+        (
+            config.kv_heavy < config.block_size,
+            f"a block has {config.block_size} positions: raise it",
+        ),
+        (config.batch_invariant, "so is batch_invariant: leave one of them out"),
+        (bool(config.overlap), "so is overlap: leave one of them out"),
+    ):
+        if fault:
+            raise ConfigError(f"kv_heavy is set ({config.kv_heavy}), and {instead}")

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Callable
 
 from engine.batch import Runner
-from engine.cache.blocks import BlockPool
 from engine.cache.prefix import PUBLIC, PrefixHasher
+from engine.cache.windowed import open_pool
 from engine.config import EngineConfig
 from engine.errors import AdapterError, IntegrityError, RequestError
 from engine.execution.results import LaunchedStep, Outbox, OutputProcessor
@@ -24,7 +24,6 @@ from engine.protocol import (
     KvEvent,
 )
 from engine.receipts import Receipts
-from engine.scheduling.capacity import most_blocks
 from engine.scheduling.fairness import ServiceCounters
 from engine.scheduling.scheduler import NeedsCollect, Scheduler
 from engine.scheduling.sequence import Request, Sequence, SequenceStatus
@@ -55,12 +54,7 @@ class Engine:
         self.info: EngineInfo = runner.info
         self.metrics = Metrics()
         self.receipts = Receipts(config.receipts_kept, config.receipts_file, config.receipts_days)
-        self.pool = BlockPool(
-            self.info.num_blocks,
-            config.block_size,
-            floor=config.cache_floor_blocks,
-            cap=config.cache_cap_blocks,
-        )
+        self.pool = open_pool(config, self.info.num_blocks, runner.windowed)
         self.adapters = AdapterRegistry(config, runner, self.pool, self.metrics, submit)
         hasher = PrefixHasher(
             self.info.base_digest, self.info.dtype, config.block_size, config.public_prefixes
@@ -126,18 +120,21 @@ class Engine:
             )
         inputs = with_pooling(inputs, self.info)
         blocks = 0 if inputs.adapter is None else self._adapter_blocks(inputs.adapter)
-        most = most_blocks(self._runner.sight, self.config)
-        limit = check_request(inputs, self.info, self.config, blocks, most)
-        if inputs.sampling.grammar is not None:
-            self._runner.prepare_grammar(inputs.sampling.grammar)
+        limit = check_request(inputs, self.info, self.config, blocks, self._runner)
+        grammar = inputs.sampling.grammar
+        compiled = None if grammar is None else self._runner.prepare_grammar(grammar)
         if inputs.sampling.use_beam_search:
             self.searches.start(inputs, origin, limit)
-        else:
-            self._enqueue(inputs, origin, limit)
+            return
+        self._enqueue(inputs, origin, limit)
+        self.requests[inputs.request_id].grammar = compiled
 
     def _enqueue(self, inputs: GenerateRequest, origin: str, limit: int) -> None:
         kept = self.config.kv_sight.most
-        request = as_sampled(Request(inputs, origin, self._clock(), limit, kept=kept))
+        size = self.config.block_size if self.config.kv_heavy else 0
+        request = as_sampled(
+            Request(inputs, origin, self._clock(), limit, kept=kept, block_size=size)
+        )
         if inputs.adapter is not None:
             self.adapters.accept(inputs.adapter)
         self.scheduler.submit(request)
@@ -232,6 +229,7 @@ class Engine:
 
     def poll(self) -> None:
         """Process finished reads; requests whose adapter failed to load end."""
+        self.receipts.retry()
         self.tiers.poll(idle=not self.busy)
         for adapter in self.adapters.poll():
             for request in list(self.requests.values()):
@@ -246,6 +244,7 @@ class Engine:
         ended, self._results.ended = self._results.ended, []
         for request in ended:
             del self.requests[request.inputs.request_id]
+            request.grammar = None
             if request.inputs.adapter is not None:
                 self.adapters.request_ended(request.inputs.adapter)
             for seq in request.sequences:
@@ -336,6 +335,7 @@ class Engine:
             "kv_usage": used / self.pool.num_blocks,
             "blocks_free": self.pool.free_blocks,
             "receipts_open": len(self.receipts),
+            "receipts_unwritten": self.receipts.unwritten,
         }
 
     def metrics_text(self, extra_gauges: dict[str, float] | None = None) -> str:
@@ -371,16 +371,19 @@ class Engine:
     def check_integrity(self) -> None:
         """Compare blocks, slots, queue and sequences with each other; raises IntegrityError. The
         server calls it whenever the engine becomes idle."""
-        held = [*self.adapters.blocks_held(), *self.scheduler.copied_blocks()]
+        held = [*self.adapters.blocks_held(), *self.scheduler.tables.copied()]
+        parts = list(held)
         users: Counter[str] = Counter()
         for request in self.requests.values():
             for seq in request.sequences:
                 held.extend(seq.held_blocks)
+                parts.extend(seq.held_parts)
                 users.update([seq.handle.digest] if seq.handle else [])
                 self._check_owner(seq)
                 if (seq.status is SequenceStatus.RUNNING) != (seq in self.scheduler.running):
                     raise IntegrityError(f"sequence {seq.number} must not be {seq.status} now")
         self.pool.check_integrity(held)
+        self.pool.check_parts(parts)
         self.adapters.check_integrity(users)
         waiting = list(self.scheduler.waiting)
         if len(waiting) != self.scheduler.waiting.size:

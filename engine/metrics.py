@@ -91,6 +91,7 @@ GAUGES = {
     "blocks_free": ("Blocks free or idle", None),
     "gateways": ("Gateways connected", None),
     "receipts_open": ("Receipts not acknowledged yet", None),
+    "receipts_unwritten": ("Lines of the receipt file that wait for room on the disk", None),
 }
 
 
@@ -104,7 +105,7 @@ class Metrics:
         self.refused: dict[str, int] = {}
         self.tier_blocks: dict[tuple[str, str], int] = {}  # by tier and what happened
         self.adapter_tokens: dict[str, int] = {}  # output tokens by adapter digest
-        self.expert_rows: dict[int, list[int]] = {}  # that each expert has computed, by layer
+        self.expert_rows: Mapping[int, list[int]] = {}  # that each expert has computed, by layer
         self._removed: dict[str, None] = {}  # digests of removed adapters, oldest first
 
     def add(self, name: str, amount: int = 1) -> None:

@@ -12,6 +12,7 @@ class RopeSpec:
     theta: float
     kind: str
     values: dict[str, Any]
+    rotated: int | None = None  # values of a head, its first ones; None: all
 
 
 class Sight(NamedTuple):
@@ -199,8 +200,11 @@ class ModelSpec:
 
     @property
     def rotary_dim(self) -> int:
-        """How many values of a head, its last ones, are rotated."""
-        return self.head_dim if self.latent is None else self.latent.rotated
+        """How many values of a head are rotated: with latent attention its last ones, otherwise its
+        first ones."""
+        if self.latent is not None:
+            return self.latent.rotated
+        return self.rope.rotated or self.head_dim
 
     @property
     def sights(self) -> set[Sight]:

@@ -50,9 +50,8 @@ class SamplingParams:
     seed: int | None = None
     n: int = 1
     logprobs: int | None = None  # number of top alternatives beside the chosen id; None is off
-    prompt_logprobs: int | None = (
-        None  # the same for the prompt's tokens; `max_tokens` may be 0 then
-    )
+    # The same for the prompt's tokens; `max_tokens` may be 0 then.
+    prompt_logprobs: int | None = None
     stop_token_ids: tuple[int, ...] = ()
     min_tokens: int = 0
     ignore_eos: bool = False
@@ -61,6 +60,8 @@ class SamplingParams:
     best_of: int = 0  # choices that are sampled, of which the `n` likeliest are delivered; 0: `n`
     use_beam_search: bool = False  # `n` beams; see `engine/search/beams.py`
     length_penalty: float = 1.0  # of beam search
+    # With `logprobs`: the alternatives are these ids, and the chosen one, in place of the top ones.
+    logprob_token_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,8 @@ class GenerateRequest:
     priority: int = 0  # higher goes first
     deadline_s: float | None = None  # seconds from arrival at the engine
     note: str = ""  # the gateway's own; it comes back in the receipt
+    # Ids that the answer is expected to repeat. Only guesses are made of them.
+    prediction: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +137,7 @@ class Receipt:
     decode_s: float
     message: str = ""
     rejected: int = 0  # guesses of speculative decoding that proved wrong; not charged
+    accepted: int = 0  # those that proved right: they are among `generated`
     note: str = ""  # of the request
     busy_us: int = 0  # its share of the steps' measured time, by work, in microseconds
     dropped: int = 0  # positions that its last tokens did not see, by the engine's `kv_window`

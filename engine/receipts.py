@@ -3,12 +3,12 @@
 The file survives the death of the process (each line is written to the kernel at once). The next
 start, and the engine itself when the file has doubled, rewrites it without the acknowledged receipts
 that are older than `kept_days`: younger ones can be recovered from, if the gateways' database is
-restored from a backup.
+restored from a backup. Receipts are given to gateways also while the disk is full; those are written
+once there is room.
 """
 
 import json
 import logging
-import os
 import time
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -18,6 +18,7 @@ from typing import Any
 
 from engine.errors import ConfigError
 from engine.protocol import FinishReason, Receipt
+from engine.receipt_file import ReceiptFile, whole_lines
 
 log = logging.getLogger("tollhouse.engine")
 
@@ -41,13 +42,12 @@ class Receipts:
         self._kept_s = kept_days * _DAY_S
         self._open: OrderedDict[str, _Kept] = OrderedDict()
         self._path = None if path is None else Path(path)
-        self._file: int | None = None
-        self._lines = self._rewritten = 0  # in the file: now, and after it was rewritten
+        self._file: ReceiptFile | None = None
         self.lost = 0
         if self._path is not None:
             try:
                 self._open, settled = self._load(self._path)
-                self._rewrite(self._path, settled)
+                self._file = ReceiptFile(self._path, self._all_lines(settled), kept)
             except (OSError, KeyError, TypeError, ValueError) as error:
                 raise ConfigError(f"receipts_file {path} cannot be used: {error}") from error
 
@@ -59,7 +59,7 @@ class Receipts:
 
     def add(self, origin: str, receipt: Receipt) -> None:
         kept = self._open[receipt.request_id] = _Kept(origin, receipt, time.time())
-        self._write_receipt(kept)
+        self._write(_receipt_line(kept))
         self._compact()
         while len(self._open) > self._kept:
             self._open.popitem(last=False)
@@ -95,24 +95,32 @@ class Receipts:
             del self._open[request_id]
             known.append(request_id)
         if known:
-            self._write({"acknowledged": known})
+            self._write(_line({"acknowledged": known}))
+
+    def retry(self) -> None:
+        """Write what a full disk refused, if it takes it by now."""
+        if self._file is not None:
+            self._file.retry()
+
+    @property
+    def unwritten(self) -> int:
+        """Lines of the file that a full disk refused: they are in memory alone."""
+        return 0 if self._file is None else self._file.unwritten
 
     def close(self) -> None:
         if self._file is not None:
-            os.close(self._file)
+            self._file.close()
             self._file = None
 
-    def _write_receipt(self, kept: _Kept) -> None:
-        at, fields = int(kept.at), asdict(kept.receipt)
-        self._write({"origin": kept.origin, "at": at, "receipt": fields})
-
-    def _write(self, record: dict[str, Any]) -> None:
+    def _write(self, line: bytes) -> None:
         if self._file is not None:
-            os.write(self._file, json.dumps(record, separators=(",", ":")).encode() + b"\n")
-            self._lines += 1
+            self._file.append(line)
 
     def _compact(self) -> None:
-        if self._path is None or self._lines <= _SLACK_LINES + 2 * self._rewritten:
+        file = self._file
+        if self._path is None or file is None or file.unwritten:
+            return
+        if file.lines <= _SLACK_LINES + 2 * file.replaced_lines:
             return
         unacknowledged, settled = self._load(self._path)
         oldest = time.time() - self._kept_s
@@ -120,8 +128,7 @@ class Receipts:
         settled += [
             kept for i, kept in unacknowledged.items() if i not in self._open and kept.at > oldest
         ]
-        self.close()
-        self._rewrite(self._path, settled)
+        file.replace(self._all_lines(settled))
 
     def _load(self, path: Path) -> tuple["OrderedDict[str, _Kept]", list[_Kept]]:
         """The file's receipts that are not acknowledged, and those that are but young enough to be
@@ -142,19 +149,11 @@ class Receipts:
                     settled.append(done)
         return open_, settled
 
-    def _rewrite(self, path: Path, settled: list[_Kept]) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        fresh = path.with_name(path.name + ".new")
-        self._file = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
-        self._lines = 0
-        for kept in settled:
-            self._write_receipt(kept)
+    def _all_lines(self, settled: list[_Kept]) -> Iterator[bytes]:
+        yield from map(_receipt_line, settled)
         if settled:
-            self._write({"acknowledged": [kept.receipt.request_id for kept in settled]})
-        for kept in self._open.values():
-            self._write_receipt(kept)
-        os.replace(fresh, path)
-        self._rewritten = self._lines
+            yield _line({"acknowledged": [kept.receipt.request_id for kept in settled]})
+        yield from map(_receipt_line, self._open.values())
 
 
 def read_receipts(path: Path) -> Iterator[Receipt]:
@@ -165,12 +164,19 @@ def read_receipts(path: Path) -> Iterator[Receipt]:
 
 
 def _records(path: Path) -> Iterator[dict[str, Any]]:
-    with path.open("rb") as file:
-        for line in file:
-            try:
-                yield json.loads(line)
-            except ValueError:
-                continue  # the partial last line of a killed process: its receipt was not sent
+    for line in whole_lines(path):
+        try:
+            yield json.loads(line)
+        except ValueError:
+            continue  # of an earlier version: behind a line that a full disk had torn
+
+
+def _receipt_line(kept: _Kept) -> bytes:
+    return _line({"origin": kept.origin, "at": int(kept.at), "receipt": asdict(kept.receipt)})
+
+
+def _line(record: dict[str, Any]) -> bytes:
+    return json.dumps(record, separators=(",", ":")).encode() + b"\n"
 
 
 def _receipt_of(record: dict[str, Any]) -> Receipt:

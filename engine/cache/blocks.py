@@ -4,11 +4,15 @@ Adapters take their memory from the same pool, so KV and weights share one budge
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from engine.cache.idle_blocks import IdleBlocks
 from engine.errors import IntegrityError
 from engine.protocol import KvEvent
+
+if TYPE_CHECKING:
+    from engine.cache.windowed import Windowed
 
 _MAX_FRESH = 4096  # blocks that wait to be copied out; more are not copied
 
@@ -23,7 +27,12 @@ def _bisect(count: int, found: Callable[[int], bool]) -> int:
 
 
 class BlockPool:
-    """Reference-counted blocks. A block is free, idle (cached, unused) or held; never two of them."""
+    """Reference-counted blocks. A block is free, idle (cached, unused) or held; never two of them.
+
+    A block is one piece of memory here. The methods that name parts are those of `WindowedPool`.
+    """
+
+    windowed: "Windowed | None" = None
 
     def __init__(
         self, num_blocks: int, block_size: int, *, floor: int = 0, cap: int | None = None
@@ -51,12 +60,52 @@ class BlockPool:
     def available(self, owner: str, force: bool = False) -> int:
         return len(self._free) + self._idle.usable_by(owner, force)
 
-    def allocate(self, count: int, owner: str, force: bool = False) -> list[int] | None:
+    def allocate(
+        self, count: int, owner: str, force: bool = False, *, bare: bool = False
+    ) -> list[int] | None:
         """`count` blocks, each held once; None, and no change, when there are too few.
-        `force` ignores floors."""
+        `force` ignores floors; `bare`: the parts are not wanted yet."""
         if count > self.available(owner, force):
             return None
         return [self._take(owner, force) for _ in range(count)]
+
+    def parts_available(self, owner: str, force: bool = False) -> int:
+        return 0
+
+    def whole(self, blocks: int, parts: int = 0) -> int:
+        """The memory that a sequence which has `parts` needs for so many blocks more, in whole ones."""
+        return blocks
+
+    def without_parts(self, blocks: int) -> int:
+        """The memory of blocks that have no part, in whole ones."""
+        return blocks
+
+    def add_parts(self, blocks: Sequence[int], owner: str, force: bool = False) -> bool:
+        return True
+
+    def share_parts(self, blocks: Iterable[int]) -> None:
+        pass
+
+    def release_parts(self, blocks: Iterable[int]) -> None:
+        pass
+
+    def part_copies(self, copies: list[tuple[int, int]]) -> list[tuple[int, int]]:
+        """The slots of these blocks' parts."""
+        return []
+
+    def check_parts(self, held: Iterable[int]) -> None:
+        pass
+
+    def seen_parts(self, count: int, position: int) -> range:
+        return range(count, count)
+
+    def with_window(self, keys: list[bytes], count: int) -> int:
+        """The most of the first `count` keys, all cached, after which a sequence can go on."""
+        return count
+
+    def release_table(self, blocks: Sequence[int], parts: Sequence[int]) -> None:
+        """`release`, of blocks whose `parts` are held too."""
+        self.release(blocks)
 
     def find(self, key: bytes) -> int | None:
         return self._index.get(key)
@@ -98,18 +147,21 @@ class BlockPool:
             if self.refs[block] < 0:
                 raise IntegrityError(f"block {block} was released more often than it was held")
             if self.keys[block] is None:
-                self._free.append(block)
+                self._freed(block)
                 continue
             evicted = self._idle.add(block, self.owners[block])
             if evicted is not None:
                 self._idle.remove(evicted)
                 self._forget(evicted)
-                self._free.append(evicted)
+                self._freed(evicted)
 
     def freed_by(self, tables: Iterable[list[int]]) -> int:
         """How many blocks would have no holder left if these tables were released."""
+        return len(self._freed_by(tables))
+
+    def _freed_by(self, tables: Iterable[list[int]]) -> list[int]:
         counts = Counter(block for table in tables for block in table)
-        return sum(self.refs[block] == count for block, count in counts.items())
+        return [block for block, count in counts.items() if self.refs[block] == count]
 
     def cache(self, block: int, key: bytes, owner: str, parent: bytes | None) -> None:
         """Enter a held, fully computed block in the prefix cache. A key that is already cached
@@ -161,17 +213,24 @@ class BlockPool:
                 self._children[parent].discard(key)
                 if not self._children[parent]:
                     del self._children[parent]
+            self._lost_key(block)
             if block in self._idle:
                 self._idle.remove(block)
-                self._free.append(block)
+                self._freed(block)
             if self.events is not None:
                 self.events.append(KvEvent("removed", [key.hex()]))
             lost += [self._index[child] for child in self._children.get(key, ())]
 
+    def _freed(self, block: int) -> None:
+        self._free.append(block)
+
+    def _lost_key(self, block: int) -> None:
+        pass
+
     def check_integrity(self, held: Iterable[int]) -> None:
         """`held` lists every block of every sequence and adapter, once per holder."""
         expected = Counter(held)
-        for block in range(self.num_blocks):
+        for block in range(len(self.refs)):
             if self.refs[block] != expected[block]:
                 raise IntegrityError(
                     f"block {block} counts {self.refs[block]} holders, has {expected[block]}"
@@ -185,10 +244,10 @@ class BlockPool:
             if (block in self._idle) != (key is not None and self.refs[block] == 0):
                 raise IntegrityError(f"block {block} is idle although it must not be, or reversed")
         in_use = sum(1 for count in self.refs if count)
-        if len(self._free) + len(self._idle) + in_use != self.num_blocks:
+        if len(self._free) + len(self._idle) + in_use != len(self.refs):
             raise IntegrityError(
                 f"{len(self._free)} free, {len(self._idle)} idle and {in_use} held blocks do not "
-                f"sum to {self.num_blocks}"
+                f"sum to {len(self.refs)}"
             )
         if len(set(self._free)) != len(self._free):
             raise IntegrityError("a block is in the free list twice")

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from engine.dense.linear import compiled, has_kernel
 from engine.layers.transfer import on_device, send
 
 Mask = NDArray[np.int32]  # [ceil(vocab / 32)]; bit n of word w is id 32 * w + n
@@ -27,6 +28,13 @@ def exclude_(logits: torch.Tensor, index: list[int], masks: Masks) -> None:
     logits: [rows, vocab]; masks: [len(index), words]. Nothing is read from the device.
     """
     vocab = logits.shape[-1]
+    if logits.device.type == "cpu" and has_kernel() and logits.dtype is torch.float32:
+        masks, rows = np.ascontiguousarray(masks), np.array(index, np.int64)
+        compiled().exclude(
+            logits.data_ptr(), logits.stride(0), vocab, masks.ctypes.data, masks.shape[1],
+            rows.ctypes.data, len(rows),
+        )  # fmt: skip
+        return
     amounts = _amounts(masks, logits.device)[:, :vocab]
     if len(index) == len(logits):
         logits.add_(amounts)

@@ -30,7 +30,7 @@ class Penalties:
             self._penalise_(rows, logits, counted)
 
     def count(self, rows: list[Row], tokens: torch.Tensor) -> None:
-        """Adds the tokens just sampled, [rows]."""
+        """Adds the tokens just sampled, [rows]; those below 0 end their sequences."""
         counted = [n for n, row in enumerate(rows) if row.seq in self._slots]
         if not counted:
             return
@@ -39,7 +39,7 @@ class Penalties:
         slots = on_device([self._slots[rows[n].seq] for n in counted], self._device)
         if len(counted) < len(rows):
             tokens = tokens[on_device(counted, self._device)]
-        self._output.index_put_((slots, tokens), self._one, accumulate=True)
+        self._output.index_put_((slots, tokens.clamp(min=0)), self._one, accumulate=True)
 
     def forget(self, seq: int) -> None:
         slot = self._slots.pop(seq, None)

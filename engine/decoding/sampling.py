@@ -14,7 +14,7 @@ its own seed, choice and position, so other rows cannot change it.
 """
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -26,14 +26,17 @@ from engine.decoding.grammar.matchers import MaskGroup, Matchers, StepMasks
 from engine.decoding.masks import Mask, exclude_, mask_of
 from engine.decoding.penalties import Penalties
 from engine.decoding.splitmix import mix
-from engine.decoding.truncation import draw
+from engine.decoding.truncation import GREEDY_BELOW, draw
 from engine.layers.logits import log_normalisers
 from engine.layers.transfer import on_device
 from engine.protocol import SamplingParams, TokenLogprob
 
-_GREEDY_BELOW = 1e-5  # a temperature this small is greedy: dividing by it would overflow
 _STRIPE = 128
 _NOT_FINITE = -1  # in `Choice.tokens`: the row's logits are not finite, so no token was chosen
+
+# Of logits [rows, vocab], what each row asks for, and a number in [0, 1) for each: its tokens, int64
+# [rows], or -1. It follows the parameters of steps 4 to 6.
+Choose = Callable[[torch.Tensor, list[SamplingParams], list[float]], torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,7 @@ class _Changes:
 
     edits: tuple[Edit, ...]
     allowed: Mask | None
+    plain: bool  # no logit is changed, nothing but the token is wanted, and a kernel chooses it
 
 
 class Sampler:
@@ -65,13 +69,16 @@ class Sampler:
         device: torch.device,
         matchers: Matchers | None = None,
         by_row: bool = False,
+        choose: Choose | None = None,
     ) -> None:
-        """by_row: each row is sampled by itself, so that the others cannot change its sums."""
+        """by_row: each row is sampled by itself, so that the others cannot change its exponentials.
+        choose: in place of torch's operations."""
         self._vocab = vocab
         self._eos = eos
         self._device = device
         self._matchers = matchers
         self._by_row = by_row
+        self._choose = choose or self._choose_by_torch
         self._penalties = Penalties(vocab, device)
         self._keys: dict[int, int] = {}
         self._changes: dict[int, _Changes] = {}
@@ -93,15 +100,20 @@ class Sampler:
         if groups and self._matchers is not None:
             allowed = self._matchers.finish(groups, patience_s)
         self._process_(rows, logits, allowed)
-        stochastic = [n for n, row in enumerate(rows) if row.sampling.temperature >= _GREEDY_BELOW]
-        tokens = self._choose(rows, logits, stochastic)
+        tokens = self.choose(rows, logits)
         self._penalties.count(rows, tokens)
         logprobs, top = _logprobs(rows, logits, tokens)
-        # The greatest logit is NaN or infinite wherever one of the row is. For a greedy row it is
-        # the chosen one, whose look-up costs less than another pass over the vocabulary.
-        greatest = logits.amax(-1) if stochastic else _chosen(logits, tokens)
-        tokens = refuse_not_finite(tokens, greatest)
         return Choice(tokens, logprobs, top, frozenset(allowed.late), allowed.errors)
+
+    def choose(self, rows: list[Row], logits: torch.Tensor) -> torch.Tensor:
+        """Tokens from logits that need no change. Logits may have any float type where `choose` takes
+        it."""
+        uniforms = [0.0 if is_greedy(row.sampling) else self._uniform(row) for row in rows]
+        return self._choose(logits, [row.sampling for row in rows], uniforms)
+
+    def is_plain(self, row: Row) -> bool:
+        """Whether `choose` alone gives the row's result."""
+        return self._changes_for(row).plain
 
     def accept(self, rows: list[Row], sampled: list[Sampled]) -> list[Sampled]:
         """Tell the grammars which tokens were taken, of one row per sequence."""
@@ -135,7 +147,7 @@ class Sampler:
         amounts: list[float] = []
         own: dict[int, Mask] = {}
         for n, row in enumerate(rows):
-            changes = self._changes.get(row.seq) or self._changes_of(row)
+            changes = self._changes_for(row)
             for edit in changes.edits:
                 for token, amount in edit(row):
                     at.append((n, token))
@@ -150,32 +162,39 @@ class Sampler:
         if allowed.masks is not None:
             exclude_(logits, allowed.index, allowed.masks)
 
-    def _changes_of(self, row: Row) -> _Changes:
-        params = row.sampling
-        allowed = params.allowed_token_ids
-        changes = _Changes(
-            edits_for(params, self._eos, self._vocab),
-            mask_of(allowed, self._vocab) if allowed else None,
-        )
-        self._changes[row.seq] = changes
-        return changes
+    def _changes_for(self, row: Row) -> _Changes:
+        found = self._changes.get(row.seq)
+        if found is None:
+            params = row.sampling
+            allowed = params.allowed_token_ids
+            found = self._changes[row.seq] = _Changes(
+                edits_for(params, self._eos, self._vocab),
+                mask_of(allowed, self._vocab) if allowed else None,
+                _is_plain(params),
+            )
+        return found
 
-    def _choose(self, rows: list[Row], logits: torch.Tensor, stochastic: list[int]) -> torch.Tensor:
-        if not stochastic:
-            return best_ids(logits)
-        params = [rows[n].sampling for n in stochastic]
-        uniforms = [self._uniform(rows[n]) for n in stochastic]
-        if self._by_row:
-            tokens = best_ids(logits)
-            for n, each, uniform in zip(stochastic, params, uniforms, strict=True):
-                tokens[n] = draw(logits[n : n + 1], [each], [uniform])[0]
-            return tokens
-        if len(stochastic) == len(rows):
-            return draw(logits, params, uniforms)
+    def _choose_by_torch(
+        self, logits: torch.Tensor, params: list[SamplingParams], uniforms: list[float]
+    ) -> torch.Tensor:
+        stochastic = [n for n, each in enumerate(params) if not is_greedy(each)]
         tokens = best_ids(logits)
+        if not stochastic:
+            # The greatest logit is NaN or infinite wherever one of the row is. It is the chosen one,
+            # whose look-up costs less than another pass over the vocabulary.
+            return _refuse_not_finite(tokens, logits.gather(-1, tokens[:, None])[:, 0])
+        greatest = logits.amax(-1)
+        drawn = [(params[n], uniforms[n]) for n in stochastic]
+        if self._by_row:
+            for n, (each, uniform) in zip(stochastic, drawn, strict=True):
+                tokens[n] = draw(logits[n : n + 1], [each], [uniform])[0]
+            return _refuse_not_finite(tokens, greatest)
+        asked, numbers = map(list, zip(*drawn, strict=True))
+        if len(stochastic) == len(params):
+            return _refuse_not_finite(draw(logits, asked, numbers), greatest)
         index = on_device(stochastic, self._device)
-        tokens[index] = draw(logits[index], params, uniforms)
-        return tokens
+        tokens[index] = draw(logits[index], asked, numbers)
+        return _refuse_not_finite(tokens, greatest)
 
     def _uniform(self, row: Row) -> float:
         """A number in [0, 1) that depends on this row's seed, choice and position."""
@@ -188,10 +207,14 @@ class Sampler:
 
 
 def is_greedy(params: SamplingParams) -> bool:
-    """Whether the greatest logit of the model is always the sampled token, and nothing else is
-    wanted."""
+    """Whether the greatest logit is the sampled token."""
+    return params.temperature < GREEDY_BELOW
+
+
+def _is_plain(params: SamplingParams) -> bool:
+    rare = params.typical_p < 1 or params.top_n_sigma > 0
     return (
-        params.temperature < _GREEDY_BELOW
+        (not rare or is_greedy(params))
         and params.logprobs is None
         and not params.allowed_token_ids
         and params.grammar is None
@@ -200,13 +223,9 @@ def is_greedy(params: SamplingParams) -> bool:
     )
 
 
-def refuse_not_finite(tokens: torch.Tensor, greatest: torch.Tensor) -> torch.Tensor:
+def _refuse_not_finite(tokens: torch.Tensor, greatest: torch.Tensor) -> torch.Tensor:
     """`tokens`, with -1 in the rows whose greatest logit is not a finite number."""
     return tokens.masked_fill(~torch.isfinite(greatest), _NOT_FINITE)
-
-
-def _chosen(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    return logits.gather(-1, tokens[:, None])[:, 0]
 
 
 def best_ids(logits: torch.Tensor) -> torch.Tensor:
@@ -240,7 +259,11 @@ def host_samples(rows: list[Row], choice: Choice) -> list[Sampled]:
         if counts is None:
             samples.append(_sampled(n, rows, choice, token, None))
             continue
+        if row.sampling.logprob_token_ids:
+            counts = len(row.sampling.logprob_token_ids)
         top = tuple(zip(ids[n][:counts], values[n][:counts], strict=True)) if counts else ()
+        if row.sampling.logprob_token_ids and token not in row.sampling.logprob_token_ids:
+            top = ((token, logprobs[n]), *top)
         listed = [TokenLogprob(token, logprobs[n], top)]
         samples.append(_sampled(n, rows, choice, token, listed))
     return samples
@@ -272,12 +295,20 @@ def _logprobs(
     if max(counts) < 0:
         return None, None
     log_probs = logits - log_normalisers(logits)
-    chosen = log_probs.gather(-1, tokens[:, None])[:, 0]
+    chosen = log_probs.gather(-1, tokens.clamp(min=0)[:, None])[:, 0]
     largest = min(max(counts), logits.shape[-1])
-    if largest == 0:
+    named = {n: row.sampling.logprob_token_ids for n, row in enumerate(rows)}
+    named = {n: ids for n, ids in named.items() if ids and counts[n] >= 0}
+    width = max([largest, *map(len, named.values())])
+    if width == 0:
         return chosen, None
-    top = log_probs.topk(largest, -1)
-    return chosen, (top.values, top.indices)
+    top = log_probs.topk(min(width, logits.shape[-1]), -1)
+    values, indices = top.values, top.indices
+    for n, ids in named.items():
+        wanted = on_device(list(ids), logits.device)
+        values[n, : len(ids)] = log_probs[n, wanted]
+        indices[n, : len(ids)] = wanted
+    return chosen, (values, indices)
 
 
 def _logprob_count(params: SamplingParams) -> int:

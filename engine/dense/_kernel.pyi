@@ -56,20 +56,60 @@ def add_ranks(
 def attend(
     q: int,
     stride: int,
+    pool: int,
     k: int,
     v: int,
     out: int,
     starts: int,
     newest: int,
     sinks: int,
-    shape: tuple[int, int, int, int, int, int, int],
+    shape: tuple[int, int, int, int, int, int, int, int],
     scale: float,
     cap: float,
     brain: bool,
     threads: int,
     /,
 ) -> None:
-    """out [rows, heads, dim]. shape: (sequences, queries, positions, kv heads, group, dim, window)."""
+    """out [rows, heads, dim]. k and v: rows of the pool, [sequences, kv heads, positions / block size],
+    each [block size, dim]. shape: (sequences, queries, positions, kv heads, group, dim, window,
+    block size)."""
+
+def norm(
+    x: int,
+    stride: int,
+    weight: int,
+    out: int,
+    out_stride: int,
+    rows: int,
+    width: int,
+    eps: float,
+    brain: bool,
+    threads: int,
+    /,
+) -> None:
+    """out = x / rms(x) * weight, for float32 weights. `brain`: x and out are bfloat16."""
+
+def place(
+    x: int,
+    stride: int,
+    cos: int,
+    sin: int,
+    angle_stride: int,
+    pool: int,
+    slots: int,
+    shape: tuple[int, int, int, int, int],
+    brain: bool,
+    threads: int,
+    /,
+) -> None:
+    """Rotates the first heads of x in place, then stores others at `slots` [rows, stored]. shape:
+    (rows, rotated heads, first stored head, stored heads, dim)."""
+
+def exclude(
+    logits: int, stride: int, vocab: int, masks: int, words: int, index: int, rows: int, /
+) -> None:
+    """Adds minus infinity to the float32 logits whose bit in `masks`, uint32 [rows, words], is not set.
+    index: the row of the logits for each row of the masks, int64."""
 
 def instructions(name: str | None = None, /) -> str:
     """Which instructions are used; `name` (amx, avx512bf16, avx512, avx2, plain) chooses them."""

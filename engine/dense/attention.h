@@ -1,4 +1,5 @@
-/* Attention of one query row after the other over the keys and values of its sequence.
+/* Attention of one query row after the other over the keys and values of its sequence, where they lie:
+ * in the blocks of a pool.
  *
  * Keys are taken in blocks of 16 at fixed positions, and the softmax is made block after block
  * (arXiv 1805.02867): what a query finds depends on its position, its window and its keys alone.
@@ -11,12 +12,13 @@
 #define QUERIES 8 /* that share one pass over the keys */
 
 typedef struct {
-    const char *q, *k, *v; /* q: [rows, heads, dim]; k and v: [sequences, kv heads, positions, dim] */
-    char *out;             /* [rows, heads, dim] */
+    const char *q, *pool; /* q: [rows, heads, dim]; pool: rows of [size, dim], a head of a block each */
+    char *out;            /* [rows, heads, dim] */
+    const int64_t *k, *v; /* rows of the pool: [sequences, kv heads, positions / size] */
     const int64_t *starts, *newest; /* of each sequence: position of the first key, of the last query */
     const float *sinks;             /* of each query head, or NULL */
     int64_t stride;                 /* elements between rows of q */
-    int32_t sequences, queries, positions, kv_heads, group, dim, window;
+    int32_t sequences, queries, positions, kv_heads, group, dim, window, size;
     float scale, cap;
     int brain;
 } Attention;
@@ -34,7 +36,7 @@ static int64_t attention_floats(const Attention *a) {
 /* One block of keys for one head of one query. best and total: the softmax so far. */
 INLINE void one_block(const float *q, const float *k, const float *v, float *sum, float *best,
                       float *total, int first, int end, int64_t dim, float scale, float cap) {
-    float scores[KEYS], top = *best;
+    float scores[KEYS] = {0}, top = *best;
     for (int i = first; i < end; i++) {
         Lanes each = {0}, x, y;
         for (int64_t d = 0; d < dim; d += LANES) {
@@ -47,11 +49,12 @@ INLINE void one_block(const float *q, const float *k, const float *v, float *sum
         top = score > top || score != score ? score : top;
     }
     const float kept = *best == top ? 1.0f : exponential(*best - top);
-    float weights = *total * kept;
-    for (int i = first; i < end; i++) {
-        scores[i] = exponential(scores[i] - top);
-        weights += scores[i];
+    for (int i = 0; i < KEYS; i++) { /* all of them, so that compilers vectorise it */
+        const float share = exponential(scores[i] - top);
+        scores[i] = i >= first && i < end ? share : 0.0f;
     }
+    float weights = *total * kept;
+    for (int i = first; i < end; i++) weights += scores[i];
     for (int64_t d = 0; d < dim; d += LANES) {
         Lanes all, value;
         memcpy(&all, sum + d, 64);
@@ -87,13 +90,16 @@ INLINE void attention_item(const Attention *a, int64_t item, float *memory) {
             total[at] = a->sinks ? 1.0f : 0.0f;
         }
     int64_t low = a->window && oldest - a->window + 1 > 0 ? oldest - a->window + 1 : 0;
-    const int64_t keys_at = ((int64_t)sequence * a->kv_heads + head) * a->positions;
+    const int64_t keys_at = ((int64_t)sequence * a->kv_heads + head) * (a->positions / a->size);
+    const int64_t *k_rows = a->k + keys_at, *v_rows = a->v + keys_at;
+    const int64_t head_bytes = (int64_t)a->dim * size, row_bytes = a->size * head_bytes;
     for (int64_t base = low / KEYS * KEYS; base <= last; base += KEYS) {
         const int64_t here = last - base + 1 < KEYS ? last - base + 1 : KEYS;
         for (int64_t i = base < start ? start - base : 0; i < here; i++) {
-            const int64_t at = (keys_at + base + i - start) * a->dim * size;
-            widen(k + i * dim, a->k + at, a->dim, dim, a->brain);
-            widen(v + i * dim, a->v + at, a->dim, dim, a->brain);
+            const uint32_t place = (uint32_t)(base + i - start), block = place / (uint32_t)a->size;
+            const char *at = a->pool + (place % (uint32_t)a->size) * head_bytes;
+            widen(k + i * dim, at + k_rows[block] * row_bytes, a->dim, dim, a->brain);
+            widen(v + i * dim, at + v_rows[block] * row_bytes, a->dim, dim, a->brain);
         }
         for (int32_t i = 0; i < count; i++) {
             const int64_t position = oldest + i;

@@ -2,10 +2,24 @@
 
 import torch
 
-from engine.dense.linear import compiled
+from engine.dense.linear import DTYPES, compiled, has_kernel
 from engine.layers.attention_plan import Tile
 from engine.layers.kv import KvPool
 from engine.layers.operations import Attention
+
+
+def can_attend(tile: Tile, pool: KvPool, attention: Attention) -> bool:
+    """Whether the queries of a tile, one of each sequence, are computed here: the keys and values are
+    read where they lie, and not gathered first."""
+    return (
+        tile.queries == 1
+        and not tile.gaps
+        and tile.observed is None
+        and has_kernel()
+        and pool.dtype in DTYPES
+        and attention.alibi is None
+        and not attention.shape.first
+    )
 
 
 def attend_rows(
@@ -15,23 +29,27 @@ def attend_rows(
     tokens, heads, dim = q.shape
     out = torch.empty((tokens, heads * dim), dtype=q.dtype)
     for tile in tiles:
-        out[tile.rows] = _attend_tile(q[tile.rows], pool, tile, attention)
+        out[tile.rows] = attend_tile(q[tile.rows], pool, tile, attention)
     return out
 
 
-def _attend_tile(q: torch.Tensor, pool: KvPool, tile: Tile, attention: Attention) -> torch.Tensor:
-    shape, sinks, dim = attention.shape, attention.sinks, q.shape[-1]
-    kv = pool.gather(attention.source, tile.gather)
-    half = kv.numel() // 2 * kv.element_size()
-    starts = tile.keys[:, 0].contiguous()
+def attend_tile(q: torch.Tensor, pool: KvPool, tile: Tile, attention: Attention) -> torch.Tensor:
+    """q: [queries of all sequences, heads, dim]. Returns [queries, heads * dim]."""
+    shape, sinks, (tokens, heads, dim) = attention.shape, attention.sinks, q.shape
+    memory, rows = pool.paged(attention.source, tile.gather)
+    values = 0 if pool.heads == pool.kv_heads else rows.numel() // 2 * 8
     sinks = None if sinks is None else sinks.float()
     if q.stride()[1:] != (dim, 1):
         q = q.contiguous()
-    out = torch.empty((len(q), q.shape[1] * dim), dtype=q.dtype)
+    out = torch.empty((tokens, heads * dim), dtype=q.dtype)
     compiled().attend(
-        q.data_ptr(), q.stride(0), kv.data_ptr(), kv.data_ptr() + half, out.data_ptr(),
-        starts.data_ptr(), tile.newest.data_ptr(), 0 if sinks is None else sinks.data_ptr(),
-        (tile.sequences, tile.queries, tile.positions, pool.kv_heads, pool.group, dim, shape.window),
+        q.data_ptr(), q.stride(0), memory.data_ptr(), rows.data_ptr(), rows.data_ptr() + values,
+        out.data_ptr(), tile.starts.data_ptr(), tile.newest.data_ptr(),
+        0 if sinks is None else sinks.data_ptr(),
+        (
+            tile.sequences, tile.queries, tile.positions, pool.kv_heads, pool.group, dim,
+            shape.window, pool.block_size,
+        ),
         shape.scale, shape.softcap or 0.0, q.dtype is torch.bfloat16, torch.get_num_threads(),
     )  # fmt: skip
     return out

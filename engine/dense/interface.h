@@ -116,29 +116,83 @@ static PyObject *add_ranks_of(PyObject *Py_UNUSED(module), PyObject *args) {
 }
 
 PyDoc_STRVAR(attend_doc,
-    "attend(q, stride, k, v, out, starts, newest, sinks, shape, scale, cap, brain, threads, /)\n--\n\n"
-    "shape: (sequences, queries, positions, kv heads, group, dim, window).");
+    "attend(q, stride, pool, k, v, out, starts, newest, sinks, shape, scale, cap, brain, threads, /)\n--\n\n"
+    "shape: (sequences, queries, positions, kv heads, group, dim, window, block size).");
 
 static PyObject *attend(PyObject *Py_UNUSED(module), PyObject *args) {
-    Address q, k, v, out, starts, newest, sinks;
+    Address q, pool, k, v, out, starts, newest, sinks;
     long long stride;
     int threads;
     Attending work = {0};
     Attention *a = &work.attention;
-    if (!PyArg_ParseTuple(args, "KLKKKKKK(iiiiiii)ffpi", &q, &stride, &k, &v, &out, &starts, &newest,
+    if (!PyArg_ParseTuple(args, "KLKKKKKKK(iiiiiiii)ffpi", &q, &stride, &pool, &k, &v, &out, &starts, &newest,
                           &sinks, &a->sequences, &a->queries, &a->positions, &a->kv_heads, &a->group,
-                          &a->dim, &a->window, &a->scale, &a->cap, &a->brain, &threads))
+                          &a->dim, &a->window, &a->size, &a->scale, &a->cap, &a->brain, &threads))
         return NULL;
-    a->q = (const char *)(uintptr_t)q, a->k = (const char *)(uintptr_t)k;
-    a->v = (const char *)(uintptr_t)v, a->out = (char *)(uintptr_t)out;
+    if (a->size < 1) return PyErr_SetString(PyExc_ValueError, "a block has positions"), NULL;
+    a->q = (const char *)(uintptr_t)q, a->pool = (const char *)(uintptr_t)pool;
+    a->k = (const int64_t *)(uintptr_t)k, a->v = (const int64_t *)(uintptr_t)v;
+    a->out = (char *)(uintptr_t)out;
     a->starts = (const int64_t *)(uintptr_t)starts, a->newest = (const int64_t *)(uintptr_t)newest;
     a->sinks = (const float *)(uintptr_t)sinks, a->stride = stride;
-    if (!parallel) threads = 1;
+    const int64_t cost = 2 * (int64_t)a->sequences * a->queries * a->positions * a->kv_heads * a->group * a->dim;
+    if (!parallel || cost < ATTEND_ALONE) threads = 1;
     work.memory = (float *)reserve((size_t)threads * attention_floats(a) * sizeof(float));
     if (!work.memory) return NULL;
-    Py_BEGIN_ALLOW_THREADS
+    PyThreadState *state = cost < LONG ? NULL : PyEval_SaveThread();
     run(attend_part, &work, threads);
-    Py_END_ALLOW_THREADS
+    if (state) PyEval_RestoreThread(state);
+    Py_RETURN_NONE;
+}
+
+PyDoc_STRVAR(norm_doc,
+    "norm(x, stride, weight, out, out_stride, rows, width, eps, brain, threads, /)\n--\n\n"
+    "out = x / rms(x) * weight, for float weights.");
+
+static PyObject *norm(PyObject *Py_UNUSED(module), PyObject *args) {
+    Address x, weight, out;
+    int threads;
+    Norm w = {0};
+    if (!PyArg_ParseTuple(args, "KLKKLiifpi", &x, &w.stride, &weight, &out, &w.out_stride, &w.rows,
+                          &w.width, &w.eps, &w.brain, &threads))
+        return NULL;
+    w.x = (const char *)(uintptr_t)x, w.weight = (const float *)(uintptr_t)weight;
+    w.out = (char *)(uintptr_t)out;
+    run(norm_part, &w, (int64_t)w.rows * w.width < ALONE ? 1 : threads);
+    Py_RETURN_NONE;
+}
+
+PyDoc_STRVAR(place_doc,
+    "place(x, stride, cos, sin, angle_stride, pool, slots, shape, brain, threads, /)\n--\n\n"
+    "Rotates heads of x in place and stores others. shape: (rows, rotated, first, stored, dim).");
+
+static PyObject *place(PyObject *Py_UNUSED(module), PyObject *args) {
+    Address x, cos, sin, pool, slots;
+    int threads;
+    Placing w = {0};
+    if (!PyArg_ParseTuple(args, "KLKKLKK(iiiii)pi", &x, &w.stride, &cos, &sin, &w.angle_stride, &pool,
+                          &slots, &w.rows, &w.rotated, &w.first, &w.stored, &w.dim, &w.brain, &threads))
+        return NULL;
+    w.x = (char *)(uintptr_t)x, w.pool = (char *)(uintptr_t)pool;
+    w.cos = (const char *)(uintptr_t)cos, w.sin = (const char *)(uintptr_t)sin;
+    w.slots = (const int64_t *)(uintptr_t)slots;
+    const int64_t values = (int64_t)w.rows * (w.rotated + w.stored) * w.dim;
+    run(place_part, &w, values < ALONE ? 1 : threads);
+    Py_RETURN_NONE;
+}
+
+PyDoc_STRVAR(exclude_doc,
+    "exclude(logits, stride, vocab, masks, words, index, rows, /)\n--\n\n"
+    "Adds minus infinity to the float logits whose bit is not set.");
+
+static PyObject *exclude(PyObject *Py_UNUSED(module), PyObject *args) {
+    Address logits, masks, index;
+    Exclusion w = {0};
+    if (!PyArg_ParseTuple(args, "KLiKiKi", &logits, &w.stride, &w.vocab, &masks, &w.words, &index, &w.rows))
+        return NULL;
+    w.logits = (char *)(uintptr_t)logits, w.masks = (const uint32_t *)(uintptr_t)masks;
+    w.index = (const int64_t *)(uintptr_t)index;
+    for (int32_t row = 0; row < w.rows; row++) level->exclude(&w, row);
     Py_RETURN_NONE;
 }
 
@@ -157,10 +211,13 @@ static PyMethodDef methods[] = {{"product", product, METH_VARARGS, product_doc},
                                 {"add_ranks", add_ranks_of, METH_VARARGS, add_ranks_doc},
                                 {"activate", activate, METH_VARARGS, activate_doc},
                                 {"attend", attend, METH_VARARGS, attend_doc},
+                                {"norm", norm, METH_VARARGS, norm_doc},
+                                {"place", place, METH_VARARGS, place_doc},
+                                {"exclude", exclude, METH_VARARGS, exclude_doc},
                                 {"instructions", instructions, METH_VARARGS, instructions_doc},
                                 {0}};
 // What `kernel.py` expects of this module; both change together, so that an older build is not used.
-#define INTERFACE 2
+#define INTERFACE 4
 
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, .m_name = "_kernel", .m_size = -1,
                                     .m_methods = methods};

@@ -4,11 +4,13 @@
  * Built when a C compiler is there. Threads are those of the OpenMP library that torch has loaded.
  */
 #include "attention.h"
+#include "pointwise.h"
 #include "product.h"
 #if defined(__unix__) || defined(__APPLE__)
 #endif
 
 #define ALONE (1 << 16) /* multiplications, below which waking a second thread costs more */
+#define ATTEND_ALONE (1 << 19) /* the same of attention */
 #define LONG (1 << 22)  /* multiplications, from which on the interpreter's lock is released */
 
 typedef struct {
@@ -149,7 +151,16 @@ INLINE void activate_rows(const Activation *w, const int brain) {
     target static void activate_##name(const Activation *w) {                                 \
         if (w->brain) activate_rows(w, 1);                                                    \
         else activate_rows(w, 0);                                                             \
-    }
+    }                                                                                         \
+    target static void norm_##name(const Norm *w, int64_t row) {                              \
+        if (w->brain) norm_row(w, row, 1);                                                    \
+        else norm_row(w, row, 0);                                                             \
+    }                                                                                         \
+    target static void place_##name(const Placing *w, int64_t row) {                          \
+        if (w->brain) place_row(w, row, 1);                                                   \
+        else place_row(w, row, 0);                                                            \
+    }                                                                                         \
+    target static void exclude_##name(const Exclusion *w, int64_t row) { exclude_row(w, row); }
 
 EACH_LEVEL(, plain, sums_plain)
 #if X86
@@ -170,17 +181,20 @@ typedef struct {
     void (*ranks)(const Ranks *, int64_t);
     void (*activate)(const Activation *);
     AttentionItem attend;
+    void (*norm)(const Norm *, int64_t);
+    void (*place)(const Placing *, int64_t);
+    void (*exclude)(const Exclusion *, int64_t);
     int pairs; /* whether rows of bfloat16 are multiplied as they are */
 } Level;
 
 static const Level levels[] = {
 #if X86
-    {"amx", unit_amx, fill_512, ranks_512, activate_512, attention_512, 1},
-    {"avx512bf16", unit_brain, fill_512, ranks_512, activate_512, attention_512, 1},
-    {"avx512", unit_512, fill_512, ranks_512, activate_512, attention_512, 0},
-    {"avx2", unit_256, fill_256, ranks_256, activate_256, attention_256, 0},
+    {"amx", unit_amx, fill_512, ranks_512, activate_512, attention_512, norm_512, place_512, exclude_512, 1},
+    {"avx512bf16", unit_brain, fill_512, ranks_512, activate_512, attention_512, norm_512, place_512, exclude_512, 1},
+    {"avx512", unit_512, fill_512, ranks_512, activate_512, attention_512, norm_512, place_512, exclude_512, 0},
+    {"avx2", unit_256, fill_256, ranks_256, activate_256, attention_256, norm_256, place_256, exclude_256, 0},
 #endif
-    {"plain", unit_plain, fill_plain, ranks_plain, activate_plain, attention_plain, 0},
+    {"plain", unit_plain, fill_plain, ranks_plain, activate_plain, attention_plain, norm_plain, place_plain, exclude_plain, 0},
 };
 #define LEVELS ((int)(sizeof(levels) / sizeof(levels[0])))
 static const Level *level;
@@ -241,6 +255,16 @@ static void multiply_part(void *given, int number, int count) {
 static void ranks_part(void *given, int number, int count) {
     const Ranks *w = given;
     for (int32_t row = number; row < w->rows; row += count) level->ranks(w, row);
+}
+
+static void norm_part(void *given, int number, int count) {
+    const Norm *w = given;
+    for (int32_t row = number; row < w->rows; row += count) level->norm(w, row);
+}
+
+static void place_part(void *given, int number, int count) {
+    const Placing *w = given;
+    for (int32_t row = number; row < w->rows; row += count) level->place(w, row);
 }
 
 typedef struct {

@@ -35,5 +35,9 @@ class RowOperations(CpuOperations):
     def _attended(self, q: torch.Tensor, tiles: list[Tile], attention: Attention) -> torch.Tensor:
         return attend_rows(q, self._pool, tiles, attention)
 
+    def _placed(self, attention: Attention, qkv: torch.Tensor) -> bool:
+        """Never: it depends on the number of rows, and rotations are rounded otherwise."""
+        return False
+
     def _rotate_(self, x: torch.Tensor, angles: RotaryTables) -> None:
         x.copy_(x * angles.cos + rolled(x, angles, self._spec.head_dim) * angles.sin)

@@ -41,6 +41,7 @@ class CpuRunner(ModelRunner):
 
     overlapped = False
     scores_prompts = True
+    divides_blocks = True
 
     def __init__(self, config: EngineConfig, model: LoadedModel) -> None:
         super().__init__(config, model)
@@ -59,8 +60,9 @@ class CpuRunner(ModelRunner):
 
     @torch.inference_mode()
     def launch(self, batch: StepBatch) -> list[Sampled]:
+        self.pool.cool()
         if batch.copies:
-            self.pool.copy(batch.copies)
+            self.pool.copy(batch.copies, batch.part_copies)
         if not batch.rows:
             return []
         clear_unwritten(self.pool, batch.rows)
@@ -85,6 +87,7 @@ class CpuRunner(ModelRunner):
         sampled = self._sampler.accept(verifying, found)
         if self.heads is not None and operations.states is not None:
             self.heads.observe(verifying, split_logits(rows, operations.states)[0], sampled)
+        sampled = [self._with_attention(each) for each in sampled]
         self._last.update((each.seq, each.tokens[-1]) for each in sampled if each.tokens)
         return with_scores(sampled + embeddings, scores)
 
@@ -93,6 +96,11 @@ class CpuRunner(ModelRunner):
         operations = self._operations(self._model.spec, self.pool, inputs)
         logits = self._model.decoder(operations).float()
         return finish_logits(logits, self._model.spec), operations
+
+    def _with_attention(self, sampled: Sampled) -> Sampled:
+        """With what was observed of its prompt, if anything."""
+        sums = self._plan.sums.pop(sampled.seq, None)
+        return sampled if sums is None else replace(sampled, attention=sums.tolist())
 
     def _with_last(self, row: Row) -> Row:
         """The row with its last sampled id in the history, where sampling reads it."""
@@ -108,6 +116,7 @@ class CpuRunner(ModelRunner):
 
     def forget(self, seq: int) -> None:
         self._last.pop(seq, None)
+        self._plan.sums.pop(seq, None)
         self._sampler.forget(seq)
         self._pooling.forget(seq)
 

@@ -5,13 +5,14 @@ the content of the blocks: a wrong block table, cache hit, copy or adapter gives
 """
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from engine.batch import LAST_SAMPLED, AdapterHandle, Drafter, Row, Sampled, StepBatch
+from engine.cache.windowed import Windowed
 from engine.config import EngineConfig
 from engine.decoding.splitmix import mix
 from engine.errors import AdapterError, IntegrityError, RequestError
@@ -53,6 +54,7 @@ class FakeRunner:
         eos: tuple[int, ...] = (0,),
         overlapped: bool = False,
         sight: Sight | None = None,
+        windowed: Windowed | None = None,
         blocks_per_rank: float = 0.25,
         pause: Callable[[StepBatch], None] | None = None,
     ) -> None:
@@ -61,12 +63,16 @@ class FakeRunner:
         self.overlapped = overlapped
         self.scores_prompts = True
         self.drafter: Drafter | None = None
-        self.sight = sight or config.kv_sight
-        self.expert_rows: dict[int, list[int]] = {}
+        self.sight = sight or config.kv_sight_of_all
+        self.expert_rows: Mapping[int, list[int]] = {}
         self._blocks_per_rank = blocks_per_rank
         self._pause = pause  # simulates a step's duration: sleeps, or advances a fake clock
-        self._kv = np.zeros((blocks, config.block_size), dtype=np.uint64)
-        self.block_bytes = 8 * config.block_size
+        self.windowed = windowed
+        numbers = blocks if windowed is None else windowed.numbers
+        self._kv = np.zeros((numbers, config.block_size), dtype=np.uint64)
+        self._parts = np.zeros((blocks, config.block_size), dtype=np.uint64)
+        self.bare_bytes = 8 * config.block_size
+        self.block_bytes = self.bare_bytes * (1 if windowed is None else 2)
         self.layout = "fake"
         self.work = ModelWork(weight_bytes=0, token_flops=1000, position_bytes=1, position_flops=0)
         self._last: dict[int, int] = {}
@@ -113,6 +119,7 @@ class FakeRunner:
     def load_adapter(self, handle: AdapterHandle, blocks: list[int]) -> None:
         if handle.slot in self._slots or handle.digest not in self._host:
             raise IntegrityError(f"slot {handle.slot} is in use or its adapter is not registered")
+        self._cool()
         self._kv[blocks] = np.uint64(_seed(handle.digest))
         self._slots[handle.slot] = (handle, list(blocks))
 
@@ -124,12 +131,19 @@ class FakeRunner:
         self._last.pop(seq, None)
 
     def read_blocks(self, blocks: list[int]) -> Callable[[], list[bytes]]:
-        found = [self._kv[block].tobytes() for block in blocks]
+        found = [
+            self._kv[block].tobytes() + self._parts[self._slots_of([block])].tobytes()
+            for block in blocks
+        ]
         return lambda: found
 
     def write_blocks(self, blocks: list[int], data: list[bytes]) -> None:
+        self._cool()
         for block, each in zip(blocks, data, strict=True):
-            self._kv[block] = np.frombuffer(each, np.uint64)
+            values = np.frombuffer(each, np.uint64).reshape(-1, self._config.block_size)
+            self._kv[block] = values[0]
+            if len(values) > 1:
+                self._parts[self._slots_of([block])] = values[1:]
 
     def forced(self, seq: int) -> list[int]:
         return []
@@ -137,15 +151,19 @@ class FakeRunner:
     def grammar_ready(self, grammar: Grammar) -> bool:
         return False
 
-    def prepare_grammar(self, grammar: Grammar) -> None:
+    def prepare_grammar(self, grammar: Grammar) -> object:
         raise RequestError(
             "invalid_grammar", f"the {grammar.kind} cannot be served: this engine has no model"
         )
 
     def launch(self, batch: StepBatch) -> list[Sampled]:
+        self._cool()
         if batch.copies:
             sources = [a for a, _ in batch.copies]
             self._kv[[b for _, b in batch.copies]] = self._kv[sources]
+        if batch.part_copies:
+            sources = [a for a, _ in batch.part_copies]
+            self._parts[[b for _, b in batch.part_copies]] = self._parts[sources]
         results = [r for r in map(self._compute, batch.rows) if r is not None]
         if self._pause is not None:
             self._pause(batch)
@@ -170,6 +188,7 @@ class FakeRunner:
         flat[row.start : end] = np.array(fresh, dtype=np.uint64)
         first = row.start // self._config.block_size
         self._kv[blocks[first:]] = flat.reshape(len(blocks), -1)[first:]
+        self._write_parts(row, blocks, flat)
         following = row.history[row.start + 1 : row.start + 1 + row.scored]
         scores = [PromptLogprob(token, -0.5, 1) for token in following] if row.scored else None
         if row.sampling.pooling:
@@ -182,10 +201,42 @@ class FakeRunner:
             if place < end and sampled[-1] != tokens[place - row.start]:
                 break
         self._last[row.seq] = sampled[-1]
-        if row.sampling.logprobs is None:
-            return Sampled(row.seq, sampled, scores=scores)
-        logprobs = [self._logprob(token, row) for token in sampled]
-        return Sampled(row.seq, sampled, logprobs, scores=scores)
+        firsts = flat[:: self._config.block_size].tolist()
+        attention = None if row.observed is None else [float(n % 97) for n in firsts]
+        logprobs = None
+        if row.sampling.logprobs is not None:
+            logprobs = [self._logprob(token, row) for token in sampled]
+        return Sampled(row.seq, sampled, logprobs, scores=scores, attention=attention)
+
+    def _write_parts(self, row: Row, blocks: list[int], flat: NDArray[np.uint64]) -> None:
+        """Writes what layers with a window keep, and checks what they see."""
+        if self.windowed is None:
+            return
+        size = self._config.block_size
+        seen = max(0, row.start - self.windowed.sight.window + 1)
+        slots = self._slots_of(blocks[seen // size :])
+        if len(slots) < len(blocks) - seen // size:
+            raise IntegrityError(f"sequence {row.seq} sees or writes a block without a part")
+        before, at = seen // size * size, seen % size
+        parts = self._parts[slots].reshape(-1)
+        if (parts[at : row.start - before] != flat[seen : row.start]).any():
+            raise IntegrityError(f"sequence {row.seq} sees another's part of a block")
+        parts[row.start - before :] = flat[row.start :]
+        self._parts[slots] = parts.reshape(len(slots), size)
+
+    def _slots_of(self, blocks: list[int]) -> list[int]:
+        """Of those that have parts."""
+        if self.windowed is None:
+            return []
+        return [slot for block in blocks if (slot := self.windowed.slots[block]) >= 0]
+
+    def _cool(self) -> None:
+        """What is listed as cold loses its content."""
+        if self.windowed is None:
+            return
+        for memory, numbers in zip((self._parts, self._kv), self.windowed.cold, strict=True):
+            memory[numbers] = 0
+            numbers.clear()
 
     def _token_after(self, flat: NDArray[np.uint64], row: Row) -> int:
         """The token that follows the positions `flat`."""

@@ -11,21 +11,30 @@ from torch import Tensor
 from engine.batch import LAST_SAMPLED, Row, Sampled, StepBatch
 from engine.config import EngineConfig
 from engine.decoding.edits import reads_history
-from engine.decoding.sampling import Choice, host_samples, is_greedy, refuse_not_finite
+from engine.decoding.sampling import Choice, host_samples, is_greedy
+from engine.decoding.truncation import without_rare
 from engine.execution.cuda_graphs import CHUNK_ROWS, CudaGraph, DecodeGraphs, GraphKey, PlainReplay
+from engine.execution.expert_loads import ExpertLoads
 from engine.execution.gpu_tuning import fastest_tiles
-from engine.execution.gpu_warm_up import compiling_steps, padding_step, prompt_step
+from engine.execution.gpu_warm_up import (
+    compiling_params,
+    compiling_steps,
+    padding_step,
+    prompt_step,
+)
 from engine.execution.model_runner import ModelRunner
 from engine.kernels.attention_launch import Partials, choose_splits, max_partials
 from engine.kernels.model import KernelModel
+from engine.kernels.sampling_launch import LastTokens, sample
 from engine.kernels.sequence_rows import SequenceRows
 from engine.kernels.skinny_launch import MAX_ROWS
 from engine.kernels.step import DeviceStep, HostStep, StepBuffer, host_step
-from engine.layers.logits import finish_logits
+from engine.layers.logits import changes_logits, finish_logits
 from engine.layers.step import order_rows
 from engine.layers.transfer import on_device
 from engine.lora.gpu_adapters import GpuAdapters
 from engine.models.load import LoadedModel, refuse_on_gpu
+from engine.protocol import SamplingParams
 from engine.speculation.verify import sampled_rows, verified
 
 log = logging.getLogger("tollhouse.engine")
@@ -43,6 +52,7 @@ class GpuStep:
     done: "torch.cuda.Event | None" = None
     # Logits of the rows and their sequence rows, while the step is not sampled yet.
     logits: tuple[Tensor, Tensor] | None = None
+    loads: Tensor | None = None  # rows that each expert has computed so far
 
 
 class GpuRunner(ModelRunner):
@@ -89,8 +99,11 @@ class GpuRunner(ModelRunner):
             if device.type == "cuda"
             else PlainReplay,
         )
+        self._loads = ExpertLoads(model.decoder, device)
+        self.expert_rows = self._loads.rows
         self._unsampled: GpuStep | None = None
-        self._greedy: dict[int, bool] = {}  # by sequence: whether an argmax is enough
+        # Of the step that is being sampled: the sequence row of each row of logits.
+        self._of_sequences = torch.zeros(1, dtype=torch.int32, device=device)
 
     @torch.inference_mode()
     def launch(self, batch: StepBatch) -> GpuStep:
@@ -105,8 +118,9 @@ class GpuRunner(ModelRunner):
         rows_to_sample = [row for row in rows if row.sample]
         if not rows_to_sample:
             # Waited for all the same: the scheduler's timing needs the true duration of steps.
-            return GpuStep([], done=self._completion_event())
-        step = GpuStep(rows_to_sample, logits=(logits, of_sequences))
+            loads = self._loads.copied()
+            return GpuStep([], done=self._completion_event(), loads=loads)
+        step = GpuStep(rows_to_sample, logits=(logits, of_sequences), loads=self._loads.copied())
         if any(self._sampled_later(row) for row in rows_to_sample):
             self._unsampled = step
         else:
@@ -119,6 +133,8 @@ class GpuRunner(ModelRunner):
             self._sample_unsampled()
         if ticket.done is not None:
             ticket.done.synchronize()
+        if ticket.loads is not None:
+            self._loads.keep(ticket.loads)
         if ticket.choice is None:
             return []
         found = host_samples(ticket.sampled_rows, ticket.choice)
@@ -144,6 +160,10 @@ class GpuRunner(ModelRunner):
         most, context = self._config.max_batch_tokens, self._model.spec.context
         for step in compiling_steps(most, context, self.adapters.rank_sizes):
             self._compute(self._send(step))
+        for dtype in {torch.float32, self._model.dtype}:
+            logits = torch.zeros(1, self._model.spec.vocab, dtype=dtype, device=self._device)
+            for params in compiling_params():
+                self.choose(logits, [params], [0.0])
 
     @torch.inference_mode()
     def run_prompts(self, tokens: int, most_sampled: int) -> None:
@@ -157,6 +177,8 @@ class GpuRunner(ModelRunner):
         """Chooses by measurement how steps of few tokens run. Call it before graphs are recorded."""
         if self._device.type != "cuda" or self._model.dtype == torch.float16:
             return
+        if not self._forward.fusable:
+            return
         for size in (size for size in self._graphs.sizes if size <= MAX_ROWS):
             device_step = self._send(
                 self._graphs.fit(padding_step(GraphKey(size, 0)), GraphKey(size, 0))
@@ -169,7 +191,6 @@ class GpuRunner(ModelRunner):
     def forget(self, seq: int) -> None:
         self._rows.forget(seq)
         self._sampler.forget(seq)
-        self._greedy.pop(seq, None)
 
     def _run(self, decodes: list[Row], prefills: list[Row]) -> tuple[Tensor, Tensor]:
         """Logits of the sampled rows, and the sequence row of each."""
@@ -190,13 +211,14 @@ class GpuRunner(ModelRunner):
         return logits[:count], device_step.sampled_rows[:count]
 
     def _graph_for(self, step: HostStep) -> GraphKey | None:
-        """The graph that can replay this step: None if it has prompt chunks or is too large."""
+        """The graph that can replay this step: None if it has prompt chunks, is too large, or
+        has adapters of experts."""
         if step.decodes < len(step.table_rows) or not len(step.sampled):
             return None
         lora = step.lora
         if lora is None:
             return self._graphs.key(step.decodes, 0, 0)
-        if lora.chunk_rows != CHUNK_ROWS:
+        if lora.chunk_rows != CHUNK_ROWS or lora.slots is not None:
             return None
         active = len({slot for slot, _, _ in lora.chunks.tolist()})
         return self._graphs.key(step.decodes, active, lora.max_rank)
@@ -215,25 +237,24 @@ class GpuRunner(ModelRunner):
         step.sampled_rows = [
             each for row in step.rows for each in sampled_rows(row, _first_of(row))
         ]
-        choice = self._choose(step.sampled_rows, logits)
-        # Where rows of one sequence verify guesses, the last token is not read: it is known to the
-        # host before the next row.
-        self._last.index_copy_(0, of_sequences.long(), choice.tokens.clamp(min=0))
+        self._of_sequences = of_sequences
+        choice = self._sampled(step.sampled_rows, logits)
         step.logits = None
         self._copy_to_host(step, choice)
 
-    def _choose(self, rows: list[Row], logits: Tensor) -> Choice:
-        if all(self._is_greedy(row) for row in rows):
-            greatest, tokens = logits.max(-1)
-            return Choice(refuse_not_finite(tokens, greatest), None, None)
+    def _sampled(self, rows: list[Row], logits: Tensor) -> Choice:
+        plain = all(self._sampler.is_plain(row) for row in rows)
+        any_drawn = not all(is_greedy(row.sampling) for row in rows)
+        if plain and not (changes_logits(self._model.spec) and any_drawn):
+            return Choice(self._sampler.choose(rows, logits), None, None)
         logits = finish_logits(logits.float(), self._model.spec)
         return self._sampler(rows, logits, self._sampler.begin(rows))
 
-    def _is_greedy(self, row: Row) -> bool:
-        greedy = self._greedy.get(row.seq)
-        if greedy is None:
-            greedy = self._greedy[row.seq] = is_greedy(row.sampling)
-        return greedy
+    def choose(self, logits: Tensor, params: list[SamplingParams], uniforms: list[float]) -> Tensor:
+        """The tokens of the step's rows, which the next step finds in `_last`. Where rows of one
+        sequence verify guesses it is not read: the host knows it before the next row."""
+        last = LastTokens(self._last, self._of_sequences)
+        return sample(without_rare(logits, params), params, uniforms, last)
 
     def _copy_to_host(self, step: GpuStep, choice: Choice) -> None:
         if self._device.type != "cuda":

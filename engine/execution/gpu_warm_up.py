@@ -6,6 +6,7 @@ import numpy as np
 from engine.execution.cuda_graphs import CHUNK_ROWS, GraphKey
 from engine.kernels.lora_chunks import chunk_rows_for
 from engine.kernels.step import HostStep, LoraRows
+from engine.protocol import SamplingParams
 
 _FEW, _MANY = 40, 272  # tokens on either side of the sizes at which the LoRA kernels change
 
@@ -61,3 +62,8 @@ def compiling_steps(most_tokens: int, context: int, rank_sizes: list[int]) -> li
         for decodes in (0, 1)
         for rank in (0, *rank_sizes)
     ] or [prompt_step(most_tokens, 0, 1, context)]
+
+
+def compiling_params() -> list[SamplingParams]:
+    """What rows ask for that between them launch every variant of the kernel that samples."""
+    return [SamplingParams(max_tokens=1, temperature=each) for each in (0.0, 1.0)]

@@ -1,17 +1,20 @@
 """The common part of the CPU and GPU runners: a loaded model, its KV memory and its adapters."""
 
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 import torch
 
 from engine.batch import AdapterHandle, Drafter
+from engine.cache.windowed import windowed_layers
 from engine.config import EngineConfig
+from engine.decoding.grammar.compiler import Compiled
 from engine.decoding.grammar.grammars import Grammars
-from engine.decoding.sampling import Sampler
+from engine.decoding.sampling import Choose, Sampler
 from engine.execution.kv_budget import decide_blocks
+from engine.layers.experts import Mixture
 from engine.layers.rotary import RotaryTables, rotary_tables
 from engine.lora.adapter_memory import AdapterMemory
 from engine.models.load import LoadedModel
@@ -26,6 +29,9 @@ class ModelRunner:
 
     adapters: AdapterMemory[Any]
     drafter: Drafter | None = None
+    # Whether layers with a window have a table of their own: the kernels of a GPU read one for all.
+    divides_blocks = False
+    choose: Choose | None = None  # tokens from logits; None: by torch
 
     def __init__(self, config: EngineConfig, model: LoadedModel, reserved: int = 0) -> None:
         """`reserved`: bytes of the device's memory that steps need beside the pool."""
@@ -33,15 +39,26 @@ class ModelRunner:
         blocks = decide_blocks(config, spec, dtype, device, reserved)
         self._model = model
         self.sight = spec.sight
-        self.pool = make_pool(config, spec, blocks, dtype, device)
-        self.block_bytes = self.pool.block_bytes
+        self.windowed = windowed_layers(spec, blocks) if self.divides_blocks else None
+        self.pool = make_pool(config, spec, blocks, dtype, device, self.windowed)
+        self.block_bytes, self.bare_bytes = self.pool.block_bytes, self.pool.bare_bytes
         self.work = model_work(spec, model.bytes, self.block_bytes / config.block_size)
         mixtures = [block.mixture for block in model.decoder.blocks]
-        self.expert_rows = {n: each.rows for n, each in enumerate(mixtures) if each is not None}
-        self.layout = f"{device.type} {tuple(self.pool.data.shape[1:])} {self.pool.data.dtype}"
+        self.expert_rows: Mapping[int, list[int]] = {
+            n: each.rows for n, each in enumerate(mixtures) if isinstance(each, Mixture)
+        }
+        shapes = [
+            tuple(each.shape[1:]) for each in (self.pool.data, self.pool.parts) if each.numel()
+        ]
+        self.layout = f"{device.type} {' '.join(map(str, shapes))} {self.pool.data.dtype}"
         self.grammars = Grammars(partial(tokenizer_json, model.path), spec.vocab, spec.eos)
         self._sampler = Sampler(
-            spec.vocab, spec.eos, device, self.grammars.matchers, config.batch_invariant
+            spec.vocab,
+            spec.eos,
+            device,
+            self.grammars.matchers,
+            config.batch_invariant,
+            self.choose,
         )
         self.info = EngineInfo(
             engine_id=uuid.uuid4().hex,
@@ -82,13 +99,14 @@ class ModelRunner:
 
     @torch.inference_mode()
     def write_blocks(self, blocks: list[int], data: list[bytes]) -> None:
+        self.pool.cool()
         self.pool.fill(blocks, data)
 
     def grammar_ready(self, grammar: Grammar) -> bool:
         return self.grammars.ready(grammar)
 
-    def prepare_grammar(self, grammar: Grammar) -> None:
-        self.grammars.prepare(grammar)
+    def prepare_grammar(self, grammar: Grammar) -> Compiled:
+        return self.grammars.prepare(grammar)
 
     def forced(self, seq: int) -> list[int]:
         return self.grammars.matchers.forced(seq)

@@ -55,6 +55,9 @@ class OutputProcessor:
                 raise IntegrityError(f"the runner returned nothing for sequence {row.seq}")
             if result is not None and result.scores is not None:
                 seq.request.add_scores(row.start + 1, result.scores)
+            if result is not None and result.attention is not None:
+                assert self.scheduler.eviction is not None
+                self.scheduler.eviction.choose(seq.request, result.attention)
             if result is not None and not row.sample and not result.error:
                 result = None
             end = row.position if result is None else self._verify(seq, row, result)
@@ -66,7 +69,7 @@ class OutputProcessor:
                 self._end_failed(seq.request, result.error, now)
             else:
                 self._take(seq, row, end, result, now)
-                self.scheduler.release_unread(seq, min(end, seq.computed))
+                self.scheduler.tables.release_unread(seq, min(end, seq.computed))
 
     def fail(self, launched: LaunchedStep, message: str, now: float) -> None:
         """The step failed on the device: its requests end with an error, all others go on."""
@@ -83,11 +86,14 @@ class OutputProcessor:
     def _verify(self, seq: Sequence, row: Row, result: Sampled) -> int:
         """Counts the guesses that proved wrong. Returns up to which position KV is now present: the
         KV of wrong guesses will be overwritten."""
+        if not result.tokens and not result.error:  # a mask was late: a later step verifies them
+            return row.position - row.drafts
         right = max(0, len(result.tokens) - 1)
         if result.ended and right < row.drafts:  # perhaps by a guess: nothing was sampled after it
             right += row.tokens[right - row.drafts] == result.tokens[right]
         wrong = row.drafts - right
         seq.request.rejected += wrong
+        seq.request.accepted += row.drafts - wrong
         self.metrics.add("rejected_tokens", wrong)
         self.metrics.add("drafted_tokens", row.drafts)
         return row.position - wrong
@@ -200,8 +206,10 @@ class OutputProcessor:
         if not self.config.prefix_cache:
             return
         size = self.config.block_size
+        if self.config.kv_heavy:  # positions of answers do not see all that others would
+            end = min(end, seq.prompt_len)
         first, last = start // size, end // size
-        if first == last:
+        if first >= last:
             return
         if len(seq.keys) < last:
             self.scheduler.keys.extend(seq, last)

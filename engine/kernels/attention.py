@@ -10,8 +10,10 @@ import triton
 import triton.language as tl
 
 from engine.kernels.dot import dot
+from engine.kernels.kv_codes import widen
 
 LOG2E = tl.constexpr(1.4426950408889634)
+LEAST = tl.constexpr(128)  # keys in a split: with fewer, what a split keeps outweighs what it reads
 
 
 @triton.jit
@@ -31,14 +33,32 @@ def _sequence_of(block, cu_q, num_seqs, BLOCK_Q: tl.constexpr):
 
 
 @triton.jit
+def _split_keys(keys, SPLITS: tl.constexpr, TILE: tl.constexpr):
+    """The keys in a split of so many, a multiple of the tile. The length of the sequence alone decides
+    how many of the splits are used, also in a graph that was recorded for any length."""
+    even = tl.cdiv(tl.cdiv(keys, TILE), SPLITS)
+    return tl.maximum(even, (LEAST + TILE - 1) // TILE) * TILE
+
+
+@triton.jit
+def _bfloat16(x):
+    """Rounded to what bfloat16 holds, half to even, in float32."""
+    bits = x.to(tl.int32, bitcast=True)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) & -65536).to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def _attend(
-    acc, peak, total, q, k_base, v_base, table,
-    position, low, begin, end, scale, stride_block, stride_token,
+    acc, peak, total, q, k_base, v_base, k_scales, v_scales, table,
+    slope, position, low, begin, end, scale, stride_block, stride_token, scale_block,
     HEAD_DIM: tl.constexpr, HEAD_PAD: tl.constexpr, TILE: tl.constexpr, PAGE: tl.constexpr,
-    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr, MASKED: tl.constexpr,
+    WINDOW: tl.constexpr, FIRST: tl.constexpr, SOFTCAP: tl.constexpr, KIND: tl.constexpr,
+    ALIBI: tl.constexpr, PRECISION: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Online softmax over the keys [begin, end); unmasked tiles must be visible to every row. Keys
-    before `low` are not read: their blocks may belong to another sequence by now."""
+    before `low` are not read: their blocks may belong to another sequence by now. `KIND` is one of
+    `kv_codes`; scales are read with codes alone. `slope` is read with ALIBI alone: 1 is for biases by
+    the distance of a key, 2 for those of Falcon, by its position and rounded to bfloat16."""
     dims = tl.arange(0, HEAD_PAD)
     dim_ok = dims < HEAD_DIM
     for start in range(begin, end, TILE):
@@ -52,22 +72,38 @@ def _attend(
         k_ptr = k_base + at[None, :] + dims[:, None]
         v_ptr = v_base + at[:, None] + dims[None, :]
         if MASKED:
-            k = tl.load(k_ptr, mask=dim_ok[:, None] & key_ok[None, :], other=0.0)
-            v = tl.load(v_ptr, mask=dim_ok[None, :] & key_ok[:, None], other=0.0)
+            k = tl.load(k_ptr, mask=dim_ok[:, None] & key_ok[None, :], other=0)
+            v = tl.load(v_ptr, mask=dim_ok[None, :] & key_ok[:, None], other=0)
         elif HEAD_DIM != HEAD_PAD:
-            k = tl.load(k_ptr, mask=dim_ok[:, None], other=0.0)
-            v = tl.load(v_ptr, mask=dim_ok[None, :], other=0.0)
+            k = tl.load(k_ptr, mask=dim_ok[:, None], other=0)
+            v = tl.load(v_ptr, mask=dim_ok[None, :], other=0)
         else:
             k = tl.load(k_ptr)
             v = tl.load(v_ptr)
+        if KIND != 0:
+            scale_at = blocks.to(tl.int64) * scale_block + keys % PAGE
+            if MASKED:
+                k_scale = tl.load(k_scales + scale_at, mask=key_ok, other=0.0)
+                v_scale = tl.load(v_scales + scale_at, mask=key_ok, other=0.0)
+            else:
+                k_scale = tl.load(k_scales + scale_at)
+                v_scale = tl.load(v_scales + scale_at)
+            k = widen(k, k_scale.to(tl.float32)[None, :], q.dtype, KIND)
+            v = widen(v, v_scale.to(tl.float32)[:, None], q.dtype, KIND)
         score = dot(q, k, PRECISION) * scale
         if SOFTCAP > 0:  # tanh by exp; `scale` does not include log2(e) yet
             steep = tl.exp(tl.minimum(-2.0 * score / SOFTCAP, 80.0))
             score = SOFTCAP * (2.0 / (1.0 + steep) - 1.0) * LOG2E
+        if ALIBI == 1:
+            score += slope[:, None] * (keys[None, :] - position[:, None]).to(tl.float32)
+        elif ALIBI == 2:
+            bias = _bfloat16(slope[:, None] * _bfloat16(keys.to(tl.float32))[None, :])
+            score += bias * (scale * LOG2E if SOFTCAP > 0 else scale)
         if MASKED:
             seen = key_ok[None, :] & (keys[None, :] <= position[:, None])
             if WINDOW > 0:
-                seen = seen & (keys[None, :] > position[:, None] - WINDOW)
+                recent = keys[None, :] > position[:, None] - WINDOW
+                seen = seen & (recent | (keys < FIRST)[None, :] if FIRST > 0 else recent)
             score = tl.where(seen, score, float("-inf"))
         new_peak = tl.maximum(peak, tl.max(score, 1))
         shift = new_peak
@@ -86,15 +122,19 @@ def _attend(
     do_not_specialize_on_alignment=["table_rows", "seq_lens", "cu_q"],
 )
 def attention_kernel(
-    out, part_acc, part_peak, part_total, q, k_cache, v_cache,
+    out, part_acc, part_peak, part_total, q, k_cache, v_cache, k_scales, v_scales,
     tables, table_rows, seq_lens, cu_q,
-    scale, num_seqs,
-    q_token, q_head, o_token, o_head, kv_block, kv_token, kv_head_stride, table_stride,
+    sinks, slopes, scale, num_seqs,
+    q_token, q_head, o_token, o_head, kv_block, kv_token, kv_head_stride, scale_block, scale_head,
+    table_stride,
     HEAD_DIM: tl.constexpr, HEAD_PAD: tl.constexpr, GROUP: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_Q: tl.constexpr, ONE_QUERY: tl.constexpr,
-    TILE: tl.constexpr, PAGE: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
-    SPLITS: tl.constexpr, PRECISION: tl.constexpr,
+    TILE: tl.constexpr, PAGE: tl.constexpr, WINDOW: tl.constexpr, FIRST: tl.constexpr,
+    SOFTCAP: tl.constexpr, SPLITS: tl.constexpr, KIND: tl.constexpr, SINKS: tl.constexpr,
+    ALIBI: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
+    """With SINKS each query head has a score that belongs to no key: the first split counts it. So it
+    does the FIRST keys, which are seen beside the WINDOW, as far as they lie before its tiles."""
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
     if ONE_QUERY:
@@ -134,9 +174,14 @@ def attention_kernel(
     if WINDOW > 0:
         low = tl.maximum(context + first + 1 - WINDOW, 0)
         begin = low // TILE * TILE
-    per_split = tl.cdiv(tl.cdiv(end - begin, TILE), SPLITS) * TILE
-    begin += split * per_split
-    end = tl.minimum(end, begin + per_split)
+    used = 1
+    if SPLITS > 1:
+        per_split = _split_keys(end - begin, SPLITS, TILE)
+        used = tl.cdiv(end - begin, per_split)
+        begin += split * per_split
+        if (split > 0) & (begin >= end):
+            return
+        end = tl.minimum(end, begin + per_split)
     plain_end = begin
     if WINDOW == 0:  # tiles that the block's first query sees in full need no mask
         plain_end = tl.maximum(tl.minimum(end, (context + first + 1) // TILE * TILE), begin)
@@ -144,26 +189,44 @@ def attention_kernel(
     acc = tl.zeros([BLOCK_M, HEAD_PAD], dtype=tl.float32)
     peak = tl.full([BLOCK_M], float("-inf"), dtype=tl.float32)
     total = tl.zeros([BLOCK_M], dtype=tl.float32)
+    if SINKS:
+        sink = tl.load(sinks + head).to(tl.float32) * LOG2E
+        peak = tl.where(split == 0, sink, peak)
+        total = tl.where(split == 0, 1.0, total)
+    slope = peak
+    if ALIBI != 0:
+        slope = tl.load(slopes + head) * (LOG2E if ALIBI == 1 else 1.0)
     k_base = k_cache + kv_head * kv_head_stride
     v_base = v_cache + kv_head * kv_head_stride
+    k_scales += kv_head * scale_head
+    v_scales += kv_head * scale_head
     table = tables + tl.load(table_rows + seq).to(tl.int64) * table_stride
     if SOFTCAP == 0:
         scale = scale * LOG2E
+    if FIRST > 0:
+        lead = tl.where(split == 0, tl.minimum(low, FIRST), 0)
+        acc, peak, total = _attend(
+            acc, peak, total, q_tile, k_base, v_base, k_scales, v_scales, table,
+            slope, position, 0, 0, lead, scale, kv_block, kv_token, scale_block,
+            HEAD_DIM, HEAD_PAD, TILE, PAGE, 0, 0, SOFTCAP, KIND, ALIBI, PRECISION, True,
+        )  # fmt: skip
     if WINDOW == 0:
         acc, peak, total = _attend(
-            acc, peak, total, q_tile, k_base, v_base, table, position, 0, begin, plain_end, scale,
-            kv_block, kv_token, HEAD_DIM, HEAD_PAD, TILE, PAGE, WINDOW, SOFTCAP, PRECISION, False,
+            acc, peak, total, q_tile, k_base, v_base, k_scales, v_scales, table,
+            slope, position, 0, begin, plain_end, scale, kv_block, kv_token, scale_block,
+            HEAD_DIM, HEAD_PAD, TILE, PAGE, WINDOW, FIRST, SOFTCAP, KIND, ALIBI, PRECISION, False,
         )  # fmt: skip
     acc, peak, total = _attend(
-        acc, peak, total, q_tile, k_base, v_base, table, position, low, plain_end, end, scale,
-        kv_block, kv_token, HEAD_DIM, HEAD_PAD, TILE, PAGE, WINDOW, SOFTCAP, PRECISION, True,
+        acc, peak, total, q_tile, k_base, v_base, k_scales, v_scales, table,
+        slope, position, low, plain_end, end, scale, kv_block, kv_token, scale_block,
+        HEAD_DIM, HEAD_PAD, TILE, PAGE, WINDOW, FIRST, SOFTCAP, KIND, ALIBI, PRECISION, True,
     )  # fmt: skip
 
-    if SPLITS == 1:
+    if used <= 1:
         result = acc / tl.maximum(total, 1e-30)[:, None]
         o_ptr = out + token[:, None] * o_token + head[:, None] * o_head + dims[None, :]
         tl.store(o_ptr, result.to(out.dtype.element_ty), mask=tile_ok)
-    else:
+    elif SPLITS > 1:
         heads = tl.num_programs(1) * GROUP
         cell = (token * heads + head) * SPLITS + split
         tl.store(part_peak + cell, peak, mask=row_ok)
@@ -171,25 +234,32 @@ def attention_kernel(
         tl.store(part_acc + cell[:, None] * HEAD_PAD + dims[None, :], acc, mask=tile_ok)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["seq_lens", "cu_q"])
 def combine_kernel(
-    out, part_acc, part_peak, part_total, o_token, o_head,
-    HEAD_DIM: tl.constexpr, HEAD_PAD: tl.constexpr, SPLITS: tl.constexpr,
+    out, part_acc, part_peak, part_total, seq_lens, cu_q, o_token, o_head,
+    HEAD_DIM: tl.constexpr, HEAD_PAD: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr,
+    SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """One program combines the partial results of one (token, head)."""
+    """One program combines the partial results of one (token, head) with more than one split."""
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
-    cells = (token * tl.num_programs(1) + head) * SPLITS + tl.arange(0, SPLITS)
+    keys = tl.load(seq_lens + token) * (tl.load(cu_q + token + 1) - tl.load(cu_q + token))
+    if WINDOW > 0:
+        keys -= tl.maximum(keys - WINDOW, 0) // TILE * TILE
+    used = tl.cdiv(keys, _split_keys(keys, SPLITS, TILE))
+    if used <= 1:
+        return
+    splits = tl.arange(0, SPLITS)
+    cells = (token * tl.num_programs(1) + head) * SPLITS + splits
     dims = tl.arange(0, HEAD_PAD)
-    peak = tl.load(part_peak + cells)
-    total = tl.load(part_total + cells)
-    used = total > 0  # the later splits of a short sequence are empty
-    peak = tl.where(used, peak, -1e30)
-    weight = tl.where(used, tl.exp2(peak - tl.max(peak, 0)), 0.0)
-    mask = used[:, None] & (dims < HEAD_DIM)[None, :]
+    peak = tl.load(part_peak + cells, mask=splits < used, other=0.0)
+    total = tl.load(part_total + cells, mask=splits < used, other=0.0)
+    some = total > 0
+    peak = tl.where(some, peak, -1e30)
+    weight = tl.where(some, tl.exp2(peak - tl.max(peak, 0)), 0.0)
+    mask = some[:, None] & (dims < HEAD_DIM)[None, :]
     acc = tl.load(part_acc + cells[:, None] * HEAD_PAD + dims[None, :], mask=mask, other=0.0)
     result = tl.sum(acc * weight[:, None], 0)
-    # A padding row has no keys; its output is zeros.
-    result /= tl.maximum(tl.sum(tl.where(used, total, 0.0) * weight, 0), 1e-30)
+    result /= tl.maximum(tl.sum(total * weight, 0), 1e-30)
     o_ptr = out + token * o_token + head * o_head + dims
     tl.store(o_ptr, result.to(out.dtype.element_ty), mask=dims < HEAD_DIM)

@@ -7,7 +7,9 @@ from torch import Tensor
 
 from engine.kernels.attention import attention_kernel, combine_kernel
 from engine.kernels.attention_reference import AttentionStep
-from engine.kernels.launch import power_of_two, precision
+from engine.kernels.kv_launch import PagedKv, of_kernels
+from engine.kernels.launch import capability, power_of_two, precision
+from engine.layers.alibi import Alibi
 from engine.model_spec import AttentionShape
 
 MAX_SPLITS = 32
@@ -28,18 +30,26 @@ def decode_tiles(group: int, head_dim: int, dtype: torch.dtype) -> Tiles:
     return Tiles(block_m, 64 if head_dim <= 128 else 32, 4, 3)
 
 
-def prefill_tiles(group: int, head_dim: int, dtype: torch.dtype) -> Tiles:
+def prefill_tiles(group: int, head_dim: int, dtype: torch.dtype, codes: bool = False) -> Tiles:
     min_rows = max(16, power_of_two(group))
     if dtype == torch.float32:
         return Tiles(max(32, min_rows), 32, 4, 2)
+    # Before Hopper the operands of products are in registers, which fewer stages or more warps spare;
+    # codes are widened in registers.
+    early = capability() < 90
+    if capability() >= 100 and head_dim <= 64:  # scores of 64 keys would spill there
+        return Tiles(max(128, min_rows), 32, 8, 3)
     if head_dim > 128:
-        return Tiles(max(64, min_rows), 32, 4, 2)
-    return Tiles(max(128, min_rows), 64, 8, 3)
+        keys = 16 if early and codes else 32
+        return Tiles(max(64, min_rows), keys, 8 if early or codes else 4, 2)
+    if early and codes:
+        return Tiles(max(64, min_rows), 32, 8, 2)
+    return Tiles(max(128, min_rows), 64, 8, 2 if early else 3)
 
 
 def choose_splits(sequences: int, kv_heads: int, max_keys: int, processors: int) -> int:
-    """Number of splits of the keys with which a decode step fills 1.5 times the multiprocessors: a
-    power of two, with at least 128 keys in a split. It does not depend on the actual lengths."""
+    """Number of splits of `max_keys` keys with which a decode step fills 1.5 times the multiprocessors:
+    a power of two, with at least 128 keys in a split. A shorter sequence uses the first of them."""
     splits_for_occupancy = -(-3 * processors // max(1, 2 * sequences * kv_heads))
     by_length = max(1, max_keys // 128)
     return min(MAX_SPLITS, power_of_two(splits_for_occupancy), power_of_two(by_length))
@@ -73,36 +83,51 @@ def paged_attention(
     step: AttentionStep,
     shape: AttentionShape,
     *,
+    scales: Tensor | None = None,
+    sinks: Tensor | None = None,
+    alibi: Alibi | None = None,
     out: Tensor | None = None,
     partials: Partials | None = None,
     splits: int = 1,
     tiles: Tiles | None = None,
 ) -> Tensor:
     """`q` is [tokens, heads, dim], `kv` [blocks, key heads and then value heads, block size, dim]
-    contiguous in the last dimension. Decoding sequences and prompt chunks are launched separately,
-    each with its own tiles. Returns [tokens, heads, dim]."""
+    contiguous in the last dimension, and `scales` without that one where they are codes; `sinks`
+    [heads] are scores beside those of the keys, to which `alibi` is added (not beside `sinks`).
+    Decoding sequences and prompt chunks are launched separately, each with its own tiles. Returns
+    [tokens, heads, dim]."""
     out = torch.empty_like(q) if out is None else out
     _, heads, dim = q.shape
     group = 2 * heads // kv.shape[1]
+    given = _Given(of_kernels(kv, scales), shape, sinks, alibi)
     if step.decodes:
         if splits == 1:
             partials = None
         elif partials is None:
             partials = Partials.make(step.decodes * heads * splits, dim, q.device)
         chosen = tiles or decode_tiles(group, dim, q.dtype)
-        _launch(q, kv, out, step, shape, chosen, one_query=True, splits=splits, partials=partials)
+        _launch(q, given, out, step, chosen, one_query=True, splits=splits, partials=partials)
     if step.decodes < step.seq_lens.shape[0]:
-        chosen = tiles or prefill_tiles(group, dim, q.dtype)
-        _launch(q, kv, out, step, shape, chosen, one_query=False, splits=1, partials=None)
+        chosen = tiles or prefill_tiles(group, dim, q.dtype, scales is not None)
+        _launch(q, given, out, step, chosen, one_query=False, splits=1, partials=None)
     return out
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """What a layer's attention reads beside the queries."""
+
+    cache: PagedKv
+    shape: AttentionShape
+    sinks: Tensor | None
+    alibi: Alibi | None
 
 
 def _launch(
     q: Tensor,
-    kv: Tensor,
+    given: _Given,
     out: Tensor,
     step: AttentionStep,
-    shape: AttentionShape,
     tiles: Tiles,
     *,
     one_query: bool,
@@ -110,8 +135,8 @@ def _launch(
     partials: Partials | None,
 ) -> None:
     """Launches the decoding sequences (`one_query`) or all others."""
-    if kv.stride(3) != 1:
-        raise ValueError(f"kv has stride {kv.stride(3)} in its last dimension: it must be 1")
+    cache, shape, sinks, alibi = given.cache, given.shape, given.sinks, given.alibi
+    kv, scales = cache.data, cache.scales
     tokens, heads, dim = q.shape
     kv_heads, page = kv.shape[1] // 2, kv.shape[2]
     group, decodes = heads // kv_heads, step.decodes
@@ -122,17 +147,23 @@ def _launch(
     buffers = partials if partials is not None else Partials(q, q, q)
     attention_kernel[(blocks, kv_heads, splits)](
         out, buffers.acc, buffers.peak, buffers.total, q, kv, kv[:, kv_heads:],
+        scales, scales[:, kv_heads:],
         step.tables, step.table_rows[first:], step.seq_lens[first:], step.cu_q[first:],
-        shape.scale, count,
+        q if sinks is None else sinks, q if alibi is None else alibi.slopes, shape.scale, count,
         q.stride(0), q.stride(1), out.stride(0), out.stride(1),
-        kv.stride(0), kv.stride(2), kv.stride(1), step.tables.stride(0),
+        kv.stride(0), kv.stride(2), kv.stride(1), scales.stride(0), scales.stride(1),
+        step.tables.stride(0),
         HEAD_DIM=dim, HEAD_PAD=power_of_two(dim), GROUP=group,
         BLOCK_M=tiles.block_m, BLOCK_Q=block_q, ONE_QUERY=one_query, TILE=tiles.keys, PAGE=page,
-        WINDOW=shape.window, SOFTCAP=shape.softcap, SPLITS=splits, PRECISION=precision(q),
+        WINDOW=shape.window, FIRST=shape.first if shape.window else 0, SOFTCAP=shape.softcap,
+        SPLITS=splits, KIND=cache.kind, SINKS=sinks is not None,
+        ALIBI=0 if alibi is None else 1 + alibi.rounded, PRECISION=precision(q),
         num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
     if partials is not None:
         combine_kernel[(decodes, heads)](
-            out, partials.acc, partials.peak, partials.total, out.stride(0), out.stride(1),
-            HEAD_DIM=dim, HEAD_PAD=power_of_two(dim), SPLITS=splits, num_warps=4,
+            out, partials.acc, partials.peak, partials.total, step.seq_lens, step.cu_q,
+            out.stride(0), out.stride(1),
+            HEAD_DIM=dim, HEAD_PAD=power_of_two(dim), TILE=tiles.keys, WINDOW=shape.window,
+            SPLITS=splits, num_warps=4,
         )  # fmt: skip

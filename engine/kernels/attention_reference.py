@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from engine.layers.alibi import Alibi
 from engine.model_spec import AttentionShape
 
 
@@ -21,9 +22,20 @@ class AttentionStep:
 
 
 def paged_attention_reference(
-    q: Tensor, kv: Tensor, step: AttentionStep, shape: AttentionShape
+    q: Tensor,
+    kv: Tensor,
+    step: AttentionStep,
+    shape: AttentionShape,
+    scales: Tensor | None = None,
+    *,
+    sinks: Tensor | None = None,
+    alibi: Alibi | None = None,
 ) -> Tensor:
-    """`q` is [tokens, heads, dim], `kv` [blocks, key heads and then value heads, block size, dim]."""
+    """`q` is [tokens, heads, dim], `kv` [blocks, key heads and then value heads, block size, dim], and
+    `scales` without the last dimension where `kv` has codes. `sinks` [heads]: a score of each head that
+    belongs to no key."""
+    if scales is not None:
+        kv = (kv.float() * scales.float()[..., None]).to(q.dtype)
     out = torch.zeros_like(q)
     group = 2 * q.shape[1] // kv.shape[1]
     bounds = step.cu_q.tolist()
@@ -37,8 +49,15 @@ def paged_attention_reference(
         score = torch.einsum("qhd,hkd->hqk", q[begin:end].float(), keys) * shape.scale
         if shape.softcap:
             score = shape.softcap * torch.tanh(score / shape.softcap)
-        seen = _visible(end - begin, length, shape.window).to(q.device)
-        weight = score.masked_fill(~seen, float("-inf")).softmax(-1)
+        if alibi is not None:
+            keys_at = torch.arange(length, device=q.device)
+            score = score + alibi(keys_at[None], keys_at[-1:])[0][:, None]
+        seen = _visible(end - begin, length, shape).to(q.device)
+        score = score.masked_fill(~seen, float("-inf"))
+        if sinks is not None:
+            beside = sinks.float()[:, None, None].expand(-1, end - begin, 1)
+            score = torch.cat((score, beside), -1)
+        weight = score.softmax(-1)[..., :length]
         out[begin:end] = torch.einsum("hqk,hkd->qhd", weight, values).to(q.dtype)
     return out
 
@@ -50,8 +69,10 @@ def _gather(cache: Tensor, table: Tensor, length: int) -> Tensor:
     return cache[blocks].transpose(0, 1).flatten(1, 2)[:, :length].float()
 
 
-def _visible(queries: int, length: int, window: int) -> Tensor:
+def _visible(queries: int, length: int, shape: AttentionShape) -> Tensor:
     position = torch.arange(length - queries, length)[:, None]
     key = torch.arange(length)[None, :]
     seen = key <= position
-    return seen & (key > position - window) if window else seen
+    if not shape.window:
+        return seen
+    return seen & ((key > position - shape.window) | (key < shape.first))

@@ -1,7 +1,11 @@
 """Helpers for kernel launches."""
 
+from functools import cache
+
 import torch
 from torch import Tensor
+
+_HOPPER = 90
 
 
 def power_of_two(n: int) -> int:
@@ -12,3 +16,12 @@ def power_of_two(n: int) -> int:
 def precision(x: Tensor) -> str:
     """The precision of products: "ieee" for float32, which tensor cores would round to TF32."""
     return "ieee" if x.dtype == torch.float32 else "tf32"
+
+
+@cache
+def capability() -> int:
+    """The device's compute capability, ten times: 80 is an A100. Without a device, Hopper's."""
+    if not torch.cuda.is_available():
+        return _HOPPER
+    major, minor = torch.cuda.get_device_capability()
+    return 10 * major + minor

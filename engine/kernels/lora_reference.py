@@ -29,6 +29,7 @@ class LoraStep:
     chunks: Tensor  # [chunks, 3] int32: slot, first index in `order`, count (0: padding)
     chunk_rows: int  # most rows in a chunk: a power of two, 16 or more
     max_rank: int  # the largest rank of the adapters in use
+    slots: Tensor | None = None  # [tokens] int32, -1: none; where an adapter changes experts
 
 
 def lora_reference(y: Tensor, x: Tensor, arena: Tensor, site: LoraSite, step: LoraStep) -> None:

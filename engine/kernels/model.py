@@ -1,16 +1,20 @@
 """A loaded decoder on a GPU: its memory, and the operations that each step runs it with."""
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from engine.kernels.adapter_pages import AdapterTable
 from engine.kernels.attention_launch import Partials
 from engine.kernels.operations import Device, KernelOperations, SkinnyOperations
+from engine.kernels.pointwise_reference import Pairs
 from engine.kernels.skinny_launch import SkinnyTiles
 from engine.kernels.step import DeviceStep
 from engine.kernels.streams import side_stream
 from engine.layers.kv import KvPool
+from engine.layers.linear import DenseLinear
 from engine.layers.rotary import RotaryTables
+from engine.model_spec import ModelSpec
 from engine.models.decoder import Decoder
 
 
@@ -26,22 +30,27 @@ class KernelModel:
         partials: Partials,
         most_sampled: int,
     ) -> None:
-        half, device = decoder.spec.head_dim // 2, pool.data.device
+        spec, device = decoder.spec, pool.data.device
         # By number of token rows: the tiles of steps that fuse norms, gate and sums into linears.
         self.fused_tiles: dict[int, SkinnyTiles] = {}
         self._decoder = decoder
+        # Whether steps of few rows may fuse norms, gate and sums: into products with float weights.
+        self.fusable = (
+            all(isinstance(each, DenseLinear) for each in decoder.linears)
+            and not any(block.mixture is not None for block in decoder.blocks)
+            and spec.gated
+            and not (spec.layer_norm or spec.parallel)
+        )
         self._device = Device(
-            spec=decoder.spec,
-            pool=pool,
-            caches=pool.data.unbind(1),
-            angles=[
-                torch.cat((each.cos[:, :half], each.sin[:, half:]), 1).float().to(device)
-                for each in angles
-            ],
+            spec=spec,
+            caches=pool.layer_caches(),
+            arena=pool.arena,
+            angles=[by_pair(each).to(device) for each in angles],
             adapters=adapters,
             partials=partials,
-            logits=pool.data.new_zeros(most_sampled, decoder.spec.vocab),
+            logits=torch.zeros(most_sampled, spec.vocab, dtype=pool.dtype, device=device),
             side=side_stream(device),
+            pairs=pairs_of(spec),
         )
 
     def __call__(self, step: DeviceStep, last: Tensor) -> Tensor:
@@ -51,3 +60,20 @@ class KernelModel:
         if tiles is None or step.lora is not None:
             return self._decoder(KernelOperations(self._device, step, last))
         return self._decoder(SkinnyOperations(self._device, step, last, tiles))
+
+
+def pairs_of(spec: ModelSpec) -> Pairs:
+    part = None if spec.interleaved or spec.rope.rotated is None else spec.rope.rotated // 2
+    return Pairs(spec.interleaved, part)
+
+
+def by_pair(tables: RotaryTables) -> Tensor:
+    """[positions, head_dim] float32: the cosine of each pair of values, then the sines."""
+    cos, sin, half = tables.cos.float(), tables.sin.float(), tables.cos.shape[1] // 2
+    if tables.interleaved:
+        return torch.cat((cos[:, ::2], sin[:, 1::2]), 1)
+    if tables.part is not None:
+        turned, still = tables.part // 2, half - tables.part // 2
+        cos, sin = F.pad(cos[:, :turned], (0, still), value=1.0), sin[:, turned : 2 * turned]
+        return torch.cat((cos, F.pad(sin, (0, still))), 1)
+    return torch.cat((cos[:, :half], sin[:, half:]), 1)

@@ -9,16 +9,21 @@ from torch import Tensor
 from engine.kernels import lora_launch
 from engine.kernels.adapter_pages import AdapterTable
 from engine.kernels.attention_launch import Partials, paged_attention
-from engine.kernels.pointwise_launch import gated, rms_norm, rotary
+from engine.kernels.formats.experts_launch import experts
+from engine.kernels.formats.launch import quantized_linear
+from engine.kernels.lora_reference import LoraSite
+from engine.kernels.pointwise_launch import activated, gated, rms_norm, rotary
+from engine.kernels.pointwise_reference import Pairs
 from engine.kernels.skinny_launch import SkinnyTiles, skinny_linear
 from engine.kernels.step import DeviceStep
 from engine.layers.embedding import Embedding
-from engine.layers.experts import Mixture
-from engine.layers.kv import KvPool
+from engine.layers.experts import Mlp, SharedMlp
 from engine.layers.linear import DenseLinear, Linear
 from engine.layers.norm import RmsNorm
 from engine.layers.operations import Attention, GatedSite, Site
 from engine.model_spec import ModelSpec
+from engine.quantization.device.linear import DeviceLinear
+from engine.quantization.device.mixture import DeviceMixture
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +31,8 @@ class Device:
     """The memory of a model that every step uses."""
 
     spec: ModelSpec
-    pool: KvPool
-    caches: tuple[Tensor, ...]  # the pool by layer
+    caches: list[tuple[Tensor, Tensor | None]]  # by layer, with scales where they are codes
+    arena: Tensor  # the memory of all blocks, in which adapters lie
     angles: list[
         Tensor
     ]  # by number of the rope: [positions, head_dim] float32, cosines, then sines
@@ -35,6 +40,7 @@ class Device:
     partials: Partials
     logits: Tensor  # [most sampled rows, vocab]: otherwise every graph would keep its own
     side: torch.cuda.Stream | None
+    pairs: Pairs  # of a head's values, as queries and keys are rotated
 
 
 @dataclass(slots=True)
@@ -43,6 +49,8 @@ class Residual:
 
     total: Tensor
     summand: Tensor | None = None
+    # The norm of `total` that attention has read, which an MLP beside it may read too.
+    normed: tuple[RmsNorm, Tensor] | None = None
 
 
 class KernelOperations:
@@ -55,30 +63,31 @@ class KernelOperations:
         self._last = last
 
     def embed(self, table: Embedding, scale: float, norm: RmsNorm | None) -> Residual:
-        if norm is not None:
-            raise TypeError("the kernels have no norm of the embedding")
         raw = self._step.tokens.long()
         x = table(torch.where(raw < 0, self._last[(-1 - raw).clamp(min=0)], raw))
         if scale != 1.0:
             x *= scale
-        return Residual(x)
+        return Residual(x if norm is None else rms_norm(x, norm))
 
     def project(self, site: Site, x: Residual, norm: RmsNorm | None) -> Tensor:
         return self._linear(site, self._normed(x, norm))
 
     def attend(self, attention: Attention, qkv: Tensor, x: Residual) -> tuple[Tensor, Residual]:
         device, step = self._device, self._step
-        kv = device.caches[attention.layer]
+        kv, scales = device.caches[attention.layer]
+        if device.spec.qkv_cap is not None:
+            qkv.clamp_(-device.spec.qkv_cap, device.spec.qkv_cap)
         if attention.row_norms is not None:
             spec = device.spec
             rows = qkv.tensor_split((spec.q_width, spec.q_width + spec.kv_width), -1)
             for part, norm in zip(rows[:2], attention.row_norms, strict=True):
                 part.copy_(rms_norm(part, norm))
         angles = None if attention.rope is None else device.angles[attention.rope]
-        q = rotary(qkv, kv, step.rotary, angles, attention.head_norms)
+        q = rotary(qkv, kv, step.rotary, angles, attention.head_norms, scales, pairs=device.pairs)
         y = paged_attention(
-            q, kv, step.attention, attention.shape, partials=device.partials, splits=step.splits
-        )
+            q, kv, step.attention, attention.shape, scales=scales, sinks=attention.sinks,
+            alibi=attention.alibi, partials=device.partials, splits=step.splits,
+        )  # fmt: skip
         return y.view(y.shape[0], -1), x
 
     def gate(self, site: GatedSite, x: Residual, norm: RmsNorm | None) -> Tensor:
@@ -87,20 +96,51 @@ class KernelOperations:
 
     def add(self, site: Site, y: Tensor, x: Residual, norm: RmsNorm | None) -> Residual:
         y = self._linear(site, y)
+        if x.summand is not None:  # of attention, beside which the MLP stands
+            y.add_(x.summand)
         return Residual(x.total, y if norm is None else rms_norm(y, norm))
 
     def token_ids(self) -> Tensor:
         raise TypeError("the kernels have one residual stream")
 
     def widen(self, site: Site, x: Residual, norm: RmsNorm | None) -> Tensor:
-        raise TypeError("the kernels have no MLP without a gate")
+        return activated(self._linear(site, self._normed(x, norm)), self._device.spec.activation)
 
-    def mix(self, mixture: Mixture, x: Residual, norm: RmsNorm | None) -> Residual:
-        raise TypeError("the kernels have no mixture of experts")
+    def mix(self, mixture: DeviceMixture, x: Residual, norm: RmsNorm | None) -> Residual:
+        h, lora, changes, sites = self._normed(x, norm), self._step.lora, None, None
+        table = None if self._device.adapters is None else self._device.adapters.experts
+        if table is not None and lora is not None and lora.slots is not None:
+            changes = table.changes(mixture.layer, self._device.arena, lora)
+            sites = None if mixture.shared is None else table.shared(mixture.layer)
+        real = self._step.rotary.slots >= 0
+        y = experts(mixture, h, real, self._device.spec.activation, changes)
+        if mixture.shared is not None:
+            y.add_(self._shared(mixture.shared, h, sites))
+        return Residual(x.total, y)
+
+    def _shared(
+        self, shared: Mlp | SharedMlp, x: Tensor, sites: tuple[LoraSite, LoraSite] | None
+    ) -> Tensor:
+        """`sites`: of adapters, if any changes it."""
+        arena, lora = self._device.arena, self._step.lora
+        mlp = shared if isinstance(shared, Mlp) else shared.mlp
+        both = _product(mlp.gate_up, x)
+        if sites is not None and lora is not None:
+            lora_launch.add_lora(both, x, arena, sites[0], lora)
+        inner = gated(both, gelu=self._device.spec.activation != "silu")
+        y = _product(mlp.down, inner)
+        if sites is not None and lora is not None:
+            lora_launch.add_lora(y, inner, arena, sites[1], lora)
+        if isinstance(shared, SharedMlp):
+            y.mul_(torch.sigmoid(x.double() @ shared.gate.t()).to(x.dtype))
+        return y
 
     def logits(self, head: Linear, x: Residual, norm: RmsNorm) -> Tensor:
         h = self._normed(x, norm).index_select(0, self._step.sampled)
-        return torch.mm(h, _dense(head).weight.t(), out=self._device.logits[: h.shape[0]])
+        out = self._device.logits[: h.shape[0]]
+        if isinstance(head, DeviceLinear):
+            return quantized_linear(h, head, out)
+        return torch.mm(h, _dense(head).weight.t(), out=out)
 
     def _normed(self, x: Residual, norm: RmsNorm | None) -> Tensor:
         if norm is None:
@@ -108,19 +148,25 @@ class KernelOperations:
                 x.total.add_(x.summand)
                 x.summand = None
             return x.total
+        if x.normed is not None and x.normed[0] is norm:
+            return x.normed[1]
         if x.summand is None:
-            return rms_norm(x.total, norm)
-        summand, x.summand = x.summand, None
-        return rms_norm(summand, norm, x.total)
+            h = rms_norm(x.total, norm)
+        else:
+            summand, x.summand = x.summand, None
+            h = rms_norm(summand, norm, x.total)
+        if self._device.spec.parallel:
+            x.normed = norm, h
+        return h
 
     def _linear(self, site: Site, x: Tensor) -> Tensor:
         device, lora = self._device, self._step.lora
         if lora is None or device.adapters is None:
-            return site.linear(x)
+            return _product(site.linear, x)
         pages = device.adapters.site(site.layer, site.name)
-        arena = device.pool.data.view(-1)
+        arena = device.arena
         if lora_launch.fusable(pages, lora):
-            y = site.linear(x)
+            y = _product(site.linear, x)
             lora_launch.fused(y, x, arena, pages, lora)
             return y
         # The shrink needs only x: beside the base product it costs only its memory traffic.
@@ -129,7 +175,7 @@ class KernelOperations:
             device.side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(device.side) if device.side is not None else nullcontext():
             lora_launch.shrink(x, arena, pages, lora, mid)
-        y = site.linear(x)
+        y = _product(site.linear, x)
         if device.side is not None:
             torch.cuda.current_stream().wait_stream(device.side)
         lora_launch.expand(y, mid, arena, pages, lora)
@@ -170,8 +216,12 @@ class SkinnyOperations(KernelOperations):
         return skinny_linear(rows, _dense(head).weight, self._tiles, norm=norm, out=out)
 
 
+def _product(linear: Linear, x: Tensor) -> Tensor:
+    return quantized_linear(x, linear) if isinstance(linear, DeviceLinear) else linear(x)
+
+
 def _dense(linear: Linear) -> DenseLinear:
-    """The kernels read float weights; quantised ones are made dense when a GPU loads them."""
+    """A linear with float weights, which the kernels of few rows read."""
     if not isinstance(linear, DenseLinear):
         raise TypeError(f"the kernels have no product for {type(linear).__name__}")
     return linear

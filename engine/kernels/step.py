@@ -26,6 +26,7 @@ class LoraRows:
     chunks: Ints
     chunk_rows: int
     max_rank: int
+    slots: Ints | None = None  # of each token, where an adapter changes experts; -1: none
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +117,8 @@ class StepBuffer:
     addresses, as graphs require."""
 
     def __init__(self, max_tokens: int, max_sequences: int, device: torch.device) -> None:
-        arrays = 11
-        size = 7 * max_tokens + 6 * max_sequences + arrays * (_ALIGN + 1)
+        arrays = 12
+        size = 8 * max_tokens + 6 * max_sequences + arrays * (_ALIGN + 1)
         self._device = torch.zeros(size, dtype=torch.int32, device=device)
 
     def send(self, step: HostStep, tables: Tensor, splits: int) -> DeviceStep:
@@ -128,6 +129,7 @@ class StepBuffer:
         ]  # fmt: skip
         if lora is not None:
             arrays += [lora.order, lora.chunks.reshape(-1)]
+            arrays += [] if lora.slots is None else [lora.slots]
         starts = []
         end = 0
         for array in arrays:
@@ -150,7 +152,13 @@ class StepBuffer:
             sampled_rows=parts[7],
             lora=None
             if lora is None
-            else LoraStep(parts[8], parts[9].view(-1, 3), lora.chunk_rows, lora.max_rank),
+            else LoraStep(
+                parts[8],
+                parts[9].view(-1, 3),
+                lora.chunk_rows,
+                lora.max_rank,
+                None if lora.slots is None else parts[10],
+            ),
             splits=splits,
             memory=[_memory(tensor) for tensor in (tables, *parts)],
         )

@@ -9,7 +9,8 @@ from engine.model_spec import AlibiSpec
 
 @dataclass(frozen=True, slots=True)
 class Alibi:
-    """slopes: [heads, 1], of a position. scale: of the scores, which Falcon's biases have too."""
+    """slopes: [heads, 1] float32, of a position, as bfloat16 holds them if the biases are `rounded`.
+    scale: of the scores, which Falcon's biases have too."""
 
     slopes: torch.Tensor
     rounded: bool
@@ -27,5 +28,8 @@ class Alibi:
         return each.float() * self.scale
 
 
-def alibi(spec: AlibiSpec, scale: float) -> Alibi:
-    return Alibi(torch.tensor(spec.slopes)[:, None], spec.rounded, scale)
+def alibi(spec: AlibiSpec, scale: float, device: torch.device) -> Alibi:
+    slopes = torch.tensor(spec.slopes)[:, None]
+    if spec.rounded:
+        slopes = slopes.bfloat16().float()
+    return Alibi(slopes.to(device), spec.rounded, scale)

@@ -1,12 +1,15 @@
-"""Paged attention on a CPU, by batched products; a GPU uses the kernels.
+"""Paged attention on a CPU; a GPU uses the kernels.
 
-Scores and values are computed with `bmm`, which for few queries is three times as fast as torch's
-fused kernel; a tile of queries is small enough that its scores stay in the processor's cache.
+Single queries are computed by the compiled kernel, which reads keys and values where they lie. Without
+it, and for the queries of prompts, they are gathered, and scores and values computed with `bmm`, which
+for few queries is three times as fast as torch's fused kernel; a tile of queries is small enough that its
+scores stay in the processor's cache.
 """
 
 import torch
 import torch.nn.functional as F
 
+from engine.dense.attention import attend_tile, can_attend
 from engine.layers.attention_plan import Tile
 from engine.layers.kv import KvPool
 from engine.layers.operations import Attention
@@ -20,15 +23,23 @@ def attend(q: torch.Tensor, pool: KvPool, tiles: list[Tile], attention: Attentio
     """
     tokens, heads, dim = q.shape
     if len(tiles) == 1 and tiles[0].queries == 1 and isinstance(tiles[0].rows, slice):
-        return _attend_tile(q, pool, tiles[0], attention).flatten(1)
+        return _attend(q, pool, tiles[0], attention).flatten(1)
     out = torch.empty((tokens, pool.kv_heads, pool.group, dim), dtype=q.dtype)
     for tile in tiles:
-        part = _attend_tile(q[tile.rows], pool, tile, attention)
+        part = _attend(q[tile.rows], pool, tile, attention)
         if isinstance(tile.rows, slice):
             out[tile.rows] = part
         else:
             out.index_copy_(0, tile.rows, part)
     return out.view(tokens, heads * dim)
+
+
+def _attend(q: torch.Tensor, pool: KvPool, tile: Tile, attention: Attention) -> torch.Tensor:
+    """[queries, kv heads, group, head_dim]"""
+    if can_attend(tile, pool, attention):
+        found = attend_tile(q, pool, tile, attention)
+        return found.view(len(q), pool.kv_heads, pool.group, -1)
+    return _attend_tile(q, pool, tile, attention)
 
 
 def _attend_tile(q: torch.Tensor, pool: KvPool, tile: Tile, attention: Attention) -> torch.Tensor:
@@ -56,6 +67,8 @@ def _attend_tile(q: torch.Tensor, pool: KvPool, tile: Tile, attention: Attention
         each = sinks.view(1, kv_heads, group, 1).expand(tile.sequences, -1, -1, tile.queries)
         beside = torch.cat((scores, each.reshape(batch, -1, 1)), -1)
         weights = torch.softmax(beside, -1)[..., :-1]
+    if tile.observed is not None and attention.layer < pool.last_layer:
+        tile.observed.add(weights.view(kv_heads, group, tile.queries, tile.positions))
     out = torch.bmm(weights, v)
     if tile.queries == 1:
         return out.view(tile.sequences, kv_heads, group, dim)

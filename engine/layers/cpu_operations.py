@@ -2,6 +2,7 @@
 
 import torch
 
+from engine.dense.pointwise import is_compiled, place_
 from engine.layers.adapter_extras import (
     InnerChanges,
     among,
@@ -80,10 +81,12 @@ class CpuOperations:
         if attention.row_norms is not None:
             for part, norm in zip(qkv.tensor_split(ends, -1)[:2], attention.row_norms, strict=True):
                 part.copy_(norm(part))
-        if attention.rope is not None:
-            self._rotate_(qkv[:, : ends[1]], self._angles[attention.rope])
-        if attention.source == layer:
-            self._pool.write(layer, step.kv_slots, kv)
+        own = attention.source == layer
+        if not (own and self._placed(attention, qkv)):
+            if attention.rope is not None:
+                self._rotate_(qkv[:, : ends[1]], self._angles[attention.rope])
+            if own:
+                self._pool.write(layer, step.kv_slots[self._pool.kinds[layer]], kv)
         last = spec.cached_layers - 1  # beyond which no row writes anything that others read
         queries = step.all_rows if layer < last else step.sampled
         if queries is None:
@@ -98,6 +101,19 @@ class CpuOperations:
 
     def _attended(self, q: torch.Tensor, tiles: list[Tile], attention: Attention) -> torch.Tensor:
         return attend(q, self._pool, tiles, attention)
+
+    def _placed(self, attention: Attention, qkv: torch.Tensor) -> bool:
+        """Whether queries and keys were rotated, and keys and values stored, in one call."""
+        spec, slots = self._spec, self._pool.slots(attention.layer)
+        if slots is None or attention.rope is None or not is_compiled(qkv):
+            return False
+        angles = self._angles[attention.rope]
+        if angles.interleaved or angles.part is not None:
+            return False
+        heads = spec.heads + spec.kv_heads, spec.heads, spec.cached_heads
+        places = self._step.kv_slots[self._pool.kinds[attention.layer]]
+        place_(qkv, (angles.cos, angles.sin), slots, places, heads)
+        return True
 
     def _rotate_(self, x: torch.Tensor, angles: RotaryTables) -> None:
         rotate_(x, angles, self._spec.head_dim)

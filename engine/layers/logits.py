@@ -18,6 +18,10 @@ def finish_logits(logits: torch.Tensor, spec: ModelSpec) -> torch.Tensor:
     return logits
 
 
+def changes_logits(spec: ModelSpec) -> bool:
+    return spec.logit_scale != 1.0 or spec.logit_cap is not None
+
+
 def log_normalisers(logits: torch.Tensor) -> torch.Tensor:
     """The logarithms of the sums of the exponentials: [rows, 1]. On a CPU each row by itself, because
     torch adds a single row in another order than many."""

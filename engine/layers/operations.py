@@ -2,13 +2,12 @@
 torch on a CPU (`cpu_operations.py`) and the kernels (`engine.kernels.operations`) implement it."""
 
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 
 from engine.layers.alibi import Alibi
 from engine.layers.embedding import Embedding
-from engine.layers.experts import Mixture
 from engine.layers.linear import GatedLinear, Linear
 from engine.layers.norm import RmsNorm
 from engine.model_spec import AttentionShape
@@ -75,8 +74,8 @@ class Operations(Protocol[X]):
     def add(self, site: Site, y: torch.Tensor, x: X, norm: RmsNorm | None) -> X:
         """x + y W^T; the product is normed first if `norm` is given. May change `x`."""
 
-    def mix(self, mixture: Mixture, x: X, norm: RmsNorm | None) -> X:
-        """x + the mixture of experts of norm(x)."""
+    def mix(self, mixture: Any, x: X, norm: RmsNorm | None) -> X:
+        """x + the mixture of experts of norm(x): `layers.experts.Mixture`, or that of a GPU."""
 
     def logits(self, head: Linear, x: X, norm: RmsNorm) -> torch.Tensor:
         """norm(x) W^T of the sampled rows, before the model's scale and soft cap: [sampled, vocab]."""

@@ -24,6 +24,7 @@ class RotaryTables:
     cos: torch.Tensor
     sin: torch.Tensor
     interleaved: bool = False  # pairs are neighbours, not halves of a head
+    part: int | None = None  # how many values of a head, its first ones, are rotated; None: all
 
     def among(self, rows: torch.Tensor | None, width: int) -> "RotaryTables":
         """Those of some tokens (None: of all), for the first heads, which have `width` values."""
@@ -54,9 +55,11 @@ def _tables(rope: RopeSpec, spec: ModelSpec, native: int, dtype: torch.dtype) ->
         still = spec.head_dim - dim
         cos, sin = F.pad(cos.flatten(1), (still, 0), value=1.0), F.pad(sin.flatten(1), (still, 0))
         return RotaryTables(cos.to(dtype), sin.to(dtype), True)
+    still = spec.head_dim - dim
     return RotaryTables(
-        torch.cat((cos, cos), -1).to(dtype).contiguous(),
-        torch.cat((-sin, sin), -1).to(dtype).contiguous(),
+        F.pad(torch.cat((cos, cos), -1), (0, still), value=1.0).to(dtype).contiguous(),
+        F.pad(torch.cat((-sin, sin), -1), (0, still)).to(dtype).contiguous(),
+        part=dim if still else None,
     )
 
 
@@ -70,7 +73,10 @@ def rolled(x: torch.Tensor, angles: RotaryTables, head_dim: int) -> torch.Tensor
     """The other value of each pair."""
     if angles.interleaved:
         return x.view(x.shape[0], -1, 2).flip(-1).flatten(1)
-    return x.view(x.shape[0], -1, head_dim).roll(head_dim // 2, -1).flatten(1)
+    heads, part = x.view(x.shape[0], -1, head_dim), angles.part
+    if part is None:
+        return heads.roll(head_dim // 2, -1).flatten(1)
+    return torch.cat((heads[..., :part].roll(part // 2, -1), heads[..., part:]), -1).flatten(1)
 
 
 def _plain(theta: float, dim: int) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """The tensors of a step on a CPU: prepared once, read by every layer."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
 import numpy as np
@@ -35,7 +35,9 @@ class StepInputs:
 
     tokens: torch.Tensor  # [tokens]
     angles: list[RotaryTables]  # by number of the rope: [tokens, (heads + kv heads) * head_dim]
-    kv_slots: torch.Tensor  # KV slots of each token's keys and values: [tokens, cached heads]
+    # KV slots of each token's keys and values, [tokens, cached heads], by the kind of layer
+    # (`KvPool.kinds`).
+    kv_slots: list[torch.Tensor]
     all_rows: Queries
     sampled: Queries | None  # rows whose logits or states are wanted
     # Of these, the rows whose states are pooled, and those whose logits are computed; None: all are.
@@ -126,6 +128,7 @@ class StepPlanner:
     tables: list[RotaryTables]
     sights: set[Sight]  # of the model's layers
     plan_lora: PlanLora
+    sums: dict[int, torch.Tensor] = field(default_factory=dict)  # see `attention_plan.Observed`
 
     def __call__(
         self,
@@ -155,25 +158,36 @@ class StepPlanner:
                 )
                 for table in self.tables
             ],
-            kv_slots=self._kv_slots(torch.tensor(slots)),
+            kv_slots=self._kv_slots(slots),
             all_rows=all_rows,
             sampled=sampled,
             pooled=pooled_outputs(decodes + prefills),
         )
 
-    def _kv_slots(self, slots: torch.Tensor) -> torch.Tensor:
-        """KV slots in layer 0, [tokens, cached heads]; see `KvPool`."""
+    def _kv_slots(self, slots: list[int]) -> list[torch.Tensor]:
+        """KV slots in the first layer of each kind, [tokens, cached heads]; see `KvPool`."""
         size = self.pool.block_size
-        first = slots // size * (self.pool.layers * self.pool.heads)
-        heads = first[:, None] + torch.arange(self.pool.heads)
-        return heads * size + (slots % size)[:, None]
+        heads, places = torch.arange(self.pool.heads), torch.tensor(slots)
+        blocks, offsets = places // size, (places % size)[:, None]
+        found = []
+        for kind, rows in enumerate(self.pool.row_counts[: 1 + max(self.pool.kinds)]):
+            numbers = torch.tensor(self.pool.part_slots(blocks.tolist())) if kind else blocks
+            found.append(((numbers * rows)[:, None] + heads) * size + offsets)
+        return found
 
     def _sampled(self, decodes: list[Row], prefills: list[Row]) -> Queries:
         """The sampled tokens of every row, each as a row of one token."""
         which = sampled_tokens(decodes + prefills)
         first, then = (
             [
-                replace(r, tokens=r.tokens[n : n + 1], start=r.start + n, drafts=0, scored=0)
+                replace(
+                    r,
+                    tokens=r.tokens[n : n + 1],
+                    start=r.start + n,
+                    drafts=0,
+                    scored=0,
+                    observed=None,
+                )
                 for r in part
                 for n in _wanted(r)
             ]
@@ -184,4 +198,7 @@ class StepPlanner:
         )
 
     def _tiles(self, decodes: list[Row], prefills: list[Row]) -> dict[Sight, list[Tile]]:
-        return {sight: plan_tiles(decodes, prefills, sight, self.pool) for sight in self.sights}
+        return {
+            sight: plan_tiles(decodes, prefills, sight, self.pool, self.sums)
+            for sight in self.sights
+        }

@@ -9,12 +9,20 @@ from torch import Tensor
 
 from engine.batch import Row
 from engine.config import EngineConfig
-from engine.kernels.adapter_pages import AdapterTable, PackedAdapter, pack_adapter
+from engine.kernels.adapter_pages import (
+    AdapterTable,
+    PackedAdapter,
+    first_units,
+    pack_adapter,
+)
+from engine.kernels.expert_adapters import expert_parts
 from engine.kernels.launch import power_of_two
 from engine.kernels.lora_chunks import chunk_rows_for, sort_into_chunks
+from engine.kernels.lora_reference import UNIT
 from engine.kernels.step import HostStep, LoraRows
 from engine.kernels.streams import side_stream
 from engine.layers.kv import KvPool
+from engine.layers.matrices import PARTS
 from engine.layers.transfer import on_device
 from engine.lora.adapter_files import AdapterWeights
 from engine.lora.adapter_memory import AdapterMemory
@@ -28,25 +36,32 @@ class GpuAdapters(AdapterMemory[PackedAdapter]):
         self, config: EngineConfig, spec: ModelSpec, dtype: torch.dtype, pool: KvPool
     ) -> None:
         super().__init__(config, spec, dtype)
-        self._arena = pool.data.view(pool.data.shape[0], -1)
+        self._block_elements = pool.block_bytes // dtype.itemsize
+        self._units = pool.arena[: pool.arena.numel() // UNIT * UNIT].view(-1, UNIT)
         self._ranks = [0] * config.max_adapter_slots
+        self._of_experts = [False] * config.max_adapter_slots
         self._sorted_rows: tuple[object, LoraRows] | None = None
-        self._side = side_stream(pool.data.device)
+        self._side = side_stream(pool.arena.device)
         self.table: AdapterTable | None = None
         self.rank_sizes: list[int] = []  # a step's largest rank is rounded up to one of these
         if config.enable_lora:
             max_rank = -(-config.max_lora_rank // 16) * 16
             self.rank_sizes = sorted({16, max_rank})
             self.table = AdapterTable(
-                spec, config.max_adapter_slots, max_rank, self._arena.shape[1], self._arena.device
+                spec, config.max_adapter_slots, max_rank, self._block_elements, self._units.device
             )
 
     def _prepare(self, weights: AdapterWeights) -> tuple[PackedAdapter, int]:
-        if weights.extras is not None:
-            raise ValueError("DoRA, and a token table or head of its own, are served on a CPU only")
+        extras, matrices, names = weights.extras, weights.matrices, PARTS
+        if extras is not None:
+            if extras.rescales or extras.table is not None or extras.head is not None:
+                raise ValueError(
+                    "DoRA, and a token table or head of its own are served on a CPU only"
+                )
+            matrices, names = {**matrices, **extras.pairs}, PARTS + expert_parts(self._spec)
         packed = pack_adapter(
-            weights.matrices, self._spec.layers, self._arena.shape[1], self._dtype,
-            pinned=self._side is not None,
+            matrices, self._spec.layers, self._block_elements, self._dtype,
+            pinned=self._side is not None, names=names,
         )  # fmt: skip
         return packed, packed.image.shape[0]
 
@@ -60,6 +75,7 @@ class GpuAdapters(AdapterMemory[PackedAdapter]):
         if self.table is not None:
             self.table.fill(slot, copy, torch.tensor(blocks))
         self._ranks[slot] = copy.offsets.shape[-1]
+        self._of_experts[slot] = copy.of_experts
 
     def _clear(self, slot: int) -> None:
         if self.table is not None:
@@ -86,12 +102,15 @@ class GpuAdapters(AdapterMemory[PackedAdapter]):
             order, chunks = sort_into_chunks(by_token, chunk_rows)
             max_rank = max(self._ranks[handle.slot] for handle in handles)
             size = next(size for size in self.rank_sizes if size >= max_rank)
-            self._sorted_rows = key, LoraRows(order, chunks, chunk_rows, size)
+            inner = any(self._of_experts[handle.slot] for handle in handles)
+            slots = by_token.astype(np.int32) if inner else None
+            self._sorted_rows = key, LoraRows(order, chunks, chunk_rows, size, slots)
         return replace(step, lora=self._sorted_rows[1])
 
     def _copy_to_blocks(self, image: Tensor, blocks: list[int]) -> None:
         """Copies to the device beside the running step, and into the blocks after it."""
-        device = self._arena.device
+        device = self._units.device
+        width = image.shape[1] // UNIT
         index = on_device(blocks, device)
         for first in range(0, image.shape[0], _COPY_BATCH):
             part = slice(first, first + _COPY_BATCH)
@@ -101,4 +120,6 @@ class GpuAdapters(AdapterMemory[PackedAdapter]):
                 stream = torch.cuda.current_stream(device)
                 stream.wait_stream(self._side)
                 staged.record_stream(stream)
-            self._arena.index_copy_(0, index[part], staged)
+            begins = first_units(index[part], self._block_elements)
+            places = (begins[:, None] + torch.arange(width, device=device)).view(-1)
+            self._units.index_copy_(0, places, staged.view(-1, UNIT))

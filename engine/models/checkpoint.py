@@ -17,7 +17,7 @@ from engine.models.formats.grouped import GroupedSource
 from engine.models.gguf.describe import config_of
 from engine.models.gguf.header import read_header
 from engine.models.gguf.weights import GgufSource
-from engine.models.quantised import MXFP4, is_compressed, is_mxfp4, is_sorted
+from engine.models.quantised import MXFP4, is_compressed, is_mxfp4, is_sorted, rounds_rows
 from engine.models.registry import read_config
 from engine.models.safetensors_source import SafetensorsSource
 from engine.models.weights import TensorSource
@@ -96,9 +96,9 @@ def _source(directory: Path, config: dict[str, Any]) -> SafetensorsSource:
         return GroupedSource(directory, by_group)
     blocks = float8(config)
     if blocks is not None:
-        return Float8Source(directory, blocks)
+        return Float8Source(directory, blocks, rounds_rows(config))
     if is_compressed(config):
-        return CompressedSource(directory, is_sorted(config))
+        return CompressedSource(directory, is_sorted(config), rounds_rows(config))
     return SafetensorsSource(directory, MXFP4 if is_mxfp4(config) else ())
 
 

@@ -115,24 +115,40 @@ _ROPE_NEEDS: dict[str, tuple[str, ...]] = {
 }
 
 
-def rope_spec(raw: dict[str, Any], head_dim: int) -> RopeSpec:
+def rope_spec(raw: dict[str, Any], head_dim: int, *, partly: bool = False) -> RopeSpec:
+    """`partly`: whether the family rotates a part of each head where the config says so."""
     values = dict(raw.get("rope_parameters") or raw.get("rope_scaling") or {})
     kind = values.get("rope_type", values.get("type", "default"))
     if kind not in _ROPE_NEEDS:
         raise CheckpointError(
             f"config.json: rope type is {kind!r}: supported are {', '.join(sorted(_ROPE_NEEDS))}"
         )
+    rotated = _rotated(raw, values, head_dim, partly)
     if kind == "longrope":
-        _read_longrope(raw, values, head_dim // 2)
+        _read_longrope(raw, values, rotated // 2)
     for name in _ROPE_NEEDS[kind]:
         if not isinstance(values.get(name), int | float) or values[name] <= 0:
             raise CheckpointError(f"config.json: rope {kind} needs {name} above 0")
     if kind == "divided" and len(values.get("divisors") or ()) != head_dim // 2:
         raise CheckpointError(f"config.json: rope divided needs {head_dim // 2} divisors")
-    if values.get("partial_rotary_factor", raw.get("partial_rotary_factor", 1.0)) != 1.0:
-        raise CheckpointError("config.json: partial_rotary_factor other than 1 is not supported")
     theta = values.get("rope_theta", raw.get("rope_theta", 10000.0))
-    return RopeSpec(float(theta), kind, values)
+    return RopeSpec(float(theta), kind, values, None if rotated == head_dim else rotated)
+
+
+def _rotated(raw: dict[str, Any], values: dict[str, Any], head_dim: int, partly: bool) -> int:
+    """How many values of a head are rotated."""
+    share = values.get("partial_rotary_factor", raw.get("partial_rotary_factor", 1.0))
+    if share == 1.0:
+        return head_dim
+    if not partly:
+        raise CheckpointError("config.json: partial_rotary_factor other than 1 is not supported")
+    rotated = int(head_dim * share) if isinstance(share, int | float) and 0 < share < 1 else 0
+    if not rotated or rotated % 2:
+        raise CheckpointError(
+            f"config.json: partial_rotary_factor is {share!r}: it must leave an even number of a head's "
+            f"{head_dim} values, above 0"
+        )
+    return rotated
 
 
 def _read_longrope(raw: dict[str, Any], values: dict[str, Any], count: int) -> None:

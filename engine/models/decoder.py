@@ -5,7 +5,8 @@ from typing import cast
 
 import torch
 
-from engine.layers.alibi import alibi
+from engine.layers.alibi import Alibi, alibi
+from engine.layers.linear import Linear
 from engine.layers.matrices import MODULES, part_shape, sites_of
 from engine.layers.norm import LayerNorm, RmsNorm
 from engine.layers.operations import Attention, GatedSite, Operations, Site, X
@@ -69,7 +70,7 @@ class Block:
             head_norms=norms(*by_head) if spec.head_norm else None,
             row_norms=norms((spec.q_width,), (spec.kv_width,)) if spec.row_norm else None,
             rope=spec.rope_of(layer),
-            alibi=None if spec.alibi is None else alibi(spec.alibi, spec.query_scale),
+            alibi=_alibi(spec, weights.device),
             sinks=weights.take(f"{prefix}.self_attn.sinks", (spec.heads,)) if spec.sinks else None,
             value_norm=_plain_norm(spec, weights) if spec.value_norm and own else None,
         )
@@ -85,6 +86,11 @@ class Block:
         if self.mixture is not None:
             return do.mix(self.mixture, x, self.mlp_norm)
         return do.add(self.down, self._inner(do, x), x, self.after_mlp)
+
+    @property
+    def sites(self) -> list[Site]:
+        pair = [self.qkv, self.o]
+        return pair if self.mixture is not None else [*pair, self.gate_up, self.down]
 
     @property
     def halves(self) -> Halves:
@@ -123,6 +129,12 @@ class Decoder:
             scale = float(torch.tensor(scale, dtype=weights.dtype))
         self._embedding_scale = scale
 
+    @property
+    def linears(self) -> list[Linear]:
+        """Of all layers and the head, but for those of mixtures of experts."""
+        sites = [site for block in self.blocks for site in block.sites]
+        return [*(site.linear for site in sites), self.head]
+
     def __call__(self, do: Operations[X]) -> torch.Tensor:
         """The logits of the step's sampled rows before `finish_logits`: [rows, vocab]. The one forward
         pass: devices differ in what their operations do, not in which there are."""
@@ -142,6 +154,10 @@ def _norm(spec: ModelSpec, weights: Weights, name: str, shape: tuple[int, ...]) 
         bias = weights.take_optional(f"{name.removesuffix('.weight')}.bias", shape)
         return LayerNorm(weight, spec.eps, bias)
     return RmsNorm(weight, spec.eps, spec.unit_offset_norm, weights.by_row)
+
+
+def _alibi(spec: ModelSpec, device: torch.device) -> Alibi | None:
+    return None if spec.alibi is None else alibi(spec.alibi, spec.query_scale, device)
 
 
 def _plain_norm(spec: ModelSpec, weights: Weights) -> RmsNorm:

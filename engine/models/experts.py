@@ -3,11 +3,15 @@
 from engine.layers.experts import ClampedMlp, Mixture, Mlp, SharedMlp
 from engine.layers.routing import Router
 from engine.model_spec import ExpertsSpec, ModelSpec
+from engine.models.device_experts import device_experts
 from engine.models.linears import Matrix, gated_linear, linear
 from engine.models.weights import Weights
+from engine.quantization.device.mixture import DeviceMixture
 
 
-def mixture(spec: ModelSpec, experts: ExpertsSpec, layer: int, weights: Weights) -> Mixture:
+def mixture(
+    spec: ModelSpec, experts: ExpertsSpec, layer: int, weights: Weights
+) -> Mixture | DeviceMixture:
     """`layer`: the number of the decoder layer. Router and gate of the shared expert stay floats.
 
     Raises CheckpointError naming the tensor that is missing or of another shape.
@@ -20,20 +24,28 @@ def mixture(spec: ModelSpec, experts: ExpertsSpec, layer: int, weights: Weights)
         if experts.shared_gate:
             gate = weights.take(f"{name}_gate.weight", (1, hidden))
             shared = SharedMlp(mlp, gate.double(), weights.by_row)
+    ranking = _router(spec, experts, root, weights)
+    if weights.on_device:
+        stored = [f"{root}.experts.{number}" for number in range(experts.count)]
+        pair = device_experts(spec, experts, stored, weights)
+        return DeviceMixture(layer, ranking, *pair, shared, experts.active, experts.clamp)
     each = [
         _mlp(spec, f"{root}.experts.{number}", experts.intermediate, experts.names, weights)
         for number in range(experts.count)
     ]
     if experts.clamp is not None:
         each = [ClampedMlp(one.gate_up, one.down, *experts.clamp) for one in each]
+    return Mixture(ranking, each, shared, experts.active, layer)
+
+
+def _router(spec: ModelSpec, experts: ExpertsSpec, root: str, weights: Weights) -> Router:
     router = f"{root}.{experts.router}"
     count, correction = (experts.count,), None
     if experts.sigmoid:
         correction = weights.take(f"{router}.e_score_correction_bias", count)
-    weight = weights.take(f"{router}.weight", (experts.count, hidden))
+    weight = weights.take(f"{router}.weight", (experts.count, spec.hidden))
     bias = weights.take_optional(f"{router}.bias", count)
-    ranking = Router(experts, weight, bias, correction, weights.by_row)
-    return Mixture(ranking, each, shared, experts.active, layer)
+    return Router(experts, weight, bias, correction, weights.by_row)
 
 
 _USUAL = "gate_proj", "up_proj", "down_proj"
@@ -44,5 +56,6 @@ def _mlp(
 ) -> Mlp:
     gate, up = (Matrix(f"{root}.{name}", spec.hidden, size) for name in names[:2])
     down = Matrix(f"{root}.{names[2]}", size, spec.hidden)
-    inner = gated_linear(weights, gate, up, few_rows=True)
-    return Mlp(inner, linear(weights, [down], few_rows=True))
+    few = not weights.on_device
+    inner = gated_linear(weights, gate, up, few_rows=few)
+    return Mlp(inner, linear(weights, [down], few_rows=few))

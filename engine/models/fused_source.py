@@ -56,9 +56,9 @@ class FusedSource:
     def format(self) -> str:
         return self._source.format
 
-    def codes(self, name: str) -> Codes | None:
+    def codes(self, name: str, small_floats: bool = False) -> Codes | None:
         stored, rows, _ = self._find(name)
-        found = self._source.codes(stored)
+        found = self._source.codes(stored, small_floats)
         if found is None or rows is None:
             return found
         return found.rows(rows)

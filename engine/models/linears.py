@@ -8,6 +8,8 @@ from engine.dense.linear import RowGatedLinear, RowLinear, is_fast
 from engine.layers.embedding import DenseEmbedding, Embedding
 from engine.layers.linear import DenseGatedLinear, DenseLinear, GatedLinear, Linear
 from engine.models.weights import Weights
+from engine.quantization.device.linear import DeviceLinear
+from engine.quantization.device.matrix import from_codes
 from engine.quantization.linear import QuantizedEmbedding, QuantizedGatedLinear, QuantizedLinear
 from engine.quantization.packed import Codes, joined, pack
 
@@ -26,20 +28,10 @@ def linear(weights: Weights, matrices: list[Matrix], *, few_rows: bool = False) 
     coded, bias = _codes(weights, matrices), _bias(weights, matrices)
     if coded is None:
         return _float_linear(weights, _dense(weights, matrices), bias, few_rows)
-    parts: list[tuple[list[Codes], int]] = []  # neighbours of one format, and where they begin
-    first = 0
-    for codes in coded:
-        if parts and parts[-1][0][0].format == codes.format:
-            parts[-1][0].append(codes)
-        else:
-            parts.append(([codes], first))
-        first += codes.shape[0]
-    packed = []
-    for same, begin in parts:
-        whole = joined(same)
-        end = begin + whole.shape[0]
-        packed.append(pack(whole, None if bias is None else bias[begin:end]))
-    return QuantizedLinear(packed)
+    parts = _joined(coded, bias)
+    if weights.on_device:
+        return _device_linear(weights, parts)
+    return QuantizedLinear([pack(*part) for part in parts])
 
 
 def gated_linear(
@@ -51,6 +43,8 @@ def gated_linear(
         weight = _dense(weights, matrices)
         by_row = weights.by_row or (few_rows and is_fast(weight))
         return (RowGatedLinear if by_row else DenseGatedLinear)(weight, bias)
+    if weights.on_device:
+        return _device_linear(weights, _joined(coded, bias))
     first, second = (None, None) if bias is None else bias.chunk(2)
     return QuantizedGatedLinear(pack(coded[0], first), pack(coded[1], second))
 
@@ -59,7 +53,7 @@ def embedding_and_head(
     weights: Weights, shape: tuple[int, int], name: str, head_name: str | None
 ) -> tuple[Embedding, Linear]:
     """The token table, and the matrix of the logits: the same where it has no name."""
-    coded = weights.codes(name, shape, embedding=True)
+    coded = _table_codes(weights, shape, name)
     if coded is None:
         table = weights.take(name, shape)
         head = _head(weights, shape, head_name) if head_name else _float_linear(weights, table)
@@ -71,10 +65,15 @@ def embedding_and_head(
 
 def embedding(weights: Weights, shape: tuple[int, int], name: str) -> Embedding:
     """A table beside the token table."""
-    coded = weights.codes(name, shape, embedding=True)
+    coded = _table_codes(weights, shape, name)
     if coded is None:
         return DenseEmbedding(weights.take(name, shape))
     return QuantizedEmbedding(pack(coded), weights.dtype)
+
+
+def _table_codes(weights: Weights, shape: tuple[int, int], name: str) -> Codes | None:
+    """None on a GPU, where a table is in floats."""
+    return None if weights.on_device else weights.codes(name, shape, embedding=True)
 
 
 def _float_linear(
@@ -91,7 +90,32 @@ def _head(weights: Weights, shape: tuple[int, int], name: str) -> Linear:
     coded = weights.codes(name, shape, embedding=True)
     if coded is None:
         return _float_linear(weights, weights.take(name, shape))
+    if weights.on_device:
+        return _device_linear(weights, [(coded, None)])
     return QuantizedLinear([pack(coded)])
+
+
+def _joined(
+    coded: list[Codes], bias: torch.Tensor | None
+) -> list[tuple[Codes, torch.Tensor | None]]:
+    """Neighbours of one format as one, with their part of the bias."""
+    groups: list[list[Codes]] = []
+    for codes in coded:
+        if groups and groups[-1][0].format == codes.format:
+            groups[-1].append(codes)
+        else:
+            groups.append([codes])
+    parts = [joined(same) for same in groups]
+    if bias is None:
+        return [(part, None) for part in parts]
+    biases = torch.split(bias, [part.shape[0] for part in parts])
+    return list(zip(parts, biases, strict=True))
+
+
+def _device_linear(
+    weights: Weights, parts: list[tuple[Codes, torch.Tensor | None]]
+) -> DeviceLinear:
+    return DeviceLinear([from_codes(*part).to(weights.device) for part in parts])
 
 
 def _codes(weights: Weights, matrices: list[Matrix]) -> list[Codes] | None:

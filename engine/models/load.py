@@ -55,7 +55,7 @@ def load_model(
         if check is not None:
             check(spec, path)
         dtype = choose_dtype(config.dtype, source.stored_dtype(), device)
-        _check_quantization(config.quantization, source, device)
+        _check_quantization(config.quantization, source)
         if config.batch_invariant:
             refuse_by_row(spec, dtype, device)
         read = usual_names(source, spec)
@@ -80,23 +80,19 @@ def _checked_sight(config: EngineConfig, spec: ModelSpec, device: torch.device) 
     """What layers without a window see. Raises ConfigError where `kv_window` cannot be served."""
     if config.kv_window is None:
         return Sight()
-    if device.type != "cpu":
-        raise ConfigError("kv_window is served on a CPU only: leave it out, or set device to cpu")
+    if config.kv_heavy and device.type != "cpu":
+        raise ConfigError("kv_heavy is served on a CPU only: leave it out, or set device to cpu")
     if all(spec.windows):
         raise ConfigError("kv_window is set, and every layer has a window of its own: leave it out")
-    return config.kv_sight
+    if config.kv_heavy and any(spec.windows):
+        raise ConfigError("kv_heavy is not served with layers that have a window: leave it out")
+    return config.kv_sight_of_all
 
 
 def refuse_on_gpu(spec: ModelSpec) -> None:
     """Raises ConfigError naming what the kernels do not compute."""
     for missing, name in (
-        (spec.experts is not None, "a mixture of experts"),
-        (spec.layer_norm, "a model with layer norms"),
-        (spec.interleaved, "a rotation of neighbours"),
         (spec.latent is not None, "multi-head latent attention"),
-        (spec.sinks, "a model with attention sinks"),
-        (spec.alibi is not None, "a model with ALiBi"),
-        (not spec.gated, "an MLP without a gate"),
         (spec.streams is not None, "a model with several residual streams"),
     ):
         if missing:
@@ -120,7 +116,7 @@ def refuse_by_row(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> 
             raise ConfigError(f"batch_invariant {reason}")
 
 
-def _check_quantization(wanted: str, source: TensorSource, device: torch.device) -> None:
+def _check_quantization(wanted: str, source: TensorSource) -> None:
     if wanted not in ("int8", "int4"):
         return
     if source.format:
@@ -128,8 +124,6 @@ def _check_quantization(wanted: str, source: TensorSource, device: torch.device)
             f"quantization is {wanted!r}, but {source.path} is stored as {source.format}: leave it "
             "at auto, or give the checkpoint in floats"
         )
-    if device.type != "cpu":
-        raise ConfigError(f"quantization is {wanted!r}: GPUs do not support it yet, use auto")
 
 
 def _served_digest(digest: str, quantization: str, spec: ModelSpec) -> str:

@@ -74,6 +74,17 @@ def is_sorted(raw: dict[str, Any]) -> bool:
     return any((each.get("weights") or {}).get("actorder") in ("group", True) for each in schemes)
 
 
+def rounds_rows(raw: dict[str, Any]) -> bool:
+    """Whether all matrices of it are meant for rows of 8 bits (W8A8). Declared scales of rows are never
+    used: each row is rounded by its own, which is nearer."""
+    declared = raw.get("quantization_config") or raw["compression_config"]
+    if declared.get("quant_method") != "compressed-tensors":
+        return True  # the FP8 of DeepSeek and of FBGEMM
+    groups = declared.get("config_groups")
+    schemes = list(groups.values()) if isinstance(groups, dict) else []
+    return bool(schemes) and all(each.get("input_activations") for each in schemes)
+
+
 def is_mxfp4(raw: dict[str, Any]) -> bool:
     """Whether its experts are stored in MXFP4, as gpt-oss is published."""
     declared = raw.get("quantization_config")

@@ -68,7 +68,7 @@ class SafetensorsSource:
     def format(self) -> str:
         return ""
 
-    def codes(self, name: str) -> Codes | None:
+    def codes(self, name: str, small_floats: bool = False) -> Codes | None:
         return None
 
     def stored_dtype(self) -> torch.dtype:

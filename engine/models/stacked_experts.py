@@ -14,12 +14,11 @@ import torch
 from engine.errors import CheckpointError
 from engine.model_spec import ExpertsSpec
 from engine.models.safetensors_source import SafetensorsSource
-from engine.quantization.packed import Codes
+from engine.quantization.packed import E2M1, Codes
 
 _NAME = re.compile(r"(.*\.experts)\.(\d+)\.(gate|up|down)_proj\.(weight|bias)")
-_VALUES = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
-_VALUES = torch.cat((_VALUES, -_VALUES))  # of the 16 codes: a sign, two bits of exponent, one more
 _GROUP, _ZERO = 32, 127  # inputs of a scale; the scale that stands for 1
+_MOST = _ZERO + 100
 
 
 class StackedExperts:
@@ -76,8 +75,27 @@ class StackedExperts:
     def format(self) -> str:
         return self._source.format
 
-    def codes(self, name: str) -> Codes | None:
-        return self._source.codes(name) if self._find(name)[1] is None else None
+    def codes(self, name: str, small_floats: bool = False) -> Codes | None:
+        stored, number, part = self._find(name)
+        if number is None:
+            return self._source.codes(name, small_floats)
+        if not small_floats or stored in self._source or not name.endswith("weight"):
+            return None
+        blocks = self._source.part(f"{stored}_blocks", number)
+        scales = self._source.part(f"{stored}_scales", number)
+        if (scales > _MOST).any():
+            raise CheckpointError(f"{self.place(name)} has scales that are NaN or above 2^100")
+        codes = torch.stack((blocks & 15, blocks >> 4), -1).flatten(1)
+        rows = slice(None) if part == "down" else slice(0 if part == "gate" else 1, None, 2)
+        return Codes(
+            codes=codes[rows].contiguous(),
+            scales=torch.ldexp(torch.ones(scales[rows].shape), scales[rows].int() - _ZERO),
+            minima=None,
+            bits=4,
+            group=_GROUP,
+            zero=0,
+            kind="e2m1",
+        )
 
     def stored_dtype(self) -> torch.dtype:
         return self._source.stored_dtype()
@@ -111,5 +129,5 @@ class StackedExperts:
 def _dequantised(blocks: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     """[out, in] in float32."""
     codes = torch.stack((blocks & 15, blocks >> 4), -1).flatten(2)
-    values = torch.ldexp(_VALUES[codes.int()], scales.int()[..., None] - _ZERO)
+    values = torch.ldexp(E2M1[codes.int()], scales.int()[..., None] - _ZERO)
     return values.flatten(1)

@@ -32,8 +32,9 @@ class TensorSource(Protocol):
     def format(self) -> str:
         """The name of the quantised format that it is stored in, or nothing."""
 
-    def codes(self, name: str) -> Codes | None:
-        """A matrix that is stored quantised; None for any other tensor."""
+    def codes(self, name: str, small_floats: bool = False) -> Codes | None:
+        """A matrix that is stored quantised; None for any other tensor, and for one in FP8 or MXFP4
+        unless `small_floats` asks for them."""
 
     def stored_dtype(self) -> torch.dtype:
         """The type that most of it is written in."""
@@ -65,6 +66,11 @@ class Weights:
     def __contains__(self, name: str) -> bool:
         return name in self._source
 
+    @property
+    def on_device(self) -> bool:
+        """Whether the kernels of a GPU compute with them."""
+        return self.device.type != "cpu"
+
     def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         """The tensor in the served dtype on the device.
 
@@ -80,13 +86,13 @@ class Weights:
 
     def codes(self, name: str, shape: tuple[int, int], embedding: bool = False) -> Codes | None:
         """The matrix in codes, if it is served so. An embedding has eight bits with `int4` too."""
-        if self.device.type != "cpu" or self._quantization == "none":
+        if self._quantization == "none":
             return None
-        if self._quantization == "auto" and not has_kernel():
+        if self._quantization == "auto" and not self.on_device and not has_kernel():
             return None  # torch's products of codes save memory, but take many times as long
         place = self._place(name, shape)
         if self._quantization == "auto":
-            found = self._source.codes(name)
+            found = self._source.codes(name, self.on_device)
         else:
             dense = self._source.read(name, torch.float32)
             if not torch.isfinite(dense).all():

@@ -3,36 +3,57 @@
 A row of the pool, one head of a block, has the codes of its positions and then their scales, in
 bfloat16 and never below the value's own, so that no code is cut off. As every position has a scale of
 its own, what a row of the batch stores does not depend on the others, and a position can be written
-again. Attention reads the rows as floats: the compiled kernel widens them while it gathers, torch after.
+again. On a CPU attention reads the rows as floats: the compiled kernel widens them while it gathers,
+torch after. On a GPU its kernel reads codes and scales.
 """
 
 import torch
 
+from engine.cache.windowed import Windowed
 from engine.config import EngineConfig
 from engine.dense.linear import instructions
-from engine.errors import ConfigError
 from engine.layers.kv import SCALE_BYTES, KvPool
 from engine.model_spec import ModelSpec
 from engine.quantization.linear import kernel_for
 
 _LARGEST = {"int8": 127.0, "fp8": 448.0}
 _LEAST_SCALE = 2.0**-64
+_CPU = torch.device("cpu")
 
 
 class QuantizedKvPool(KvPool):
     """A pool whose rows are bytes."""
 
     def __init__(
-        self, spec: ModelSpec, blocks: int, block_size: int, dtype: torch.dtype, kv_dtype: str
+        self,
+        spec: ModelSpec,
+        blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        kv_dtype: str,
+        device: torch.device = _CPU,
+        *,
+        windowed: Windowed | None = None,
     ) -> None:
         self._fp8 = kv_dtype == "fp8"
-        super().__init__(spec, blocks, block_size, dtype, torch.device("cpu"))
+        super().__init__(spec, blocks, block_size, dtype, device, windowed)
 
     def _row(self) -> tuple[tuple[int, ...], torch.dtype]:
         return (self.block_size * (self.head_dim + SCALE_BYTES),), torch.uint8
 
     def _slot_views(self) -> list[torch.Tensor]:
         return []
+
+    def layer_caches(self) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
+        bytes_of_codes = self.block_size * self.head_dim
+        kind = torch.float8_e4m3fn if self._fp8 else torch.int8
+        found: list[tuple[torch.Tensor, torch.Tensor | None]] = []
+        for layer in self.data.unbind(1):
+            codes = torch.unflatten(
+                layer[..., :bytes_of_codes], -1, (self.block_size, self.head_dim)
+            )
+            found.append((codes.view(kind), layer[..., bytes_of_codes:].view(torch.bfloat16)))
+        return found
 
     def write(self, layer: int, kv_slots: torch.Tensor, kv: torch.Tensor) -> None:
         kernel = kernel_for(kv.dtype)
@@ -68,8 +89,11 @@ class QuantizedKvPool(KvPool):
         )  # fmt: skip
         return out
 
-    def clear(self, block: int, offset: int) -> None:
-        codes, scales = self._parts(self.data[block].flatten(0, 1))
+    def paged(self, layer: int, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.gather(layer, rows), torch.arange(len(rows))
+
+    def _clear(self, heads: torch.Tensor, offset: int) -> None:
+        codes, scales = self._parts(heads.flatten(0, 1))
         codes[:, offset:].zero_()
         scales[:, offset:].zero_()
 
@@ -98,16 +122,18 @@ def widened(codes: torch.Tensor, fp8: bool) -> torch.Tensor:
 
 
 def make_pool(
-    config: EngineConfig, spec: ModelSpec, blocks: int, dtype: torch.dtype, device: torch.device
+    config: EngineConfig,
+    spec: ModelSpec,
+    blocks: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    windowed: Windowed | None = None,
 ) -> KvPool:
-    """Raises ConfigError for a type that the device has no attention for."""
     if config.kv_dtype == "auto":
-        return KvPool(spec, blocks, config.block_size, dtype, device)
-    if device.type != "cpu":
-        raise ConfigError(
-            f"kv_dtype is {config.kv_dtype!r}: a GPU has no attention for it, use auto"
-        )
-    return QuantizedKvPool(spec, blocks, config.block_size, dtype, config.kv_dtype)
+        return KvPool(spec, blocks, config.block_size, dtype, device, windowed)
+    return QuantizedKvPool(
+        spec, blocks, config.block_size, dtype, config.kv_dtype, device, windowed=windowed
+    )
 
 
 def kv_name(config: EngineConfig, dtype: torch.dtype) -> str:
@@ -115,6 +141,7 @@ def kv_name(config: EngineConfig, dtype: torch.dtype) -> str:
     name = str(dtype).removeprefix("torch.")
     if config.batch_invariant:
         name += f"-by-row-{instructions()}"
-    if config.kv_window is not None:
+    # With `kv_heavy`, only blocks whose positions see all are kept.
+    if config.kv_sight_of_all.window:
         name += f"-window-{config.kv_window}-{config.kv_sinks}"
     return name if config.kv_dtype == "auto" else f"{name}/{config.kv_dtype}"

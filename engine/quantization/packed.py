@@ -9,19 +9,25 @@ of every output; with four bits, runs 0 to 3 are the low halves of four and runs
 """
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 LANES = 16
 GROUP = 32
+_SIZES = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+E2M1 = torch.cat((_SIZES, -_SIZES))  # of the 16 codes: a sign, two bits of exponent, one more
 
 
 @dataclass(frozen=True, slots=True)
 class Codes:
     """A quantised matrix [out, in] as it is read: codes uint8 of zero `zero`, scales and minima
     float32, [out, groups]; `group` inputs share one. Column j belongs to input `order[j]`, where the
-    inputs were sorted into groups."""
+    inputs were sorted into groups.
+
+    Codes of another `kind` than int are the bits of small floats, which GPUs alone compute with: e4m3
+    (FP8) or e2m1 (MXFP4)."""
 
     codes: torch.Tensor
     scales: torch.Tensor
@@ -30,16 +36,19 @@ class Codes:
     group: int
     zero: int
     order: torch.Tensor | None = None
+    kind: str = "int"
+    rounded_rows: bool = False  # the checkpoint is meant for rows of 8 bits too
 
     @property
     def shape(self) -> tuple[int, int]:
         return self.codes.shape[0], self.codes.shape[1]
 
     @property
-    def format(self) -> tuple[int, int, int, bool, bytes]:
+    def format(self) -> tuple[Any, ...]:
         """What matrices must have in common to lie in one."""
         order = b"" if self.order is None else self.order.numpy().tobytes()
-        return self.bits, self.group, self.zero, self.minima is not None, order
+        kind = self.kind, self.bits, self.zero, self.rounded_rows
+        return *kind, self.group, self.minima is not None, order
 
     @property
     def bytes(self) -> int:
@@ -51,7 +60,7 @@ class Codes:
         """In float32."""
         width = self.codes.shape[1]
         found = self.scales.repeat_interleave(self.group, 1)[:, :width] * (
-            self.codes.float() - self.zero
+            numbers(self.codes, self.kind) - self.zero
         )
         if self.minima is not None:
             found += self.minima.repeat_interleave(self.group, 1)[:, :width]
@@ -60,6 +69,15 @@ class Codes:
     def rows(self, order: torch.Tensor) -> "Codes":
         minima = None if self.minima is None else self.minima[order]
         return replace(self, codes=self.codes[order], scales=self.scales[order], minima=minima)
+
+
+def numbers(codes: torch.Tensor, kind: str) -> torch.Tensor:
+    """What the codes stand for, in float32."""
+    if kind == "e4m3":
+        return codes.view(torch.float8_e4m3fn).float()
+    if kind == "e2m1":
+        return E2M1.to(codes.device)[codes.int()]
+    return codes.float()
 
 
 def _unsorted(values: torch.Tensor, order: torch.Tensor | None) -> torch.Tensor:
@@ -158,7 +176,7 @@ def pack(matrix: Codes, bias: torch.Tensor | None = None) -> Packed:
         runs = runs[:, :, :4] | runs[:, :, 4:] << 4
     # Groups of 16 in pairs: the kernel reads both of every 32 inputs.
     more = matrix.scales.shape[1] % 2 if matrix.group < GROUP else 0
-    factors, (scales, minima) = _in_half_range(matrix)
+    factors, (scales, minima) = in_half_range(matrix)
     return Packed(
         out=out,
         width=width,
@@ -179,7 +197,7 @@ def _by_tile(values: torch.Tensor, rows: int, more: int) -> torch.Tensor:
     return padded.view(-1, LANES, padded.shape[1]).transpose(1, 2).half().contiguous()
 
 
-def _in_half_range(matrix: Codes) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor | None]]:
+def in_half_range(matrix: Codes) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor | None]]:
     """A factor a row, and scales and minima divided by it: 1 where float16 holds them exactly."""
     held = [each for each in (matrix.scales, matrix.minima) if each is not None]
     exact = torch.stack([(each.half().float() == each).all(1) for each in held]).all(0)

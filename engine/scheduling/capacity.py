@@ -46,9 +46,10 @@ class Capacity:
             return False
         hits = self._keys.hits(seq)
         unread = len(self._sight.unread_blocks(hits * self._size, self._size))
-        need = self.blocks_for(seq, hits * self._size) + self.margin()
+        need = self.whole(self.blocks_for(seq, hits * self._size)) + self.margin()
         shared = max(unread, self._pool.held(seq.keys, hits))  # of the cached blocks
-        blocks = self._pool.available(seq.request.inputs.namespace) + shared
+        blocks = self._pool.available(seq.request.inputs.namespace)
+        blocks += self._pool.without_parts(shared)
         blocks += self._pool.freed_by(other.held_blocks for other in preempted)
         adapters = self._adapters.room(seq.request.inputs.adapter, [s.handle for s in preempted])
         return adapters is not None and blocks + adapters >= need
@@ -61,6 +62,11 @@ class Capacity:
             end = min(end, start + self._config.max_batch_tokens)
         return -(-end // self._size)
 
+    def whole(self, blocks: int, hits: int = 0) -> int:
+        """The memory that a sequence needs for so many blocks beside `hits` cached ones, in whole
+        blocks: layers with a window need theirs for the window alone."""
+        return self._pool.whole(blocks, len(self._pool.seen_parts(hits, hits * self._size)))
+
     def slot_holders(self, sequences: list[Sequence]) -> list[Sequence]:
         """The fewest of these sequences whose preemption frees an adapter's slot."""
         by_handle: dict[AdapterHandle, list[Sequence]] = {}
@@ -71,8 +77,12 @@ class Capacity:
         return min(whole, key=len)
 
     def missing_running_slots(self, seq: Sequence) -> int:
-        choices = 1 if seq.request.forked else seq.request.inputs.sampling.n
+        choices = 1 if seq.request.forked else self.choices_at_once(seq)
         return len(self._running) + self.reserved + choices - self._config.max_running
+
+    def choices_at_once(self, seq: Sequence) -> int:
+        """The choices that begin when the request forks; further ones wait for places."""
+        return min(seq.request.inputs.sampling.n, self._config.max_running)
 
     def margin(self) -> int:
         """Blocks to leave free for the running sequences: without them an admission would lead to
@@ -85,8 +95,8 @@ class Capacity:
         room = self._adapters.room(inputs.adapter, [])
         unread = len(self._sight.unread_blocks(hits * self._size, self._size))
         idle = max(0, hits - max(unread, self._pool.held_prefix(seq.keys, hits)))
-        available = self._pool.available(inputs.namespace, force) - idle
+        available = self._pool.available(inputs.namespace, force) - self._pool.without_parts(idle)
         return room is None or available + room >= spare
 
     def extra_choices(self, seq: Sequence) -> int:
-        return seq.request.inputs.sampling.n - 1
+        return self.choices_at_once(seq) - 1

@@ -14,8 +14,10 @@ from engine.lora.adapter import Shortage
 from engine.lora.registry import AdapterRegistry
 from engine.metrics import Metrics
 from engine.model_spec import Sight
+from engine.scheduling.block_tables import BlockTables
 from engine.scheduling.capacity import Capacity
 from engine.scheduling.cost import row_cost
+from engine.scheduling.eviction import eviction_of
 from engine.scheduling.preemption import StepTiming, choose_victim
 from engine.scheduling.sequence import Request, Sequence, SequenceStatus
 from engine.scheduling.sequence_keys import SequenceKeys
@@ -49,19 +51,20 @@ class Scheduler:
         """`sight`: the positions that any layer sees; None: all."""
         self._config = config
         self._pool = pool
-        self.keys = SequenceKeys(hasher, pool, enabled=config.prefix_cache)
+        self.eviction = eviction_of(config)
+        self.keys = SequenceKeys(hasher, pool, enabled=config.prefix_cache, eviction=self.eviction)
         self._adapters = adapters
         self._metrics = metrics
         self._size = config.block_size
-        self._sight = sight or Sight()
+        sight = sight or Sight()
         self.rows: list[tuple[Sequence, Row]] = []  # the batch that was scheduled last
-        self._copies: list[tuple[int, int]] = []  # (from, to); both are held
         self._budget = 0
         self._scoring = 0  # prompt tokens that this step may still score
         self._next_number = 0
         self.waiting = waiting
         self.running: list[Sequence] = []
-        self.capacity = Capacity(config, pool, adapters, self.keys, self.running, self._sight)
+        self.capacity = Capacity(config, pool, adapters, self.keys, self.running, sight)
+        self.tables = BlockTables(config, pool, self.capacity, sight, self.eviction)
         self.timing = StepTiming()
         self.speculation = Speculation(config, drafter, forced)
 
@@ -76,6 +79,8 @@ class Scheduler:
 
     def submit(self, request: Request) -> None:
         seq = self.new_sequence(request, 0)
+        if self.eviction is not None:
+            self.eviction.begin(request)
         self.keys.begin(seq)
         self.waiting.push(seq, lift=True)
 
@@ -93,12 +98,7 @@ class Scheduler:
                 self.release(seq)
 
     def release(self, seq: Sequence) -> None:
-        dropped = [pair for pair in self._copies if pair[1] in seq.blocks]
-        self._copies = [pair for pair in self._copies if pair not in dropped]
-        self._pool.release(source for source, _ in dropped)
-        self._pool.release(reversed(seq.held_blocks))
-        seq.blocks, seq.unheld = [], range(0)
-        seq.table_version += 1
+        self.tables.release(seq)
         if seq.handle is not None:
             self._adapters.release(seq.handle)
             seq.handle = None
@@ -122,9 +122,7 @@ class Scheduler:
         if not self.rows:
             return None
         self.rows.sort(key=lambda pair: len(pair[1].tokens) > 1)  # stable: decode rows first
-        copies, self._copies = self._copies, []
-        self._pool.release(source for source, _ in copies)
-        return StepBatch([row for _, row in self.rows], copies)
+        return StepBatch([row for _, row in self.rows], *self.tables.take_copies())
 
     def _guesses(self, decoding: list[Sequence]) -> Guesses:
         """None where prompts wait for the step's budget: a guess must not delay them."""
@@ -133,21 +131,10 @@ class Scheduler:
         room = min(self._budget, self._config.max_running) - len(decoding)
         guesses = self.speculation.guesses(decoding, room, self.timing.token_s)
         for seq in decoding if guesses else ():
-            if seq.number in guesses and not self._lend_blocks(seq, len(guesses[seq.number])):
+            wanted = len(guesses.get(seq.number, ()))
+            if wanted and not self.tables.lend(seq, wanted, len(self.running)):
                 del guesses[seq.number]
         return guesses
-
-    def _lend_blocks(self, seq: Sequence, guesses: int) -> bool:
-        """Provide blocks for guesses too, if the other sequences can spare them."""
-        length = len(seq.history) + seq.pending + guesses
-        lacking = -(-length // self._size) - len(seq.blocks)
-        if lacking <= 0:
-            return True
-        tenant = seq.request.inputs.namespace
-        if self._pool.available(tenant) < lacking + len(self.running):
-            return False
-        seq.blocks.extend(self._pool.allocate(lacking, tenant) or ())
-        return True
 
     def _complete(self, seq: Sequence) -> bool:
         """Whether the token still on the device reaches the length limit: nothing to launch."""
@@ -191,36 +178,7 @@ class Scheduler:
             self._preempt(victim)
 
     def _ensure_blocks(self, seq: Sequence) -> bool:
-        """Provide writable blocks for the positions that the next row writes. False if too few
-        are available."""
-        tenant = seq.request.inputs.namespace
-        force = len(self.running) == 1
-        first = seq.computed // self._size
-        if first < len(seq.blocks) and not self._pool.writable(seq.blocks[first]):
-            fresh = self._pool.allocate(1, tenant, force)
-            if fresh is None:
-                return False
-            # The source stays held until the batch is complete: an adapter that this step loads
-            # must not take it before the copy is made.
-            self._copies.append((seq.blocks[first], fresh[0]))
-            seq.blocks[first] = fresh[0]
-            seq.table_version += 1
-        lacking = self.capacity.blocks_for(seq, seq.computed) - len(seq.blocks)
-        if lacking > 0:
-            fresh = self._pool.allocate(lacking, tenant, force)
-            if fresh is None:
-                return False
-            seq.blocks.extend(fresh)
-        return True
-
-    def release_unread(self, seq: Sequence, position: int) -> None:
-        """Release the blocks that no layer sees from `position` on."""
-        unread = self._sight.unread_blocks(position, self._size)
-        self._pool.release(reversed(seq.let_go(unread)))
-
-    def copied_blocks(self) -> list[int]:
-        """The blocks held because the next step copies from them."""
-        return [source for source, _ in self._copies]
+        return self.tables.ensure(seq, force=len(self.running) == 1)
 
     def _preempt(self, seq: Sequence) -> None:
         """Release the sequence's blocks; it later recomputes what the cache has evicted by then."""
@@ -260,6 +218,7 @@ class Scheduler:
             self._scoring -= count
         if not count:
             return  # its turn comes in the next step
+        count = self.tables.covered(seq, count)
         self._add_row(seq, count)
         if seq.computed >= seq.prompt_len and not seq.request.forked:
             self._fork(seq)
@@ -285,6 +244,8 @@ class Scheduler:
             prompt_len=seq.prompt_len,
             drafts=len(guesses),
             table_version=seq.table_version,
+            answer=None if self.eviction is None else self.eviction.answer_of(seq.request),
+            observed=None if self.eviction is None else self.eviction.observed(seq),
             scored=max(0, min(known, seq.prompt_len - 1) - start) if seq.request.unscored else 0,
         )
         self.waiting.charge(seq, row_cost(seq, row, self._config))
@@ -331,15 +292,17 @@ class Scheduler:
         hits = self.keys.hits(seq)
         if self.keys.unfinished(seq, hits):
             return Shortage.KEYS
-        need = self.capacity.blocks_for(seq, hits * self._size) - hits
-        spare = need + self.capacity.margin()
+        start = hits * self._size
+        need = self.capacity.blocks_for(seq, start) - hits
+        spare = self.capacity.whole(need, hits) + self.capacity.margin()
         force = not self.running
         if not self.capacity.may_fit(seq, hits, spare, force):
             if inputs.adapter is not None:
                 self._adapters.note_slot_wait(inputs.adapter, now)
             return Shortage.BLOCKS
         seq.blocks = self.keys.share(seq, hits)
-        self.release_unread(seq, hits * self._size)
+        self.tables.share_parts(seq, start)
+        self.tables.release_unread(seq, start)
         if inputs.adapter is not None:
             handle = self._adapters.acquire(inputs.adapter, spare, force)
             if isinstance(handle, Shortage):
@@ -351,12 +314,12 @@ class Scheduler:
             pass
         fresh = None
         if self._pool.available(inputs.namespace, force) >= spare:
-            fresh = self._pool.allocate(need, inputs.namespace, force)
-        if fresh is None:
+            fresh = self._pool.allocate(need, inputs.namespace, force, bare=True)
+        seq.blocks += fresh or ()
+        if fresh is None or not self.tables.cover(seq, start + 1, force):
             self.release(seq)
             return Shortage.BLOCKS
-        seq.blocks += fresh
-        seq.computed = hits * self._size
+        seq.computed = start
         self._count_admission(seq, now)
         self.waiting.remove(seq, SequenceStatus.RUNNING)
         self.running.append(seq)
@@ -376,8 +339,10 @@ class Scheduler:
 
     def _fork(self, parent: Sequence) -> None:
         """The other choices share the prompt's blocks and compute its last token again to sample
-        a first token of their own; a block that they write is copied first."""
+        a first token of their own; a block that they write is copied first. Choices beyond the places
+        in the batch wait as if they were preempted."""
         request = parent.request
+        begun = self.capacity.choices_at_once(parent)
         request.forked = True
         self.capacity.reserved -= self.capacity.extra_choices(parent)
         shared = parent.blocks[: -(-parent.prompt_len // self._size)]
@@ -385,11 +350,15 @@ class Scheduler:
             child = self.new_sequence(request, choice)
             child.history = parent.history[: parent.prompt_len]
             child.keys = list(parent.keys)
+            child.counted_until = parent.prompt_len
+            if choice >= begun:
+                self.waiting.push(child, lift=False)
+                continue
             child.blocks, child.unheld = list(shared), parent.unheld
             for block in child.held_blocks:
                 self._pool.share(block)
             child.computed = parent.prompt_len - 1
-            child.counted_until = parent.prompt_len
+            self.tables.share_parts(child, child.computed)
             if parent.handle is not None:
                 self._adapters.retain(parent.handle)
                 child.handle = parent.handle

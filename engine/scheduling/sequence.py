@@ -33,7 +33,9 @@ class Sequence:
     computed: int = 0  # positions whose KV is present, or will be after the steps in flight
     counted_until: int = 0  # positions already counted once; computing below it is recomputing
     blocks: list[int] = field(default_factory=list)
-    unheld: range = range(0)  # of `blocks`, which no layer sees any more, and which were released
+    # Of `blocks`, which no layer sees any more, and which were released, but for the heavy ones.
+    unheld: range = range(0)
+    parts: range = range(0)  # of `blocks`, whose parts for layers with a window it holds too
     table_version: int = 0  # of `blocks`; see `Row.table_version`
     keys: list[bytes] = field(default_factory=list)  # of the full blocks of history
     handle: AdapterHandle | None = None
@@ -45,7 +47,17 @@ class Sequence:
 
     @property
     def held_blocks(self) -> list[int]:
-        return self.blocks[: self.unheld.start] + self.blocks[self.unheld.stop :]
+        heavy = [n for n in self.request.heavy or () if n in self.unheld]
+        return [
+            *self.blocks[: self.unheld.start],
+            *(self.blocks[number] for number in heavy),
+            *self.blocks[self.unheld.stop :],
+        ]
+
+    @property
+    def held_parts(self) -> list[int]:
+        """The blocks whose parts for layers with a window it holds (`engine.cache.windowed`)."""
+        return self.blocks[self.parts.start : self.parts.stop]
 
     def let_go(self, unread: range) -> list[int]:
         """Leaves out the blocks of these numbers, from now on; those that were still held."""
@@ -54,7 +66,8 @@ class Sequence:
         if end <= begin:
             return []
         self.unheld = range(unread.start, end)
-        return self.blocks[begin:end]
+        heavy = self.request.heavy or ()
+        return [self.blocks[number] for number in range(begin, end) if number not in heavy]
 
     @property
     def read_until(self) -> int:
@@ -95,6 +108,7 @@ class Request:
     delivered: int = 0
     discarded: int = 0
     rejected: int = 0
+    accepted: int = 0  # guesses that proved right
     busy_s: float = 0.0  # its share of the steps' time
     scores: list[PromptLogprob] = field(default_factory=list)  # until choice 0's first chunk
     scored: int = 0  # prompt tokens that have their score
@@ -106,6 +120,11 @@ class Request:
     held: list[TokenChunk] = field(default_factory=list)  # of all choices, until the request ends
     withheld: int = 0  # tokens of choices that are not delivered
     kept: int = 0  # most positions that a token sees by the operator's `kv_window`; 0: all
+    heavy: tuple[int, ...] | None = (
+        None  # numbers of the blocks that answers see besides (`Eviction`)
+    )
+    block_size: int = 0  # of these; 0: answers have no such blocks
+    grammar: object = None  # held here, so that it stays compiled
 
     def __post_init__(self) -> None:
         if self.inputs.sampling.prompt_logprobs is not None:
@@ -171,7 +190,12 @@ class Request:
         """Positions of the longest choice that its last tokens did not see, by `kv_window`."""
         if not self.kept or self.voided:
             return 0
-        return max(0, max(seq.read_until for seq in self.sequences) - self.kept)
+        read = max(seq.read_until for seq in self.sequences)
+        if not self.block_size:
+            return max(0, read - self.kept)
+        if read <= len(self.inputs.prompt):
+            return 0  # the prompt's queries see all
+        return max(0, read - self.kept - len(self.heavy or ()) * self.block_size)
 
     def receipt(self, now: float) -> Receipt:
         cached, computed = (0, 0) if self.voided else (self.cached or 0, self.computed)
@@ -191,6 +215,7 @@ class Request:
             recomputed=self.recomputed,
             discarded=self.discarded,
             rejected=self.rejected,
+            accepted=self.accepted,
             finish_reason=self.finish_reason or FinishReason.ERROR,
             queue_s=started - self.arrived,
             prefill_s=first - started,

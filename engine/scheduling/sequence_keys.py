@@ -5,6 +5,7 @@ from collections.abc import Callable
 from engine.cache.blocks import BlockPool
 from engine.cache.prefix import PUBLIC, PrefixHasher
 from engine.errors import IntegrityError
+from engine.scheduling.eviction import Eviction
 from engine.scheduling.sequence import Sequence
 
 HASHES = 512  # most keys of waiting prompts that a step computes while sequences run: about 0.5 ms
@@ -13,10 +14,18 @@ HASHES = 512  # most keys of waiting prompts that a step computes while sequence
 class SequenceKeys:
     """Looks up sequences in the prefix cache."""
 
-    def __init__(self, hasher: PrefixHasher, pool: BlockPool, *, enabled: bool) -> None:
+    def __init__(
+        self,
+        hasher: PrefixHasher,
+        pool: BlockPool,
+        *,
+        enabled: bool,
+        eviction: Eviction | None = None,
+    ) -> None:
         self._hasher = hasher
         self._pool = pool
         self._enabled = enabled
+        self._eviction = eviction
         # Whether a sequence with so many blocks in the pool waits for more from the tiers.
         self.fetching: Callable[[Sequence, int], bool] | None = None
         self._left = 0  # keys that this step may still compute for waiting sequences
@@ -56,12 +65,14 @@ class SequenceKeys:
             self._left -= 1
             self.extend(seq, hits + 1)
             hits += self._pool.find(seq.keys[hits]) is not None
-        return hits
+        return self._pool.with_window(seq.keys, hits)
 
     def unfinished(self, seq: Sequence, hits: int) -> bool:
         """Whether more blocks may be found later: the step had computed its number of keys, or
         copies of the next blocks are being read."""
-        if hits == len(seq.keys) < self.limit(seq) and self._left <= 0:
+        limit = self.limit(seq)
+        hashed = len(seq.keys)
+        if hashed < limit and self._left <= 0 and self._pool.hits(seq.keys, limit) == hashed:
             return True
         return self.fetching is not None and self.fetching(seq, hits)
 
@@ -81,6 +92,8 @@ class SequenceKeys:
         if not self._enabled or seq.request.reads_whole_prompt:
             return 0
         limit = (len(seq.history) - 1) // self._pool.block_size  # the last token is always computed
+        if self._eviction is not None:
+            limit = min(limit, self._eviction.most_cached(seq))
         if seq.request.cached is not None:
             # The cached count is frozen: blocks cached by others since then are not used.
             limit = min(limit, seq.counted_until // self._pool.block_size)

@@ -3,12 +3,15 @@
 import math
 from dataclasses import replace
 
+from engine.batch import Runner
 from engine.config import EngineConfig
 from engine.errors import RequestError
 from engine.protocol import EngineInfo, GenerateRequest, SamplingParams
+from engine.scheduling.capacity import most_blocks
 from engine.scheduling.waiting import WaitingQueue
 from engine.search.check import check_candidates
 
+MOST_CHOICES = 128  # of a request; those beyond `max_running` wait for places in the batch
 POOLINGS = ("", "last", "mean", "cls", "model")
 
 
@@ -17,10 +20,10 @@ def check_request(
     info: EngineInfo,
     config: EngineConfig,
     adapter_blocks: int,
-    most_blocks: int = 0,
+    runner: Runner,
 ) -> int:
-    """Returns the most positions that a choice of the request may reach, prompt included.
-    `most_blocks`: that it holds at once; 0: all of its own. Raises RequestError."""
+    """Returns the most positions that a choice of the request may reach, prompt included. Raises
+    RequestError."""
     _check_identity(inputs)
     _check_sampling(inputs.sampling, info.vocab_size, config.max_running)
     prompt = inputs.prompt
@@ -31,6 +34,7 @@ def check_request(
         raise RequestError(
             "invalid_request", f"prompt id {bad} is outside the vocabulary of {info.vocab_size}"
         )
+    check_prediction(inputs.prediction, info)
     room = 0 if inputs.sampling.pooling else 1
     if len(prompt) + room > info.context_length:
         output = " and at least one output token must fit" if room else ""
@@ -40,9 +44,12 @@ def check_request(
             f"the model's context is {info.context_length}",
         )
     longest = min(info.context_length, len(prompt) + inputs.sampling.max_tokens)
-    if 0 < most_blocks <= info.num_blocks - adapter_blocks:
+    blocks = info.num_blocks - adapter_blocks
+    if 0 < most_blocks(runner.sight, config) <= blocks:
         return longest
-    capacity = (info.num_blocks - adapter_blocks) * info.block_size
+    capacity = blocks * info.block_size
+    if runner.windowed is not None:
+        capacity = runner.windowed.longest(blocks, info.block_size)
     if len(prompt) >= capacity:
         raise RequestError(
             "context_length_exceeded",
@@ -51,6 +58,18 @@ def check_request(
             "raise kv_memory_bytes",
         )
     return min(longest, capacity)
+
+
+def check_prediction(prediction: list[int], info: EngineInfo) -> None:
+    if len(prediction) > info.context_length:
+        raise RequestError(
+            "invalid_request",
+            f"prediction has {len(prediction)} tokens: the model's context is {info.context_length}",
+        )
+    if prediction and not 0 <= min(prediction) <= max(prediction) < info.vocab_size:
+        raise RequestError(
+            "invalid_request", f"prediction has ids outside the vocabulary of {info.vocab_size}"
+        )
 
 
 def check_queue(waiting: WaitingQueue, tenant: str, config: EngineConfig) -> None:
@@ -119,7 +138,8 @@ def _check_sampling(params: SamplingParams, vocab_size: int, max_running: int) -
         return
     rule = "at least 1, or with prompt_logprobs 0"
     need(params.max_tokens >= (1 if scored is None else 0), "max_tokens", rule)
-    need(1 <= params.n <= max_running, "n", f"from 1 to {max_running}")
+    most = max_running if params.use_beam_search else max(max_running, MOST_CHOICES)
+    need(1 <= params.n <= most, "n", f"from 1 to {most}")
     check_candidates(params, max_running)
     need(params.top_k >= 0, "top_k", "0 (off) or more")
     need(0 <= params.min_tokens <= params.max_tokens, "min_tokens", "from 0 to max_tokens")
@@ -141,11 +161,10 @@ def _check_sampling(params: SamplingParams, vocab_size: int, max_running: int) -
     need(params.logprobs is None or 0 <= params.logprobs <= 100, "logprobs", "from 0 to 100")
     known, biased = range(vocab_size), params.logit_bias
     within = f"within the vocabulary of {vocab_size}"
-    need(all(t in known for t in params.stop_token_ids), "stop_token_ids", within)
+    for field in ("stop_token_ids", "logprob_token_ids", "dry_breakers", "allowed_token_ids"):
+        need(all(t in known for t in getattr(params, field)), field, within)
     need(all(t in known for t in biased), "logit_bias", f"for ids {within}")
     need(all(math.isfinite(b) for b in biased.values()), "logit_bias", "finite")
-    need(all(t in known for t in params.dry_breakers), "dry_breakers", within)
-    need(all(t in known for t in params.allowed_token_ids), "allowed_token_ids", within)
     words = params.bad_words
     need(len(words) <= 1024 and all(words), "bad_words", "at most 1,024 words, none empty")
     need(all(t in known for word in words for t in word), "bad_words", f"ids {within}")

@@ -9,7 +9,7 @@ MOST_BEAMS = 16
 _NOT_WITH_BEAMS = (
     "top_k", "top_p", "min_p", "typical_p", "top_n_sigma", "repetition_penalty", "frequency_penalty",
     "presence_penalty", "dry_multiplier", "lz_penalty", "bad_words", "grammar", "prompt_logprobs",
-    "best_of",
+    "best_of", "logprob_token_ids",
 )  # fmt: skip
 
 

@@ -8,6 +8,7 @@ from bisect import bisect_right
 
 _LINKS = 4  # earlier places that are compared when a match begins
 _COMPARED = 16  # ids compared at each
+_EXPECTED = 8  # ids by which an expected beginning counts as matched
 _FALL_BACK = 4  # after a match of so many ids the cursor skips a wrong one
 _BOUNDS = 4, 8, 16  # of the lengths of a match, by which the shares are kept
 _PRIORS = 0.2, 0.5, 0.8, 0.9
@@ -17,8 +18,10 @@ _WEIGHT, _KEPT = 3.0, 0.9  # of the priors in predictions; of the earlier ones a
 class PromptLookup:
     """Of one sequence. Reads its history, and never more than `most` ids of it in a call."""
 
-    def __init__(self, first: int, prompt_len: int) -> None:
-        """first: the earliest position that may be found."""
+    def __init__(self, first: int, prompt_len: int, expected: int | None = None) -> None:
+        """first: the earliest position that may be found. expected: the position whose text the output
+        is expected to begin with."""
+        self._expected = expected
         self._prompt_len = prompt_len
         self._read = first  # positions up to here are indexed
         self._first = first
@@ -33,13 +36,22 @@ class PromptLookup:
         """Follow up to `most` new ids of the history. Returns how many there were."""
         begin, end = self._read, min(len(history), self._read + most)
         for position in range(begin, end):
+            if position == self._prompt_len:
+                self._expect()
             token = history[position]
             if self._cursor:
                 self._compare(history, token, position)
             if position > self._first:
                 self._enter(history, token, position)
         self._read = end
+        if end == self._prompt_len:
+            self._expect()
         return end - begin
+
+    def _expect(self) -> None:
+        if self._expected is not None:
+            self._cursor, self._matched = self._expected, _EXPECTED
+            self._expected = None
 
     def guesses(
         self, history: list[int], unknown: int, most: int, least: float

@@ -11,6 +11,8 @@ from engine.scheduling.sequence import Sequence
 from engine.speculation.costs import StepCosts, seconds_of
 from engine.speculation.drafting import Acceptance, best_drafts
 from engine.speculation.lookup import PromptLookup
+from engine.speculation.prediction import PredictedText
+from engine.speculation.turns import Turns
 
 _MOST = 16  # guesses of a sequence in a step
 _READ = 1024  # ids that a step reads to find repeats, of all sequences: about 0.5 ms
@@ -18,8 +20,8 @@ _WINDOW = 16 * 1024  # ids of a prompt that are read: its last ones
 _UNLIKELY = 0.1  # no guess of a smaller chance is considered
 _FORGOTTEN = 0.995  # of a draft's measured time at each step without: it is tried again some time
 _GAIN = 1.05  # by which a step with guesses must be better
-_LONGEST_WAIT = 15  # steps until drafts are considered again
 _CROWD = 4  # a sequence without a repeat is left alone for a step for each so many that decode
+_FRESH = 16  # steps with guesses, of a crowd, until one without shows again what that takes
 
 Guesses = dict[int, list[int]]  # by the sequence's number
 Forced = Callable[[int], list[int]]  # `Runner.forced`
@@ -36,11 +38,11 @@ class Speculation:
         self.forced = forced  # None: nothing that a grammar forces is guessed
         self._step = 0
         self._resting: dict[int, int] = {}  # by sequence: the step before which it is not looked up
-        self._wait, self._waited = 0, 0  # steps without drafts: in all, and so far
+        self._drafting, self._forcing = Turns(), Turns()
         self._accepted: dict[int, Acceptance] = {}  # of the draft model, by the sequence's number
         self._drafted: Guesses = {}  # of the last step, by the draft model
         self._costs = StepCosts()
-        self._lookups: dict[int, PromptLookup] = {}  # by the sequence's number
+        self._lookups: dict[int, PromptLookup | PredictedText] = {}  # by the sequence's number
         self._left = 0  # ids that this step may still read
 
     def record(self, rows: list[tuple[Sequence, Row]], seconds: float) -> None:
@@ -70,13 +72,15 @@ class Speculation:
         if not self._on:
             return {}
         self._step += 1
+        if len(decoding) > _CROWD and self._costs.age(len(decoding)) > _FRESH:
+            return {}
         taken = self._follow(decoding, room, token_s)
         rows = len(decoding) + sum(map(len, taken.values()))
         room -= rows - len(decoding)
         free = [seq for seq in decoding if seq.number not in taken] if taken else decoding
         found = self._looked_up(free, rows, room, token_s)
         self._drafted = {}
-        if self._drafter is not None and self._is_due(rows):
+        if self._drafter is not None and self._drafting.is_due(rows) and self._costs.measured(rows):
             looked_up = sum(map(len, found.values()))
             free = [seq for seq in free if seq.number not in found]
             self._drafted = self._draft(
@@ -87,18 +91,24 @@ class Speculation:
     def _follow(self, decoding: list[Sequence], room: int, token_s: float | None) -> Guesses:
         """What grammars force: certain guesses, if those are worth it in a step of this size."""
         ruled = [s for s in decoding if s.request.inputs.sampling.grammar and not s.pending]
-        if self.forced is None or not ruled or not self._costs.measured(len(decoding)):
+        rows = len(decoding)
+        if self.forced is None or not ruled or not self._costs.measured(rows):
             return {}
-        if not self._best([(1.0, 0, 0)] * len(ruled), len(decoding), token_s):
+        most = min(room, _MOST * len(ruled))
+        if not self._best(_certain(most), rows, token_s) or not self._forcing.is_due(rows):
             return {}
         found: Guesses = {}
+        count = 0
         for seq in ruled:
-            most = min(_most(seq), room)
+            most = min(_most(seq), room - count)
             ids = self.forced(seq.number)[:most] if most > 0 else []
             if ids:
                 found[seq.number] = ids
-                room -= len(ids)
-        return found
+                count += len(ids)
+        # What is forced now may be far less than a token of each.
+        worth = self._best(_certain(count), rows, token_s) if count else 0
+        self._forcing.was_worth(bool(worth))
+        return _first_of(found, worth)
 
     def _looked_up(
         self, decoding: list[Sequence], rows: int, room: int, token_s: float | None
@@ -125,14 +135,6 @@ class Speculation:
             taken[number] = found[number][: 1 - n]
         return taken
 
-    def _is_due(self, rows: int) -> bool:
-        """Whether drafts are considered in this step: the less often while none are worth it, the more
-        sequences there are."""
-        if self._waited < min(self._wait, rows - 1):
-            self._waited += 1
-            return False
-        return self._costs.measured(rows)
-
     def _draft(
         self,
         drafter: Drafter,
@@ -150,14 +152,12 @@ class Speculation:
         curve = self._costs.curve(token_s)
         shares = [share[number] for number in ranked]
         size, count = best_drafts(shares, rows, room, curve, drafter.step_s)
-        steps, self._waited = 1 + self._waited, 0
+        steps = self._drafting.was_worth(bool(size))
         for number in ranked[size:]:
             self._accepted[number].rest(steps)
         if not size:
             drafter.step_s *= _FORGOTTEN**steps
-            self._wait = min(2 * self._wait + 1, _LONGEST_WAIT)
             return {}
-        self._wait = 0
         found = drafter.guesses({n: able[n].history for n in ranked[:size]}, count)
         return {number: ids[: _most(able[number])] for number, ids in found.items()}
 
@@ -168,8 +168,7 @@ class Speculation:
             return [], []
         lookup = self._lookups.get(seq.number)
         if lookup is None:
-            first = max(0, seq.prompt_len - _WINDOW)
-            lookup = self._lookups[seq.number] = PromptLookup(first, seq.prompt_len)
+            lookup = self._lookups[seq.number] = _lookup_of(seq)
         self._left -= lookup.read(seq.history, self._left)
         ids, chances = lookup.guesses(seq.history, seq.pending, most, _UNLIKELY)
         if not seq.pending or not ids:
@@ -190,6 +189,28 @@ class Speculation:
             if rate > best_rate:
                 best, best_rate = count, rate
         return best
+
+
+def _lookup_of(seq: Sequence) -> PromptLookup | PredictedText:
+    prediction = seq.request.inputs.prediction
+    if prediction:
+        return PredictedText(seq.history, seq.prompt_len, prediction, _WINDOW)
+    return PromptLookup(max(0, seq.prompt_len - _WINDOW), seq.prompt_len)
+
+
+def _certain(count: int) -> list[tuple[float, int, int]]:
+    return [(1.0, 0, 0)] * count
+
+
+def _first_of(found: Guesses, count: int) -> Guesses:
+    """So many of the guesses."""
+    kept: Guesses = {}
+    for number, ids in found.items():
+        if count <= 0:
+            break
+        kept[number] = ids[:count]
+        count -= len(ids)
+    return kept
 
 
 def _most(seq: Sequence) -> int:

@@ -97,6 +97,10 @@ class Transfers:
             self._give_up(load)
             return False
         if load.future is None:
+            # What was read and does not help is not read again: it has left the pool, or layers with
+            # a window lack their parts.
+            load.done = bool(load.wanted) and hits <= load.first
+        if load.future is None and not load.done:
             self._begin(load, seq, hits)
         if load.future is not None:
             self._loads[seq.number] = load
@@ -162,11 +166,13 @@ class Transfers:
             return
         for block in held:
             self._pool.share(block)
-        size = self._runner.block_bytes
-        fitting = list(takewhile(lambda data: len(data) == size, found))
+        sizes = (self._runner.block_bytes, self._runner.bare_bytes)
+        fitting = list(takewhile(lambda data: len(data) in sizes, found))
         count = min(len(fitting), self._pool.available(load.namespace))
         blocks = self._pool.allocate(count, load.namespace) or []
         self._runner.write_blocks(blocks, fitting[:count])
+        bare = [b for b, each in zip(blocks, fitting, strict=False) if len(each) < sizes[0]]
+        self._pool.release_parts(bare)
         known = len(self._pool.fresh or ())
         for number, block in enumerate(blocks, load.first):
             parent = load.keys[number - 1] if number else None

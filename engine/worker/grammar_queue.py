@@ -25,11 +25,11 @@ class PendingRequest:
 class GrammarQueue:
     """Call it from one thread only."""
 
-    def __init__(self, prepare: Callable[[Grammar], None]) -> None:
+    def __init__(self, prepare: Callable[[Grammar], object]) -> None:
         self._prepare = prepare
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
         self._tenants: dict[str, deque[PendingRequest]] = {}  # in the order of their turns
-        self._running: tuple[PendingRequest, Future[None]] | None = None
+        self._running: tuple[PendingRequest, Future[object]] | None = None
 
     def __len__(self) -> int:
         return sum(map(len, self._tenants.values())) + (self._running is not None)

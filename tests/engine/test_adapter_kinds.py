@@ -230,5 +230,7 @@ def test_a_gpu_refuses_them_by_name(base: Path, adapters: list[Path]) -> None:
     )
     model, config = load_model(EngineConfig(model=str(base))), EngineConfig(model=str(base))
     pool = Driver(base).runner.pool
-    with pytest.raises(ValueError, match="served on a CPU only"):
+    with pytest.raises(
+        ValueError, match="DoRA, and a token table or head of its own are served on a CPU only"
+    ):
         GpuAdapters(config, model.spec, torch.float32, pool).keep(weights)

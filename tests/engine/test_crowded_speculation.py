@@ -4,9 +4,13 @@ import random
 
 import pytest
 
+from engine.batch import StepBatch
+from engine.execution.fake_runner import FakeRunner
+from engine.loop import Engine
+from engine.protocol import Grammar
 from engine.speculation import speculation
 from engine.speculation.lookup import PromptLookup
-from tests.engine.helpers import Clock, ask, make_config, make_engine
+from tests.engine.helpers import Clock, ask, make_config, make_engine, run_until_idle
 
 
 class Idle:
@@ -53,3 +57,57 @@ def test_a_crowd_is_looked_up_in_turns(
     assert 0.5 * shares[0] < looked_up / (decoded * requests) <= 1.05 * shares[0]
     assert 0.5 * shares[1] < considered / decoded <= 1.05 * shares[1]
     assert engine.metrics.counters["generated_tokens"] == 80 * requests
+
+
+class Ruled(FakeRunner):
+    """Its grammars force every token at whose position `every` divides."""
+
+    said: dict[str, list[int]]
+    every: int
+    engine: Engine
+
+    def prepare_grammar(self, grammar: Grammar) -> object:
+        return object()
+
+    def forced(self, seq: int) -> list[int]:
+        found = next(s for s in self.engine.scheduler.running if s.number == seq)
+        if found.output_len % self.every:
+            return []
+        answer = self.said[found.request.inputs.request_id]
+        return answer[found.output_len : found.output_len + 1]
+
+
+@pytest.mark.parametrize("faster", [False, True])
+@pytest.mark.parametrize(("every", "least", "most"), [(10, 0.0, 0.03), (1, 0.38, 0.5)])
+def test_what_grammars_force_is_guessed_where_the_tokens_of_that_step_are_worth_it(
+    every: int, least: float, most: float, faster: bool
+) -> None:
+    """A few guesses in a step of 32 rows take longer than they save, and what a step without any
+    takes is measured again when the machine has become faster."""
+    config, clock, draw = make_config(max_running=64, num_blocks=2048), Clock(), random.Random(5)
+    prompts = {f"r{n}": [draw.randrange(1, 1000) for _ in range(20)] for n in range(32)}
+    steps, slow = 0, 2.0 if faster else 1.0
+
+    def pause(batch: StepBatch) -> None:
+        nonlocal steps
+        decodes = all(row.start >= row.prompt_len for row in batch.rows)
+        steps += decodes and hasattr(runner, "said")
+        tokens = sum(len(row.tokens) for row in batch.rows)
+        spent = 0.008 + (0.0006 if decodes else 0.0003) * tokens
+        clock.now += spent * (slow if steps < 6 else 1.0)
+
+    runner = Ruled(config, pause=pause)
+    engine = runner.engine = Engine(config, runner, clock=clock)
+    asked = {name: ask(name, prompt, 96) for name, prompt in prompts.items()}
+    for request in asked.values():
+        engine.submit(request, "g")
+    found = run_until_idle(engine)
+    runner.said, runner.every = {name: found.tokens[name, 0] for name in prompts}, every
+    engine.receipts.acknowledge(list(prompts), "g")
+    before = engine.metrics.counters["drafted_tokens"]
+    for name, prompt in prompts.items():
+        engine.submit(ask(name, prompt, 96, grammar=Grammar("regex", "x")), "g")
+    answers = run_until_idle(engine).tokens
+    drafted = engine.metrics.counters["drafted_tokens"] - before
+    assert {name: answers[name, 0] for name in prompts} == runner.said
+    assert least <= drafted / (32 * 95) <= most

@@ -246,9 +246,8 @@ def test_adapters_of_a_model_of_experts_take_room_for_attention_only(tmp_path: P
 @pytest.mark.parametrize(
     ("case", "told"),
     [
-        ("mixtral", "a mixture of experts is served on a CPU only: set device to cpu"),
-        ("bloom", "a model with layer norms is served on a CPU only: set device to cpu"),
-        ("command-r", "a model with layer norms is served on a CPU only: set device to cpu"),
+        ("deepseek-v3", "multi-head latent attention is served on a CPU only: set device to cpu"),
+        ("gemma3n", "several residual streams is served on a CPU only: set device to cpu"),
     ],
 )
 def test_a_gpu_refuses_what_its_kernels_lack_by_name(case: str, told: str, tmp_path: Path) -> None:

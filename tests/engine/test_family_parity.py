@@ -298,6 +298,24 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         )
         | {"n_group": 1, "topk_group": 1},
     ),
+    "phi4-mini": (
+        "Phi3",
+        _LONG
+        | {"num_attention_heads": 3, "num_key_value_heads": 1, "hidden_size": 60}
+        | _rope("default", partial_rotary_factor=0.6)
+        | {"tie_word_embeddings": True},
+    ),
+    "phi4-mini-longrope": (
+        "Phi3",
+        _longrope(32)
+        | {"num_attention_heads": 3, "num_key_value_heads": 1}
+        | _rope(
+            "longrope",
+            partial_rotary_factor=0.5,
+            short_factor=[1.0 + n / 10 for n in range(5)],
+            long_factor=[1.5 + n for n in range(5)],
+        ),
+    ),
     "phi3-longrope": ("Phi3", {"num_attention_heads": 3, "num_key_value_heads": 1} | _longrope(32)),
 }
 

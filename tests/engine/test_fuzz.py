@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from engine.cache.windowed import Windowed
 from engine.errors import AdapterError, RequestError
 from engine.loop import Engine
+from engine.model_spec import Sight
 from engine.protocol import GenerateRequest
 from tests.engine.helpers import (
     Clock,
@@ -27,7 +29,7 @@ PUBLIC = tuple(range(100, 112))
 class Storm:
     """Drives one engine with random events from one seed."""
 
-    def __init__(self, seed: int, folder: Path) -> None:
+    def __init__(self, seed: int, folder: Path, windowed: bool = False) -> None:
         self.dice = random.Random(seed)
         self.clock = Clock()
         dice = self.dice
@@ -46,7 +48,10 @@ class Storm:
             fairness=dice.choice(["vtc", "vtc", "fcfs"]),
             locality_quantum=dice.choice([0.0, 50.0]),
         )
-        self.engine: Engine = make_engine(config, self.clock, overlapped=dice.random() < 0.5)
+        overlapped = dice.random() < 0.5
+        shape = Windowed(Sight(seed % 4 * 7 + 1), frozenset(range(1 + seed % 5)), 1 + seed % 3,
+                         config.num_blocks or 0) if windowed else None  # fmt: skip
+        self.engine: Engine = make_engine(config, self.clock, overlapped=overlapped, windowed=shape)
         self.paths = dict(write_adapter(folder, f"a{i}", 2 + 3 * i)[::-1] for i in range(6))
         self.loaded: set[str] = set()
         self.asked: dict[str, GenerateRequest] = {}
@@ -187,9 +192,12 @@ def check_all_returned(storm: Storm) -> None:
     assert engine.scheduler.capacity.reserved == 0
 
 
+@pytest.mark.parametrize("windowed", [False, True])
 @pytest.mark.parametrize("seed", range(20))
-def test_a_storm_leaves_every_answer_and_every_count_right(seed: int, tmp_path: Path) -> None:
-    storm = Storm(seed, tmp_path)
+def test_a_storm_leaves_every_answer_and_every_count_right(
+    seed: int, windowed: bool, tmp_path: Path
+) -> None:
+    storm = Storm(seed, tmp_path, windowed)
     storm.run(steps=400)
     check_answers(storm)
     check_counts(storm)

@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 from engine.config import EngineConfig
 from engine.decoding.grammar import matchers
 from engine.decoding.grammar.matchers import Matchers
+from engine.decoding.grammar.schema import checked_schema
 from engine.demo.paths import MODEL_DIR
 from engine.errors import RequestError
 from engine.execution.cpu_runner import load_runner
@@ -263,6 +264,26 @@ def test_integers_without_bounds_end() -> None:
 
 # A model that would write digits for ever.
 DIGITS = {TOKENIZER.encode(digit).ids[-1]: 40.0 for digit in "0123456789"}
+
+
+def test_objects_that_name_their_properties_have_no_others() -> None:
+    """As xgrammar and outlines read them, and unless the schema says otherwise."""
+    named = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
+    closed = json.loads(checked_schema(json.dumps(named)))
+    assert closed["additionalProperties"] is False
+    nested = {"type": "array", "items": {"anyOf": [named, {"type": "null"}]}}
+    inner = json.loads(checked_schema(json.dumps(nested)))["items"]["anyOf"][0]
+    assert inner["additionalProperties"] is False
+    for open_one in (
+        {"type": "object"},
+        named | {"additionalProperties": True},
+        named | {"additionalProperties": {"type": "null"}},
+        named | {"required": ["a", "b"]},
+        named | {"allOf": [{"properties": {"b": {"type": "null"}}}]},
+        named | {"minProperties": 2},
+    ):
+        kept = json.loads(checked_schema(json.dumps(open_one)))
+        assert kept.get("additionalProperties") == open_one.get("additionalProperties")
 
 
 def test_an_engine_without_a_tokenizer_says_so(tmp_path: Path) -> None:

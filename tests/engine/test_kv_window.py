@@ -268,7 +268,7 @@ def test_refusals(llama: Path, tmp_path: Path) -> None:
         small.submit(ask("r", [5] * 90, 4), "g")
 
 
-def test_a_gpu_refuses_it_by_name(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_refuses_heavy_hitters_by_name(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engine.models.load.choose_device", lambda _: torch.device("cuda", 0))
-    with pytest.raises(ConfigError, match="kv_window is served on a CPU only"):
-        load_model(EngineConfig(model=str(llama), kv_window=8))
+    with pytest.raises(ConfigError, match="kv_heavy is served on a CPU only"):
+        load_model(EngineConfig(model=str(llama), kv_window=8, kv_heavy=16))

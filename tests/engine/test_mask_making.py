@@ -1,6 +1,7 @@
 """Masks are the same wherever they are made, and what a grammar forces is guessed."""
 
 import json
+import time
 from itertools import count
 from typing import Any
 
@@ -49,7 +50,8 @@ def test_masks_made_at_once_are_those_of_the_threads(taken: int, compiler: Gramm
     executor, words = LLExecutor(num_threads=1), VOCAB // 32
     for guesses in ([], said[taken : taken + 2], [said[taken], 5, 6]):
         masks = np.full((2, 4, words), -1, np.int32)
-        one, other = (compiler.matcher(Grammar("json_schema", json.dumps(RECORD))) for _ in "ab")
+        compiled = compiler.compile(Grammar("json_schema", json.dumps(RECORD)))
+        one, other = compiled.matcher(), compiled.matcher()
         for matcher in (one, other):
             assert matcher.try_consume_tokens(said[:taken]) == taken
         fill(one, guesses, masks[0].ctypes.data, 4 * words)
@@ -83,6 +85,7 @@ def test_answers_are_the_same_wherever_masks_are_made(monkeypatch: pytest.Monkey
     ):
         with monkeypatch.context() as patch:
             patch.setattr(matchers, "_QUICK_S", 60.0)
+            patch.setattr(matchers, "_SLOW_S", 60.0)
             patch.setattr(matchers, name, value)
             engine = make()
             for n, schema in enumerate(SCHEMAS[:6]):
@@ -108,6 +111,7 @@ def test_what_a_grammar_forces_is_guessed(temperature: float) -> None:
         ticks = count()
         engine = make(speculation=setting, draft_heads="none")
         engine._clock = lambda ticks=ticks: next(ticks) / 1000  # every step takes as long
+        engine._runner._patience_s = None  # a busy machine makes no mask late
         changes = {"temperature": temperature, "max_tokens": 60}
         for name in ("first", "then"):  # the first measures what steps take
             tokens, receipt = said_by(engine, name, "json_schema", RECORD, **changes)
@@ -119,7 +123,34 @@ def test_what_a_grammar_forces_is_guessed(temperature: float) -> None:
     assert found["auto"][1] < 0.8 * found["off"][1]
 
 
-def test_a_grammar_that_forces_too_much_is_not_asked_again() -> None:
+def test_guesses_of_a_late_row_are_neither_right_nor_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are verified when the row's masks are there."""
+    expected, _ = said_by(make(speculation="off"), "x", "json_schema", RECORD, max_tokens=60)
+    engine, fills, threads = make(speculation="auto", draft_heads="none"), count(), Matchers._fill
+    ticks = count()
+    engine._clock = lambda: next(ticks) / 1000
+    said_by(engine, "first", "json_schema", RECORD, max_tokens=60)
+    monkeypatch.setattr(matchers, "_AT_ONCE_S", -1.0)  # every mask is left to the threads
+
+    def late(self: Matchers, *given: Any) -> None:
+        if next(fills) % 2 == 0:
+            time.sleep(0.06)
+        threads(self, *given)
+
+    monkeypatch.setattr(Matchers, "_fill", late)
+    engine._runner._patience_s = 0.0
+    before = engine.metrics.counters["drafted_tokens"]
+    tokens, receipt = said_by(engine, "x", "json_schema", RECORD, max_tokens=60)
+    assert tokens == expected
+    assert receipt.recomputed > 0  # rows were late
+    assert receipt.rejected == engine.metrics.counters["rejected_tokens"] == 0
+    assert engine.metrics.counters["drafted_tokens"] > before
+
+
+def test_a_grammar_that_forces_too_much_is_not_asked_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(matchers, "_SLOW_S", 60.0)  # however busy the machine is
     engine = make(speculation="auto", draft_heads="none")
     long = {"const": "so " * 600}
     tokens, _ = said_by(engine, "long", "json_schema", long, max_tokens=40)
@@ -132,7 +163,16 @@ def test_a_grammar_that_forces_too_much_is_not_asked_again() -> None:
     assert engine.metrics.counters["drafted_tokens"] > 0
 
 
-def test_excluded_ids_are_those_of_the_mask() -> None:
+@pytest.mark.parametrize("by_torch", [False, True])
+def test_excluded_ids_are_those_of_the_mask(
+    by_torch: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if by_torch:
+        monkeypatch.setattr("engine.decoding.masks.has_kernel", lambda: False)
+    worst = torch.tensor([[float("nan"), float("inf"), float("-inf"), 1.0]]).repeat(2, 10)
+    exclude_(worst, [1], np.stack([mask_of([1, 3], 40)]))
+    assert worst[0, 3] == worst[1, 3] == 1 and worst[1, 2] == float("-inf")
+    assert worst[1, [0, 4, 5]].isnan().all() and worst[1, 7] == float("-inf")
     draw = torch.Generator().manual_seed(2)
     logits = torch.randn(5, 75, generator=draw)
     allowed = [[0, 3, 31, 32, 74], list(range(75)), [7]]

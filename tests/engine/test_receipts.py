@@ -1,3 +1,5 @@
+import errno
+import os
 import time
 from pathlib import Path
 
@@ -131,4 +133,81 @@ def test_the_file_does_not_grow_with_what_was_acknowledged(
     receipts.add("g", receipt("last"))
     # No close: the process is killed.
     assert Receipts(10, str(path)).of("g") == [receipt("kept"), receipt("last")]
+    receipts.close()
+
+
+def refusing(monkeypatch: pytest.MonkeyPatch, room: list[int]) -> None:
+    """The disk takes so many more bytes, as of a write that does not fit whole."""
+    plain = os.write
+
+    def _write(file: int, data: bytes) -> int:
+        if not room[0]:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        taken = plain(file, data[: room[0]])
+        room[0] -= taken
+        return taken
+
+    monkeypatch.setattr(os, "write", _write)
+
+
+def test_a_full_disk_ends_nothing_and_gets_what_it_refused_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, room = tmp_path / "receipts", [10**9]
+    refusing(monkeypatch, room)
+    receipts = Receipts(10, str(path))
+    receipts.add("g", receipt("a"))
+    room[0] = 30  # of the next line, which must not be torn
+    receipts.add("g", receipt("b"))
+    room[0] = 0
+    receipts.add("g", receipt("c"))
+    receipts.acknowledge(["a"], "g")
+    assert receipts.unwritten == 3
+    assert receipts.of("g") == [receipt("b"), receipt("c")], "they are given all the same"
+    assert list(read_receipts(path)) == [receipt("a")]
+    room[0] = 10**9
+    monkeypatch.setattr(time, "monotonic", lambda: float("inf"))
+    receipts.retry()
+    assert receipts.unwritten == 0
+    # No close: the process is killed.
+    assert Receipts(10, str(path)).of("g") == [receipt("b"), receipt("c")]
+    assert b"\n\n" not in path.read_bytes() and len(list(read_receipts(path))) == 2
+    receipts.close()
+
+
+def test_an_engine_starts_on_a_full_disk_with_the_file_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, room = tmp_path / "receipts", [10**9]
+    first = Receipts(10, str(path))
+    first.add("g", receipt("a"))
+    first.add("g", receipt("b"))
+    first.close()
+    path.write_bytes(path.read_bytes()[:-20])  # it was killed
+    refusing(monkeypatch, room)
+    room[0] = 50
+    second = Receipts(10, str(path))
+    assert second.of("g") == [receipt("a")] and not (tmp_path / "receipts.new").exists()
+    room[0] = 10**9
+    second.add("g", receipt("c"))
+    second.close()
+    assert Receipts(10, str(path)).of("g") == [receipt("a"), receipt("c")]
+
+
+def test_a_file_that_cannot_be_rewritten_stays_and_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_SLACK_LINES", 4)
+    path, room = tmp_path / "receipts", [10**9]
+    refusing(monkeypatch, room)
+    receipts = Receipts(100, str(path))
+
+    def _no_replacing(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as full:
+        full.setattr(os, "replace", _no_replacing)
+        for number in range(12):
+            receipts.add("g", receipt(f"r{number}"))
+    assert Receipts(100, str(path)).of("g") == [receipt(f"r{number}") for number in range(12)]
     receipts.close()

@@ -110,6 +110,15 @@ def test_top_p_is_taken_of_what_top_k_leaves() -> None:
     assert support(torch.log(shares)[None], top_p=0.5) == {0, 1}
 
 
+def test_of_equal_logits_the_lower_ids_are_kept() -> None:
+    """Also where they are more than the candidates that are sorted first."""
+    assert support(torch.zeros(1, VOCAB), draws=60, top_k=3) == {0, 1, 2}
+    assert support(torch.zeros(1, VOCAB), draws=60, top_p=0.05) == {0, 1}
+    rows = [row(n, [5], 1, seed=n, top_k=2) for n in range(30)]
+    drawn = Sampler(1000, EOS, CPU)(rows, torch.zeros(30, 1000)).tokens
+    assert set(drawn.tolist()) == {0, 1}
+
+
 def test_a_wide_nucleus_looks_beyond_the_first_candidates() -> None:
     vocab = 2000
     rows = [row(n, [5], 1, seed=n, top_p=0.9) for n in range(300)]

@@ -62,7 +62,8 @@ def items(dice: random.Random, depth: int) -> dict[str, Any]:
 
 
 def either(dice: random.Random, depth: int) -> dict[str, Any]:
-    return {"anyOf": [schema(dice, depth + 1) for _ in range(dice.randrange(1, 4))]}
+    name = "oneOf" if dice.random() < 0.3 else "anyOf"
+    return {name: [schema(dice, depth + 1) for _ in range(dice.randrange(1, 4))]}
 
 
 def record(dice: random.Random, depth: int) -> dict[str, Any]:

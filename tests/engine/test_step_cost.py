@@ -3,20 +3,18 @@ of tables and histories that operations in C go through. No time is measured."""
 
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from types import FrameType
 from typing import Any
 
 import pytest
 
-from engine.batch import Sampled, StepBatch
+from benchmarks.step_cost import engine_of
 from engine.cache import prefix
 from engine.cache.blocks import BlockPool
 from engine.config import EngineConfig
-from engine.execution.fake_runner import FakeRunner
 from engine.loop import Engine
 from engine.scheduling import sequence_keys
-from tests.engine.helpers import Clock, ask
+from tests.engine.helpers import ask
 
 SHORT, LONG = 1024, 128 * 1024
 
@@ -66,25 +64,12 @@ def counted(count: Count, values: list[Any]) -> list[Any]:
     return Counted(values)
 
 
-class Instant(FakeRunner):
-    """Computes nothing: only the host's work is left."""
-
-    def launch(self, batch: StepBatch) -> list[Sampled]:
-        return [Sampled(row.seq, [5]) for row in batch.rows if row.sample]
-
-
 def make_engine(**changes: object) -> Engine:
     fields = {
         "model": "fake", "num_blocks": 20_000, "max_batch_tokens": 4 * LONG, "max_running": 8,
         "step_s": 0.0, "max_context": 4 * LONG,
     }  # fmt: skip
-    config = EngineConfig(**(fields | changes))  # type: ignore[arg-type]
-    small = FakeRunner(replace(config, num_blocks=2), context_length=16)
-    runner = Instant.__new__(Instant)
-    runner.__dict__.update(small.__dict__)
-    runner.info = replace(small.info, context_length=4 * LONG, num_blocks=config.num_blocks or 0)
-    runner.overlapped = True
-    return Engine(config, runner, clock=Clock())
+    return engine_of(EngineConfig(**(fields | changes)))  # type: ignore[arg-type]
 
 
 def count_sequences(engine: Engine, count: Count) -> None:

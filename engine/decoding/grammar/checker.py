@@ -5,6 +5,7 @@ large number) make it build automata for minutes, which a thread cannot stop.
 """
 
 import json
+import math
 import os
 import resource
 import select
@@ -14,20 +15,24 @@ import time
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from threading import Lock
 from typing import Any
 
 import numpy as np
+from llguidance import LLMatcher
 
-from engine.decoding.grammar.compiler import GrammarCompiler, refused
+from engine.decoding.grammar.compiler import GrammarCompiler, refused, source_of
 from engine.errors import RequestError
 from engine.protocol import Grammar
 
-DEADLINE_S = 2.0  # to compile and to try a grammar
+DEADLINE_S = 2.0  # of processor time, to compile and to try a grammar
+_WAIT_S = 30.0  # for the same by the clock: a busy machine lets the process wait
+_LOOK_S = 0.05
 _START_S = 60.0  # for the process to import and to read the tokenizer
 _MEMORY = 1 << 30  # bytes that one may add
 _STEPS = 64  # of a trial answer
-_SLOW_S = 0.1  # most time of one mask in it
+_SLOW_S = 0.1  # most processor time of one mask in it
 
 
 class GrammarChecker:
@@ -40,20 +45,23 @@ class GrammarChecker:
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = Lock()
 
-    def check(self, grammar: Grammar) -> None:
-        """Raises RequestError naming what cannot be served."""
+    def check(self, grammar: Grammar) -> str:
+        """Its `source_of`, which takes the interpreter's lock, and that not in the engine's process.
+        Raises RequestError naming what cannot be served."""
         with self._lock:
             process = self._process or self._start()
             _send(process, [grammar.kind, grammar.text])
-            reply = _receive(process, DEADLINE_S)
+            reply = _receive(process, _WAIT_S, DEADLINE_S)
             if reply is None:
                 self._stop()
                 raise refused(
                     grammar.kind,
                     f"it takes more than {DEADLINE_S:g} s or {_MEMORY >> 20} MiB: simplify it",
                 )
-        if reply:
-            raise RequestError("invalid_grammar", reply)
+        refusal, source = reply
+        if refusal:
+            raise RequestError("invalid_grammar", refusal)
+        return str(source)
 
     def _stop(self) -> None:
         if self._process is not None:
@@ -91,33 +99,53 @@ def _send(process: "subprocess.Popen[bytes]", message: Any) -> None:
         return  # it has died: no reply will come
 
 
-def _receive(process: "subprocess.Popen[bytes]", timeout_s: float) -> str | None:
-    """The reply; None if none comes in time."""
+def _receive(
+    process: "subprocess.Popen[bytes]", wait_s: float, processor_s: float = math.inf
+) -> Any:
+    """The reply; None if none comes in time, by the clock or by what the process has worked."""
     assert process.stdout is not None
-    until, line = time.monotonic() + timeout_s, b""
+    until, most, line = time.monotonic() + wait_s, _worked_s(process) + processor_s, b""
     while not line.endswith(b"\n"):
-        ready, _, _ = select.select([process.stdout], [], [], max(0.0, until - time.monotonic()))
-        part = os.read(process.stdout.fileno(), 65_536) if ready else b""
+        if not select.select([process.stdout], [], [], _LOOK_S)[0]:
+            if time.monotonic() > until or _worked_s(process) > most:
+                return None
+            continue
+        part = os.read(process.stdout.fileno(), 65_536)
         if not part:
             return None
         line += part
-    return str(json.loads(line))
+    return json.loads(line)
 
 
-def try_grammar(compiler: GrammarCompiler, grammar: Grammar) -> str:
-    """Why the grammar is refused, or nothing. Compiles it and follows a random answer."""
+def _worked_s(process: "subprocess.Popen[bytes]") -> float:
+    """The processor time that it has used."""
     try:
-        matcher = compiler.matcher(grammar)
+        stat = Path(f"/proc/{process.pid}/stat").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return 0.0  # it has died
+    user, system = stat.rpartition(")")[2].split()[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+
+def try_grammar(compiler: GrammarCompiler, grammar: Grammar) -> tuple[str, str]:
+    """Why the grammar is refused, or nothing and its `source_of`."""
+    try:
+        source = source_of(grammar)
+        return _followed(compiler.compile(grammar, source).matcher(), grammar.kind), source
     except RequestError as error:
-        return error.message
+        return error.message, ""
+
+
+def _followed(matcher: LLMatcher, kind: str) -> str:
+    """Why a random answer cannot be followed to its end, or nothing."""
     random = np.random.default_rng(0)
     for _ in range(_STEPS):
-        started = time.perf_counter()
+        started = time.thread_time()
         mask = np.frombuffer(matcher.compute_bitmask(), np.uint8)
-        if time.perf_counter() - started > _SLOW_S:
-            return refused(grammar.kind, "a step of it takes too long: simplify it").message
+        if time.thread_time() - started > _SLOW_S:
+            return refused(kind, "a step of it takes too long: simplify it").message
         if matcher.is_error():
-            return refused(grammar.kind, matcher.get_error()).message
+            return refused(kind, matcher.get_error()).message
         allowed = np.nonzero(np.unpackbits(mask, bitorder="little"))[0]
         if matcher.is_stopped() or not len(allowed):
             return ""
@@ -129,7 +157,8 @@ def main() -> None:
     """Replies to each grammar on the standard input with one line."""
     os.nice(5)
     model = json.loads(sys.stdin.buffer.readline())
-    compiler = GrammarCompiler(lambda: str(model["tokenizer"]), model["vocab"], tuple(model["eos"]))
+    eos = tuple(model["eos"])
+    compiler = GrammarCompiler(lambda: str(model["tokenizer"]), model["vocab"], eos, kept=0)
     pages = int(open("/proc/self/statm", encoding="ascii").read().split()[0])  # noqa: SIM115
     most = pages * resource.getpagesize() + _MEMORY
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
@@ -138,8 +167,8 @@ def main() -> None:
         _reply(try_grammar(compiler, Grammar(*json.loads(line))))
 
 
-def _reply(text: str) -> None:
-    sys.stdout.write(json.dumps(text) + "\n")
+def _reply(what: Any) -> None:
+    sys.stdout.write(json.dumps(what) + "\n")
     sys.stdout.flush()
 
 

@@ -5,10 +5,13 @@ step; the checks here bound the compilation and refuse what it would accept and 
 """
 
 import json
+import re
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from threading import Lock
+from weakref import WeakValueDictionary
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.gbnf_to_lark import any_to_lark
@@ -18,9 +21,9 @@ from engine.decoding.grammar.schema import JSON_OPTIONS, checked_schema
 from engine.errors import RequestError
 from engine.protocol import Grammar
 
-MAX_BYTES = 256 << 10  # of a grammar's text
+_MAX_BYTES = 256 << 10  # of a grammar's text
 _MAX_CHOICES = 2000
-_KEPT = 128  # compiled grammars
+_KEPT = 128  # compiled grammars that nothing uses
 _LIMITS = LLParserLimits(
     initial_lexer_fuel=1_000_000,  # about 20 ms
     step_lexer_fuel=50_000,  # about 4 ms
@@ -31,61 +34,102 @@ _LIMITS = LLParserLimits(
 )
 
 
+@dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
+class Compiled:
+    """A grammar of one model, known to its compiler for as long as something holds it."""
+
+    source: str  # in llguidance's own form
+    first: LLMatcher  # at the beginning; its copies share a lexer
+
+    def matcher(self) -> LLMatcher:
+        """A fresh one."""
+        return self.first.deep_copy()
+
+
 class GrammarCompiler:
     """Of one model. Every method is safe in threads; compiling releases the interpreter's lock."""
 
-    def __init__(self, tokenizer: Callable[[], str], vocab: int, eos: tuple[int, ...]) -> None:
-        """`tokenizer`: reads the text of its tokenizer.json, at the first grammar."""
+    def __init__(
+        self, tokenizer: Callable[[], str], vocab: int, eos: tuple[int, ...], kept: int = _KEPT
+    ) -> None:
+        """`tokenizer`: reads the text of its tokenizer.json, at the first grammar. kept: how many stay
+        compiled that nothing holds."""
         self._tokenizer = cache(
             lambda: LLTokenizer(tokenizer(), n_vocab=vocab, eos_token=list(eos))
         )  # a tenth of a second to build for a large vocabulary
-        self._compiled: OrderedDict[Grammar, LLMatcher] = OrderedDict()
+        self._compiled: WeakValueDictionary[Grammar, Compiled] = WeakValueDictionary()
+        self._latest: OrderedDict[Grammar, Compiled] = OrderedDict()
+        self._kept = kept
         self._lock = Lock()
 
-    def matcher(self, grammar: Grammar) -> LLMatcher:
-        """A fresh matcher. Raises RequestError naming what cannot be served."""
+    def find(self, grammar: Grammar) -> Compiled | None:
+        """If it is compiled."""
         with self._lock:
             compiled = self._compiled.get(grammar)
             if compiled is not None:
-                self._compiled.move_to_end(grammar)
-                return compiled.deep_copy()
-        compiled = self._compile(grammar)
+                self._keep(grammar, compiled)
+            return compiled
+
+    def compile(self, grammar: Grammar, source: str | None = None) -> Compiled:
+        """source: what `source_of` gives, which takes its time with the interpreter's lock. Raises
+        RequestError naming what cannot be served."""
+        source = source_of(grammar) if source is None else source
+        compiled = Compiled(source, self._matcher(grammar.kind, source))
         with self._lock:
             self._compiled[grammar] = compiled
-            while len(self._compiled) > _KEPT:
-                self._compiled.popitem(last=False)
-        return compiled.deep_copy()
+            self._keep(grammar, compiled)
+        return compiled
 
-    def ready(self, grammar: Grammar) -> bool:
-        """Whether `matcher` returns at once."""
+    def renew(self, grammar: Grammar, full: Compiled) -> Compiled:
+        """One whose lexer has room again: the states of the other's have reached their limit."""
         with self._lock:
-            return grammar in self._compiled
+            known = self._compiled.get(grammar)
+        return self.compile(grammar, full.source) if known in (None, full) else known
 
-    def _compile(self, grammar: Grammar) -> LLMatcher:
-        matcher = LLMatcher(self._tokenizer(), _source(grammar), log_level=0, limits=_LIMITS)
+    def _keep(self, grammar: Grammar, compiled: Compiled) -> None:
+        self._latest[grammar] = compiled
+        self._latest.move_to_end(grammar)
+        if len(self._latest) > self._kept:
+            self._latest.popitem(last=False)
+
+    def _matcher(self, kind: str, source: str) -> LLMatcher:
+        matcher = LLMatcher(self._tokenizer(), source, log_level=0, limits=_LIMITS)
         if not matcher.is_error():
             matcher.compute_bitmask()  # builds the first states of the lexer, and finds dead ends
         if matcher.is_error():
-            raise refused(grammar.kind, matcher.get_error())
+            raise refused(kind, matcher.get_error())
         if matcher.is_stopped() and not matcher.is_accepting():
-            raise refused(grammar.kind, "nothing matches it")
+            raise refused(kind, "nothing matches it")
         matcher.reset()
         return matcher
 
 
+def too_large(grammar: Grammar) -> RequestError | None:
+    """Why the grammar is refused unread, if its text is too long."""
+    size = len(grammar.text.encode())
+    if size <= _MAX_BYTES:
+        return None
+    return refused(
+        grammar.kind, f"it has {size} bytes, at most {_MAX_BYTES} are allowed: shorten it"
+    )
+
+
+# What the library says of settings that a client does not have.
+_ONE_OF = re.compile(r"oneOf constraints are not supported\..* with anyOf")
+_ONE_OF_WORDS = "a value could match two schemas of a oneOf: use anyOf, or make them differ"
+
+
 def refused(kind: str, why: str) -> RequestError:
+    why = _ONE_OF.sub(_ONE_OF_WORDS, why)
     lines = [
         line.strip() for line in why.splitlines() if line.strip() and "non-verbose" not in line
     ]
     return RequestError("invalid_grammar", f"the {kind} cannot be served: {' '.join(lines)[:300]}")
 
 
-def _source(grammar: Grammar) -> str:
+def source_of(grammar: Grammar) -> str:
     """The grammar in llguidance's own form. Raises RequestError."""
     kind, text = grammar.kind, grammar.text
-    size = len(text.encode())
-    if size > MAX_BYTES:
-        raise refused(kind, f"it has {size} bytes, at most {MAX_BYTES} are allowed")
     if kind == "json_schema":
         checked = checked_schema(text)
         return LLMatcher.grammar_from_json_schema(checked, overrides=JSON_OPTIONS)  # type: ignore[arg-type]

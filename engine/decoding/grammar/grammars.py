@@ -4,7 +4,7 @@ from collections.abc import Callable
 from functools import cache
 
 from engine.decoding.grammar.checker import GrammarChecker
-from engine.decoding.grammar.compiler import GrammarCompiler
+from engine.decoding.grammar.compiler import Compiled, GrammarCompiler, too_large
 from engine.decoding.grammar.matchers import Matchers
 from engine.errors import RequestError
 from engine.protocol import Grammar
@@ -21,16 +21,17 @@ class Grammars:
         self.matchers = Matchers(self._compiler, vocab)
 
     def ready(self, grammar: Grammar) -> bool:
-        """Whether `prepare` returns at once."""
-        return self._compiler.ready(grammar)
+        """Whether `prepare` returns or refuses at once."""
+        return self._compiler.find(grammar) is not None or too_large(grammar) is not None
 
-    def prepare(self, grammar: Grammar) -> None:
-        """Check and compile a client's grammar: up to some seconds, in any thread. Raises
-        RequestError naming what cannot be served."""
-        if self.ready(grammar):
-            return
-        self._checker.check(grammar)
-        self._compiler.matcher(grammar)
+    def prepare(self, grammar: Grammar) -> Compiled:
+        """Check and compile a client's grammar: up to some seconds, in any thread. It stays compiled
+        for as long as the result is held. Raises RequestError naming what cannot be served."""
+        if compiled := self._compiler.find(grammar):
+            return compiled
+        if refusal := too_large(grammar):
+            raise refusal
+        return self._compiler.compile(grammar, self._checker.check(grammar))
 
     def _text(self) -> str:
         text = self._tokenizer()

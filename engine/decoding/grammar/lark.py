@@ -20,6 +20,7 @@ _TOKEN = re.compile(
 )
 _RULE = re.compile(r"^[?!]*([A-Za-z_][\w-]*)(?:\.-?\d+)?(?:\[[^\]\n]*\])?\s*:", re.MULTILINE)
 _PASSES = 200
+_BRACED = ("%json", "%regex", "%lark")  # what follows is between braces, and ends
 _SCHEMA = re.compile(r"%json\s*(?=\{)")
 _DECODER = json.JSONDecoder()
 
@@ -95,8 +96,11 @@ class _Ends:
         return found or sequence
 
     def _item(self, kind: str, text: str) -> bool:
+        if text in _BRACED:
+            self._skip_braces()
+            return True
         if kind == "text" and text.startswith("%"):
-            self._at = len(self._tokens)  # %json {...} and directives: read by llguidance
+            self._at = len(self._tokens)  # a directive: read by llguidance
             return True
         if kind == "mark" and text in "([":
             ends = self.read() or text == "["
@@ -104,6 +108,15 @@ class _Ends:
             ends = kind != "name" or text not in self._open
         if self._at < len(self._tokens):
             repeat = self._tokens[self._at][1]
-            if repeat in ("?", "*") or re.match(r"~\s*0\b|\{0?,", repeat):
+            if repeat in ("?", "*") or re.match(r"~\s*0\b|\{0?,|\{0\}", repeat):
                 return True
         return ends
+
+    def _skip_braces(self) -> None:
+        depth = 0
+        while self._at < len(self._tokens):
+            kind, text = self._tokens[self._at]
+            self._at += 1
+            depth += (text == "{") - (text == "}") if kind == "mark" else 0
+            if not depth:
+                return

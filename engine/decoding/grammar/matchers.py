@@ -8,13 +8,13 @@ sampled by a later one, so that it does not delay the others.
 
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
-from time import monotonic, perf_counter
+from time import monotonic, perf_counter, thread_time
 
 import numpy as np
 from llguidance import LLExecutor, LLMatcher
 
 from engine.batch import Row
-from engine.decoding.grammar.compiler import GrammarCompiler
+from engine.decoding.grammar.compiler import Compiled, GrammarCompiler
 from engine.decoding.masks import Masks
 from engine.protocol import Grammar
 
@@ -23,11 +23,12 @@ PATIENCE_S = 0.005  # how long a step waits for masks after its logits
 _HOPELESS_S = 10.0  # after which a sequence without its mask ends
 _QUICK_S = 0.0001  # longer than this: a sequence's next masks are left to the threads
 _RESTS = 1, 8, 64  # how many: first, after one that took long, and at most
+_SLOW_S = 0.002  # more processor time than this: all masks of the grammar are left to the threads
 _AT_ONCE_S = 0.0005  # after which a step leaves all others to the threads
 _LONG = (
     512  # a grammar that forces more tokens, which takes a millisecond to find, is not asked again
 )
-_REMEMBERED = 128  # such grammars
+_REMEMBERED = 128  # such grammars, and slow ones
 
 
 @dataclass(slots=True)
@@ -43,6 +44,7 @@ class _Work:
 class _State:
     matcher: LLMatcher
     grammar: Grammar
+    compiled: Compiled
     taken: int = 0  # output tokens that the matcher has consumed
     slow: bool = False  # its last mask was late: the next is made apart from the others'
     rest: int = _RESTS[0]  # masks that are left to the threads
@@ -57,6 +59,7 @@ class MaskGroup:
     """Consecutive rows of one sequence: its next token and those after each guess."""
 
     state: _State
+    row: Row  # the first of them
     rows: list[int]
     guesses: list[int]
 
@@ -79,6 +82,7 @@ class Matchers:
         self._executor = LLExecutor(num_threads=_THREADS)
         self._threads = ThreadPoolExecutor(4, thread_name_prefix="masks")
         self._long: set[Grammar] = set()  # what they force takes too long to find
+        self._slow: set[Grammar] = set()  # masks that would hold up the loop
 
     def begin(self, rows: list[Row]) -> list[MaskGroup]:
         """Start on the masks of the rows that have a grammar."""
@@ -92,7 +96,7 @@ class Matchers:
                 groups[-1].guesses.append(row.tokens[-1])
                 continue
             seq = row.seq
-            groups.append(MaskGroup(self._state_of(row), [n], []))
+            groups.append(MaskGroup(self._state_of(row), row, [n], []))
         fresh = [group for group in groups if self._needs_work(group)]
         left = self._make_at_once(fresh)
         self._make([group for group in left if not group.state.slow])
@@ -144,13 +148,13 @@ class Matchers:
         names and punctuation of an object, for example. Its lexer knows in about a microsecond where
         there are none; long ones take a time that would delay the other sequences."""
         state = self._states.get(seq)
-        if state is None or state.work is not None or state.grammar in self._long:
+        if state is None or state.work is not None:
+            return []
+        if state.grammar in self._long or state.grammar in self._slow:
             return []
         tokens = state.matcher.compute_ff_tokens()
         if len(tokens) > _LONG:
-            if len(self._long) >= _REMEMBERED:
-                self._long.clear()
-            self._long.add(state.grammar)
+            _remember(self._long, state.grammar)
         return tokens
 
     def forget(self, seq: int) -> None:
@@ -162,8 +166,8 @@ class Matchers:
         if state is None:
             grammar = row.sampling.grammar
             assert grammar is not None
-            state = _State(self._compiler.matcher(grammar), grammar)
-            self._states[row.seq] = state
+            compiled = self._compiler.find(grammar) or self._compiler.compile(grammar)
+            state = self._states[row.seq] = _State(compiled.matcher(), grammar, compiled)
         outputs = row.start + len(row.tokens) - row.prompt_len
         if state.taken != outputs and (state.work is None or _is_made(state.work)):
             if state.taken > outputs:
@@ -187,9 +191,10 @@ class Matchers:
         work, size = _Work(self._blank(groups), monotonic()), 4 * self._words
         left, at, address = [], 0, work.masks.ctypes.data
         now = began = perf_counter()
+        worked = thread_time()
         for group in groups:
             state = group.state
-            if state.rest or now - began > _AT_ONCE_S:
+            if state.rest or now - began > _AT_ONCE_S or state.grammar in self._slow:
                 left.append(group)
                 continue
             try:
@@ -197,11 +202,17 @@ class Matchers:
             except Exception:  # the thread that tries again keeps what it says
                 left.append(group)
                 continue
+            before, now = now, perf_counter()
+            if state.matcher.is_error():  # the thread renews it
+                left.append(group)
+                continue
             state.work, state.guesses, state.at = work, group.guesses, at
             at += len(group.rows)
-            before, now = now, perf_counter()
             if now - before > _QUICK_S * len(group.rows):
                 state.rest, state.rests = state.rests, min(2 * state.rests, _RESTS[2])
+            most = _SLOW_S * len(group.rows)
+            if now - before > most and thread_time() - worked > most:
+                _remember(self._slow, state.grammar)
         return left
 
     def _blank(self, groups: list[MaskGroup]) -> Masks:
@@ -219,9 +230,30 @@ class Matchers:
             else:
                 plain.append((state.matcher, at))
             at += len(group.rows)
-        work = _Work(masks, monotonic(), self._threads.submit(self._fill, plain, guessed, masks))
+        made = self._threads.submit(self._fill_and_renew, groups, plain, guessed, masks)
+        work = _Work(masks, monotonic(), made)
         for group in groups:
             group.state.work = work
+
+    def _fill_and_renew(
+        self,
+        groups: list[MaskGroup],
+        plain: list[tuple[LLMatcher, int]],
+        guessed: list[tuple[LLMatcher, int, list[int]]],
+        masks: Masks,
+    ) -> None:
+        """All sequences of a grammar share its lexer, whose states are limited in number: one that
+        fails because others have filled it begins again with a new one."""
+        self._fill(plain, guessed, masks)
+        for group in groups:
+            state, row = group.state, group.row
+            if not state.matcher.is_error():
+                continue
+            state.compiled = self._compiler.renew(state.grammar, state.compiled)
+            fresh = state.matcher = state.compiled.matcher()
+            state.taken = fresh.try_consume_tokens(row.history[row.prompt_len : row.position])
+            size = 4 * self._words
+            fill(fresh, group.guesses, masks.ctypes.data + state.at * size, size)
 
     def _fill(
         self,
@@ -250,6 +282,12 @@ def fill(matcher: LLMatcher, guesses: list[int], address: int, size: int) -> Non
     finally:
         if taken:
             matcher.rollback(taken)
+
+
+def _remember(grammars: set[Grammar], one: Grammar) -> None:
+    if len(grammars) >= _REMEMBERED:
+        grammars.clear()
+    grammars.add(one)
 
 
 def _is_made(work: _Work) -> bool:

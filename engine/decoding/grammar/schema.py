@@ -4,6 +4,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
+from engine.decoding.grammar.one_of import Apartness, properties_of, required_of
 from engine.errors import RequestError
 
 # At most one blank between the parts of JSON: a weak model would write blanks for ever.
@@ -12,6 +13,11 @@ _MAX_NODES = 20_000  # schemas within the schema
 _MAX_NAMES = 1_500  # properties of one object: compiling takes the square of the optional ones
 _MAX_DEPTH = 100
 _MAX_REPEATS = 100_000  # minItems, maxLength and their like
+_FORMATS = {
+    "date-time", "date", "time", "duration", "email", "idn-email", "hostname", "idn-hostname", "ipv4",
+    "ipv6", "uri", "uri-reference", "iri", "iri-reference", "uuid", "uri-template", "json-pointer",
+    "relative-json-pointer", "regex",
+}  # fmt: skip
 _LARGEST_INTEGER = (1 << 53) - 1
 _BOUNDS = {
     "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "enum", "const",
@@ -23,12 +29,17 @@ _ONE = (
 )  # fmt: skip
 _MANY = ("allOf", "anyOf", "oneOf", "prefixItems")
 _NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+# Where one is used, what an object may have beside its own properties may follow from another schema.
+_COMBINING = {
+    "allOf", "not", "if", "dependentSchemas", "dependentRequired", "patternProperties",
+    "unevaluatedProperties", "propertyNames", "minProperties", "$dynamicRef",
+}  # fmt: skip
 _COUNTS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
 
 
 def checked_schema(text: str) -> str:
-    """The schema, with bounds for integers that have none. Raises RequestError for one that is too
-    large, loops or is never satisfied by a finite value."""
+    """The schema, with bounds for integers that have none and objects closed. Raises RequestError for
+    one that is too large, loops or is never satisfied by a finite value."""
     try:
         root = json.loads(text)
     except ValueError as error:
@@ -41,8 +52,16 @@ def checked_schema(text: str) -> str:
     found.visit(root)
     if not found.finite():
         raise _refused("no finite value satisfies it: a required property or a $ref leads back")
+    combined = any(_COMBINING & node.keys() for node in found.nodes)
+    closed = [] if combined else [node for node in found.nodes if _is_closed(node)]
+    apartness = Apartness(found.targets, {id(node) for node in closed})
     for node in found.nodes:
         _bound_integers(node)
+        _forget_note(node)
+        if "anyOf" not in node and apartness.is_any_of(_list(node, "oneOf")):
+            node["anyOf"] = node.pop("oneOf")
+    for node in closed:
+        node["additionalProperties"] = False
     return json.dumps(root)
 
 
@@ -54,6 +73,7 @@ class _Schemas:
     nodes: list[dict[str, Any]] = field(default_factory=list)
     targets: dict[str, Any] = field(default_factory=dict)  # by $ref
     seen: set[int] = field(default_factory=set)  # ids of nodes, which live as long as the root
+    together: dict[int, list[dict[str, Any]]] = field(default_factory=dict)  # of objects, by id
 
     def visit(self, root: Any) -> None:
         waiting = [(root, 0)]
@@ -105,11 +125,34 @@ class _Schemas:
         )
 
     def _finite_object(self, node: dict[str, Any], known: set[int]) -> bool:
-        properties = node.get("properties")
-        if not isinstance(properties, dict):
+        parts = self.together.get(id(node))
+        if parts is None:
+            parts = self.together[id(node)] = self._together(node)
+        needed = {name for part in parts for name in required_of(part)}
+        if any(not self._known(_property(part, name), known) for part in parts for name in needed):
+            return False
+        least = max(
+            (n for part in parts if isinstance(n := part.get("minProperties"), int)), default=0
+        )
+        if least <= len(needed) or any(_dict(part, "patternProperties") for part in parts):
             return True
-        required = [name for name in _list(node, "required") if isinstance(name, str)]
-        return all(self._known(properties.get(name, True), known) for name in required)
+        others = [part.get("additionalProperties", True) for part in parts]
+        named = {name for part in parts for name in properties_of(part)} - needed
+        return all(self._known(each, known) for each in others) or any(
+            all(self._known(_property(part, name), known) for part in parts) for name in named
+        )
+
+    def _together(self, node: dict[str, Any]) -> list[dict[str, Any]]:
+        """The schemas that hold together with it: by allOf and $ref, at most `_MAX_DEPTH`."""
+        parts: dict[int, dict[str, Any]] = {}
+        waiting: list[Any] = [node]
+        while waiting and len(parts) < _MAX_DEPTH:
+            each = waiting.pop()
+            if isinstance(each, dict) and id(each) not in parts:
+                parts[id(each)] = each
+                waiting += _list(each, "allOf")
+                waiting.append(self.targets.get(str(each.get("$ref"))))
+        return list(parts.values())
 
     def _finite_array(self, node: dict[str, Any], known: set[int]) -> bool:
         least = node.get("minItems", 0)
@@ -168,6 +211,34 @@ def _bound_integers(node: dict[str, Any]) -> None:
     types = [types] if isinstance(types, str) else types or []
     if "integer" in types and "number" not in types and not _BOUNDS & node.keys():
         node["minimum"], node["maximum"] = -_LARGEST_INTEGER, _LARGEST_INTEGER
+
+
+def _is_closed(node: dict[str, Any]) -> bool:
+    """Objects that name their properties have no others unless the schema says that they may: a weak
+    model would write more of them for ever."""
+    names = properties_of(node)
+    return bool(names) and "additionalProperties" not in node and required_of(node) <= names.keys()
+
+
+def _forget_note(node: dict[str, Any]) -> None:
+    """A `format` that the specification does not define is a note to people (JSON Schema Validation
+    2020-12, section 7.2.3); pydantic and OpenAPI have many."""
+    if isinstance(name := node.get("format"), str) and name not in _FORMATS:
+        del node["format"]
+
+
+def _property(node: dict[str, Any], name: str) -> Any:
+    """The schema of an object's property. A pattern may match its name, which is not tried."""
+    named = properties_of(node)
+    if name in named:
+        return named[name]
+    patterns = _dict(node, "patternProperties")
+    return True if patterns else node.get("additionalProperties", True)
+
+
+def _dict(node: dict[str, Any], name: str) -> dict[str, Any]:
+    value = node.get(name)
+    return value if isinstance(value, dict) else {}
 
 
 def _list(node: dict[str, Any], name: str) -> list[Any]:

@@ -23,10 +23,14 @@ _WORD = 32
 class CompressedSource(QuantisedSource):
     """Implements `engine.models.weights.TensorSource`."""
 
-    def __init__(self, directory: Path, sorted_by_group: bool = False) -> None:
-        """`sorted_by_group`: matrices in groups have X.weight_g_idx [in], the group of each input."""
+    def __init__(
+        self, directory: Path, sorted_by_group: bool = False, rounded_rows: bool = False
+    ) -> None:
+        """`sorted_by_group`: matrices in groups have X.weight_g_idx [in], the group of each input.
+        `rounded_rows`: rows are meant to be rounded to 8 bits, too."""
         super().__init__(directory, COMPRESSED)
         self._sorted = sorted_by_group
+        self._rounded_rows = rounded_rows
 
     @property
     def format(self) -> str:
@@ -52,7 +56,7 @@ class CompressedSource(QuantisedSource):
         codes = self.codes(name)
         return super().read(name, dtype) if codes is None else codes.dense().to(dtype)
 
-    def codes(self, name: str) -> Codes | None:
+    def codes(self, name: str, small_floats: bool = False) -> Codes | None:
         if name + SCALE not in self._files:
             if name + PACKED in self._files:
                 raise CheckpointError(f"{self.place(name)}{SCALE} is missing")
@@ -122,6 +126,7 @@ class CompressedSource(QuantisedSource):
             group=self.check_group(name, width // groups, width),
             zero=0 if bits == 4 and minima is not None else middle,
             order=order,
+            rounded_rows=self._rounded_rows,
         )
 
     def _order(self, name: str, width: int, groups: int) -> torch.Tensor | None:

@@ -57,7 +57,7 @@ class GroupedSource(QuantisedSource):
         codes = self.codes(name)
         return super().read(name, dtype) if codes is None else codes.dense().to(dtype)
 
-    def codes(self, name: str) -> Codes | None:
+    def codes(self, name: str, small_floats: bool = False) -> Codes | None:
         stem = self._stem(name)
         if stem is None:
             return None

@@ -64,7 +64,7 @@ class GgufSource:
         largest = max(self._placed.values(), key=_values)
         return type_name(largest.info.type) if has_codes(largest.info.type) else ""
 
-    def codes(self, name: str) -> Codes | None:
+    def codes(self, name: str, small_floats: bool = False) -> Codes | None:
         placed = self._placed[name]
         kind, shape = placed.info.type, placed.info.shape
         if not has_codes(kind) or len(shape) != 2 or placed.offset:

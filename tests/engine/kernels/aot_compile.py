@@ -19,13 +19,29 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
-from engine.kernels import attention_launch, lora_launch, pointwise_launch, skinny_launch
+from engine.kernels import (
+    attention_launch,
+    lora_launch,
+    pointwise_launch,
+    sampling_launch,
+    skinny_launch,
+)
 from engine.kernels.attention_reference import AttentionStep
+from engine.kernels.formats import experts_launch
+from engine.kernels.formats import launch as formats
 from engine.kernels.lora_reference import LoraSite, LoraStep
-from engine.kernels.pointwise_reference import RotaryStep
-from engine.layers.norm import RmsNorm
-from engine.model_spec import AttentionShape
+from engine.kernels.pointwise_reference import Pairs, RotaryStep
+from engine.layers.alibi import Alibi
+from engine.layers.norm import LayerNorm, RmsNorm
+from engine.layers.routing import Router
+from engine.model_spec import AttentionShape, ExpertsSpec
+from engine.protocol import SamplingParams
+from engine.quantization.device.linear import DeviceLinear
+from engine.quantization.device.matrix import DeviceMatrix, from_codes, from_floats, stacked
+from engine.quantization.device.mixture import DeviceMixture
+from engine.quantization.packed import Codes
 
+CODES = (torch.int8, torch.float8_e4m3fn)
 TARGET = GPUTarget("cuda", int(sys.argv[1]), 32)
 
 
@@ -97,12 +113,36 @@ def halves(*shape: int) -> torch.Tensor:
     return torch.zeros(shape, dtype=torch.bfloat16)
 
 
-def attention(heads: int, kv_heads: int, dim: int, decodes: int, splits: int, **shape: Any) -> None:
-    cache = halves(8, 2 * kv_heads, 16, dim)
+def attention(
+    heads: int,
+    kv_heads: int,
+    dim: int,
+    decodes: int,
+    splits: int,
+    codes: torch.dtype | None = None,
+    *,
+    beside: dict[str, Any] | None = None,
+    **shape: Any,
+) -> None:
+    """`beside`: what else the kernel gets."""
+    cache, scales = halves(8, 2 * kv_heads, 16, dim), None
+    if codes is not None:
+        cache, scales = of_codes(8, 2 * kv_heads, 16, dim, codes)
     step = AttentionStep(ints(4, 64), ints(4), ints(4), ints(5), decodes)
     kind = AttentionShape(0.1, **shape)
     q = halves(32, heads, dim)
-    attention_launch.paged_attention(q, cache, step, kind, splits=splits)
+    attention_launch.paged_attention(
+        q, cache, step, kind, scales=scales, splits=splits, **(beside or {})
+    )
+
+
+def of_codes(
+    blocks: int, heads: int, page: int, dim: int, kind: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes and their scales in the layout of the pool."""
+    rows = torch.zeros(blocks, heads, page * (dim + 2), dtype=torch.uint8)
+    codes = rows[..., : page * dim].unflatten(-1, (page, dim))
+    return codes.view(kind), rows[..., page * dim :].view(torch.bfloat16)
 
 
 def lora(tokens: int, inputs: int, widths: list[int], max_rank: int, chunk_rows: int) -> None:
@@ -121,7 +161,16 @@ def pointwise() -> None:
     cache, angles, norm = halves(4, 16, 16, 128), torch.zeros(64, 128), RmsNorm(halves(128), 1e-6)
     step = RotaryStep(ints(4), ints(4))
     pointwise_launch.rotary(halves(4, 48 * 128), cache, step, angles, (norm, norm))
+    for kind in CODES:
+        codes, scales = of_codes(4, 16, 16, 128, kind)
+        pointwise_launch.rotary(halves(4, 48 * 128), codes, step, angles, (norm, norm), scales)
     pointwise_launch.gated(halves(4, 2 * 14336))
+    pointwise_launch.rms_norm(x, LayerNorm(x[0], 1e-5, x[1]), x.clone())
+    by_head = LayerNorm(halves(32, 128), 1e-6), LayerNorm(halves(8, 128), 1e-6)
+    for pairs in (Pairs(neighbours=True), Pairs(turned=48)):
+        pointwise_launch.rotary(halves(4, 48 * 128), cache, step, angles, by_head, pairs=pairs)
+    for activation in ("gelu", "gelu_tanh"):
+        pointwise_launch.activated(halves(4, 14336), activation)
 
 
 def skinny() -> None:
@@ -133,16 +182,99 @@ def skinny() -> None:
     skinny_launch.skinny_linear(x, halves(4096, 4096), first, add_to=halves(1, 4096))
 
 
+def sampling() -> None:
+    vocab = 128_256
+    rows = sampling_launch.LastTokens(torch.zeros(8, dtype=torch.int64), ints(4))
+    for logits in (halves(4, vocab), torch.zeros(4, vocab)):
+        for temperature in (0.0, 1.0):
+            params = [SamplingParams(max_tokens=1, temperature=temperature, top_p=0.9)] * 4
+            sampling_launch.sample(logits, params, [0.5] * 4, rows)
+
+
+def quantized(out: int, width: int, bits: int, group: int, **how: bool) -> None:
+    groups = -(-width // group)
+    scales = torch.ones(out, groups)
+    codes = Codes(
+        torch.zeros(out, width, dtype=torch.uint8), scales,
+        scales if how.get("minima") else None, bits, group, 0,
+        torch.randperm(width) if how.get("sorted_groups") else None,
+    )  # fmt: skip
+    matrix = from_codes(codes, torch.ones(out))
+    for rows in (1, 64):
+        formats.product(halves(rows, width), matrix, halves(rows, out))
+
+
+def eight_bits(out: int, width: int, kind: str, group: int, rounded: bool) -> None:
+    groups = -(-width // group)
+    codes = Codes(
+        torch.zeros(out, width, dtype=torch.uint8), torch.ones(out, groups), None, 8, group,
+        128 if kind == "int" else 0, kind=kind, rounded_rows=rounded,
+    )  # fmt: skip
+    linear = DeviceLinear([from_codes(codes)])
+    for rows in (1, 64):
+        formats.quantized_linear(halves(rows, width), linear)
+
+
+def mixture(kind: str) -> None:
+    """The products of experts of few and of many rows, and what is around them."""
+    size, hidden, count, active = 1024, 2048, 4, 2
+
+    def matrices(out: int, width: int) -> DeviceMatrix:
+        made = from_floats(halves(out, width), torch.ones(out))
+        if kind:
+            raw, scales = torch.zeros(out, width, dtype=torch.uint8), torch.ones(out, width // 32)
+            made = from_codes(Codes(raw, scales, None, 4, 32, 0, kind=kind), torch.ones(out))
+        return stacked([made] * count)
+
+    up, down = matrices(2 * size, hidden), matrices(hidden, size)
+    router = Router(
+        ExpertsSpec(count=count, active=active, intermediate=size, layers=frozenset({0})),
+        torch.randn(count, hidden),
+    )
+    clamp = (1.702, 7.0) if kind == "e2m1" else None
+    made = DeviceMixture(0, router, up, down, None, active, clamp)
+    for tokens in (2, 256):
+        real = torch.ones(tokens, dtype=torch.bool)
+        experts_launch.experts(made, halves(tokens, hidden), real, "silu")
+
+
 if __name__ == "__main__":
+    attention_launch.capability = formats.capability = lambda: TARGET.arch
     with compiling() as kernels:
         attention(32, 8, 128, decodes=4, splits=8)
         attention(32, 8, 128, decodes=0, splits=1)
         attention(8, 4, 256, decodes=0, splits=1, window=4096, softcap=50.0)
         attention(14, 2, 64, decodes=4, splits=1)
         attention(32, 32, 96, decodes=0, splits=1)
+        attention(32, 8, 128, decodes=4, splits=8, window=4096, first=4)
+        attention(32, 8, 128, decodes=0, splits=1, window=4096, first=4)
+        sinks = {"sinks": halves(64)}
+        attention(64, 8, 64, decodes=4, splits=8, beside=sinks)
+        attention(64, 8, 64, decodes=0, splits=1, beside=sinks, window=128)
+        for rounded in (False, True):
+            biases = {"alibi": Alibi(torch.zeros(32, 1), rounded, 0.1)}
+            attention(32, 32, 128, decodes=4, splits=8, beside=biases)
+            attention(32, 32, 128, decodes=0, splits=1, beside=biases)
+        for codes in CODES:
+            attention(32, 8, 128, decodes=4, splits=8, codes=codes)
+            attention(32, 8, 128, decodes=0, splits=1, codes=codes)
+            attention(8, 4, 256, decodes=0, splits=1, codes=codes, window=4096, softcap=50.0)
         lora(32, 4096, [4096, 1024, 1024], max_rank=16, chunk_rows=16)
         lora(1024, 14336, [4096], max_rank=256, chunk_rows=64)
         lora(32, 1024, [3072, 3072], max_rank=64, chunk_rows=16)
         pointwise()
         skinny()
+        sampling()
+        quantized(4096, 4096, 4, 128)
+        quantized(17000, 256, 4, 128, minima=True, sorted_groups=True)
+        quantized(4096, 256, 4, 16)
+        quantized(4096, 256, 8, 32, minima=True)
+        quantized(4096, 256, 8, 256)
+        eight_bits(4096, 512, "e4m3", 128, rounded=False)
+        eight_bits(4096, 512, "int", 512, rounded=True)
+        if TARGET.arch >= 89:
+            eight_bits(4096, 512, "e4m3", 128, rounded=True)
+            eight_bits(4096, 512, "e4m3", 512, rounded=True)
+        for kind in ("", "int", "e2m1"):
+            mixture(kind)
     print("\n".join(json.dumps(asdict(kernel)) for kernel in kernels))  # noqa: T201

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine.kernels.adapter_pages import AdapterTable, Matrices, pack_adapter
+from engine.kernels.adapter_pages import AdapterTable, Matrices, first_units, pack_adapter
 from engine.kernels.lora_chunks import sort_into_chunks
 from engine.kernels.lora_reference import LoraStep, lora_reference
 from engine.layers.matrices import PARTS, SITES, part_shape
@@ -49,16 +49,23 @@ def expected(y: torch.Tensor, x: torch.Tensor, adapter: Matrices, layer: int, si
         column += WIDTHS[part]
 
 
-def test_two_adapters_in_scattered_blocks() -> None:
+@pytest.mark.parametrize("size", [BLOCK, BLOCK + 16, BLOCK + 33])
+def test_two_adapters_in_scattered_blocks(size: int) -> None:
+    """Blocks of codes and scales do not all begin where a unit does."""
     uneven = {(layer, part): 3 + 5 * layer + i for layer in (0, 1) for i, part in enumerate(PARTS)}
     adapters = [random_adapter(uneven, 0), random_adapter({(1, "v"): 20, (0, "down"): 1}, 1)]
-    arena = torch.full((99, BLOCK), float("nan"))
-    table = AdapterTable(SPEC, 4, 32, BLOCK, torch.device("cpu"))
+    arena = torch.full((99, size), float("nan"))
+    units = arena.view(-1)[: arena.numel() // 64 * 64].view(-1, 64)
+    table = AdapterTable(SPEC, 4, 32, size, torch.device("cpu"))
     blocks = torch.randperm(99, generator=torch.Generator().manual_seed(2))
     for slot, adapter in ((2, adapters[0]), (0, adapters[1])):
-        packed = pack_adapter(adapter, LAYERS, BLOCK, torch.float32)
+        packed = pack_adapter(adapter, LAYERS, size, torch.float32)
         mine, blocks = blocks[: len(packed.image)], blocks[len(packed.image) :]
-        arena[mine] = packed.image
+        whole = packed.image.view(len(mine), -1, 64)
+        for first, each in zip(first_units(mine, size).tolist(), whole, strict=True):
+            units[first : first + len(each)] = each
+        written = ~arena.isnan().all(1)
+        assert written[mine].all() and not written[blocks].any()  # no block of another one
         table.fill(slot, packed, mine)
     order, chunks = map(torch.from_numpy, sort_into_chunks(np.array([2, 0, -1, 2]), 16))
     step = LoraStep(order, chunks, 16, 32)

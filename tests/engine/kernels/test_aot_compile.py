@@ -12,32 +12,37 @@ pytest.importorskip("triton")
 
 MATRIX_KERNELS = {
     "attention_kernel", "shrink_kernel", "expand_kernel", "fused_kernel", "skinny_kernel",
+    "product_kernel", "scaled_kernel",
 }  # fmt: skip
-OTHERS = {"combine_kernel", "rms_norm_kernel", "rotary_kernel", "gated_kernel"}
+OTHERS = {
+    "combine_kernel",
+    "rms_norm_kernel",
+    "rotary_kernel",
+    "gated_kernel",
+    "activated_kernel",
+    "round_rows_kernel",
+    "clamped_kernel",
+    "sample_kernel",
+    "sum_choices_kernel",
+}
 
 
 @pytest.mark.proof
-@pytest.mark.parametrize(
-    ("capability", "shared_kib", "spilt"),
-    # Attention over prompts spills a little on an A100, whose products need their operands in registers.
-    [(80, 163, 112), (90, 227, 0), (100, 227, 0)],
-)
-def test_every_kernel_compiles(
-    capability: int, shared_kib: int, spilt: int, tmp_path: Path
-) -> None:
+@pytest.mark.timeout(960)
+@pytest.mark.parametrize(("capability", "shared_kib"), [(80, 163), (90, 227), (100, 227)])
+def test_every_kernel_compiles(capability: int, shared_kib: int, tmp_path: Path) -> None:
     environment = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
     root = Path(__file__).parents[3]
     environment["PYTHONPATH"] = str(root)
     done = subprocess.run(
         [sys.executable, "-W", "ignore", Path(__file__).with_name("aot_compile.py"),
          str(capability)],
-        capture_output=True, text=True, env=environment, cwd=root, timeout=280,
+        capture_output=True, text=True, env=environment, cwd=root, timeout=900,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     kernels = [json.loads(line) for line in done.stdout.splitlines()]
     assert {kernel["name"] for kernel in kernels} == MATRIX_KERNELS | OTHERS
     for kernel in kernels:
-        allowed = spilt if kernel["name"] == "attention_kernel" else 0
-        assert kernel["stack"] <= allowed, f"spills registers: {kernel}"
+        assert kernel["stack"] == 0, f"spills registers: {kernel}"
         assert kernel["shared"] <= shared_kib * 1024, f"does not fit a processor: {kernel}"
         assert kernel["tensor_cores"] == (kernel["name"] in MATRIX_KERNELS), kernel

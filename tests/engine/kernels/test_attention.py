@@ -1,6 +1,9 @@
 """Paged attention: the kernel (interpreted on a CPU, real on a GPU) against plain torch, and plain
 torch against torch's own attention."""
 
+import math
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -8,11 +11,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from engine.kernels.attention_reference import AttentionStep, paged_attention_reference
-from engine.model_spec import AttentionShape
+from engine.kernels.kv_launch import of_kernels
+from engine.layers.alibi import alibi as made_alibi
+from engine.model_spec import AlibiSpec, AttentionShape
 
 from .device import DEVICE, close
 
 attention_launch = pytest.importorskip("engine.kernels.attention_launch")
+CODES = [torch.int8, torch.float8_e4m3fn]
 
 
 def make_step(queries: list[int], contexts: list[int], page: int, generator: torch.Generator):
@@ -44,19 +50,48 @@ def run(
     splits: int = 1,
     tiles: tuple[int, int] | None = (16, 16),
     seed: int = 0,
+    codes: torch.dtype | None = None,
+    sinks: bool = False,
+    alibi: str = "",
 ) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     step, blocks = make_step(queries, contexts, page, generator)
     layout = (blocks, 2 * heads[1], page, dim)  # K and V of a block side by side, as in the arena
-    cache = torch.randn(layout, generator=generator).to(DEVICE, dtype)
+    cache, scales = torch.randn(layout, generator=generator).to(DEVICE, dtype), None
+    if codes is not None:
+        cache, scales = random_codes(layout, codes, generator)
     q = torch.randn(sum(queries), heads[0], dim, generator=generator).to(DEVICE, dtype)
     shape = shape or AttentionShape(scale=dim**-0.5)
+    beside: dict[str, Any] = {}
+    if sinks:
+        beside["sinks"] = (2 * torch.randn(heads[0], generator=generator)).to(DEVICE, dtype)
+    if alibi:
+        slopes = (torch.rand(heads[0], generator=generator) + 0.01).tolist()
+        spec = AlibiSpec(tuple(slopes), rounded=alibi == "rounded")
+        beside["alibi"] = made_alibi(spec, shape.scale, torch.device(DEVICE))
     chosen = attention_launch.Tiles(*tiles, 4, 2) if tiles else None
     got = attention_launch.paged_attention(
-        q, cache, step, shape,
-        out=torch.full_like(q, float("nan")), splits=splits, tiles=chosen,
+        q, cache, step, shape, scales=scales,
+        out=torch.full_like(q, float("nan")), splits=splits, tiles=chosen, **beside,
     )  # fmt: skip
-    return got, paged_attention_reference(q, cache, step, shape)
+    return got, paged_attention_reference(q, cache, step, shape, scales, **beside)
+
+
+def random_codes(
+    layout: tuple[int, ...], kind: torch.dtype, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """Any codes, and their scales behind them in each row, as the pool has them."""
+    *front, page, dim = layout
+    rows = torch.randint(0, 256, (*front, page * (dim + 2)), generator=generator).to(
+        DEVICE, torch.uint8
+    )
+    codes = rows[..., : page * dim].unflatten(-1, (page, dim))
+    if kind == torch.float8_e4m3fn:
+        codes[codes % 128 == 127] = 0x7E  # the codes of no number; 0x7E is the greatest one, 448
+    scales = rows[..., page * dim :].view(torch.bfloat16)
+    greatest = 127 if kind == torch.int8 else 448
+    scales.copy_((torch.rand(scales.shape, generator=generator) + 0.5) * 2 / greatest)
+    return codes.view(kind), scales
 
 
 @pytest.mark.parametrize("heads", [(4, 4), (4, 1), (14, 2), (8, 1)])
@@ -81,15 +116,109 @@ def test_a_sliding_window(window: int) -> None:
     close(*run([1, 1], [70, 2], shape=shape, splits=4))
 
 
+@pytest.mark.parametrize("first", [1, 6, 16, 37])
+@pytest.mark.parametrize("splits", [1, 4])
+def test_first_keys_beside_a_window(splits: int, first: int) -> None:
+    """Among them keys that the window's tiles have, too, and all of a sequence."""
+    shape = AttentionShape(0.2, window=9, first=first, softcap=3.0 if first == 6 else 0.0)
+    close(*run([1, 1, 1], [90, 2, 40], (6, 2), 14, 4, shape=shape, splits=splits, tiles=(16, 32)))
+    codes = torch.int8 if first == 16 else None
+    if splits == 1:
+        close(*run([1, 37, 9], [70, 0, 51], shape=shape, codes=codes))
+        close(
+            *run([1, 20], [70, 33], shape=shape, sinks=True, alibi="" if first > 6 else "rounded")
+        )
+
+
 def test_a_soft_cap() -> None:
     close(*run([1, 20], [33, 5], shape=AttentionShape(3.0, softcap=5.0)))
     close(*run([1, 20], [33, 5], shape=AttentionShape(3.0, window=8, softcap=5.0)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("splits", [1, 4])
+def test_sinks(splits: int, dtype: torch.dtype) -> None:
+    """Also of a head count that fills no block of rows, over codes, and behind a window and a cap."""
+    close(*run([1, 1, 1], [100, 0, 16], (6, 2), 14, splits=splits, sinks=True, dtype=dtype))
+    shape = AttentionShape(0.3, window=11, softcap=4.0)
+    close(*run([1, 1], [70, 2], (14, 2), 20, 4, splits=splits, sinks=True, shape=shape))
+    if splits == 1:
+        close(*run([1, 9, 37], [35, 4, 0], (3, 1), 24, dtype=dtype, sinks=True))
+        close(*run([1, 9, 37], [35, 4, 20], shape=shape, sinks=True, codes=torch.int8))
+
+
+def test_a_sink_takes_its_share_of_the_weight() -> None:
+    """By hand: with one key, whose score is 0, the output is its value over 1 + e^sink."""
+    tables = torch.zeros(1, 1, dtype=torch.int32, device=DEVICE)
+    ints = torch.tensor([0, 1], dtype=torch.int32, device=DEVICE)
+    step = AttentionStep(tables, ints[:1], ints[1:], ints, 1)
+    cache = torch.ones(1, 2, 16, 16, device=DEVICE)
+    q = torch.zeros(1, 3, 16, device=DEVICE)
+    sinks = torch.tensor([0.0, 2.0, float("-inf")], device=DEVICE)
+    got = attention_launch.paged_attention(q, cache, step, AttentionShape(1.0), sinks=sinks)
+    expected = 1 / (1 + sinks.exp())
+    torch.testing.assert_close(got[0], expected[:, None].expand(3, 16))
+
+
+@pytest.mark.parametrize("alibi", ["plain", "rounded"])
+@pytest.mark.parametrize("splits", [1, 4])
+def test_linear_biases(splits: int, alibi: str) -> None:
+    """Positions above 256, which bfloat16 rounds; with a cap, a window and codes too."""
+    close(*run([1, 1, 1], [400, 0, 16], (6, 2), 14, splits=splits, alibi=alibi))
+    shape = AttentionShape(0.3, window=11, softcap=4.0)
+    close(*run([1, 1], [70, 2], (5, 1), 20, 4, splits=splits, alibi=alibi, shape=shape))
+    if splits == 1:
+        close(*run([1, 9, 37], [35, 4, 280], (3, 3), 24, alibi=alibi, dtype=torch.bfloat16))
+        close(*run([1, 9, 37], [35, 4, 20], alibi=alibi, codes=torch.int8))
+
+
+@pytest.mark.parametrize("rounded", [False, True])
+def test_linear_biases_by_hand(rounded: bool) -> None:
+    """Two keys whose products are 0, at positions 300 and 301: the weights are those of the biases.
+    Of bfloat16 both positions are 300 (they are 2 apart), whose product with 0.7 is 210."""
+    tables = torch.arange(19, dtype=torch.int32, device=DEVICE)[None]
+    ints = torch.tensor([0, 1, 302], dtype=torch.int32, device=DEVICE)
+    step = AttentionStep(tables, ints[:1], ints[2:], ints[:2], 1)
+    cache = torch.zeros(19, 2, 16, 16, device=DEVICE)
+    cache[18, 1, 12], cache[18, 1, 13] = 1.0, 2.0
+    biases = made_alibi(AlibiSpec((0.7,), rounded), 0.5, torch.device(DEVICE))
+    got = attention_launch.paged_attention(
+        torch.zeros(1, 1, 16, device=DEVICE),
+        cache,
+        step,
+        AttentionShape(0.5, window=2),
+        alibi=biases,
+    )
+    first = 0.5 if rounded else 1 / (1 + math.exp(0.7))
+    torch.testing.assert_close(got, torch.full_like(got, first + 2 * (1 - first)))
 
 
 @pytest.mark.parametrize("splits", [2, 8])
 def test_splits_of_the_keys_including_empty_ones(splits: int) -> None:
     close(*run([1, 1, 1], [100, 0, 16], splits=splits))
     close(*run([1, 1], [100, 5], heads=(7, 1), dim=80, splits=splits))
+
+
+@pytest.mark.parametrize("window", [0, 300])
+def test_a_short_sequence_uses_few_splits_beside_a_long_one(window: int) -> None:
+    """Of a launch for any length: one of at most 128 keys writes its output at once."""
+    generator = torch.Generator().manual_seed(2)
+    step, blocks = make_step([1] * 4, [0, 100, 299, 650], 16, generator)
+    cache = torch.randn((blocks, 4, 16, 32), generator=generator).to(DEVICE)
+    q = torch.randn(4, 4, 32, generator=generator).to(DEVICE)
+    shape = AttentionShape(0.2, window=window)
+    partials = attention_launch.Partials.make(4 * 4 * 8, 32, torch.device(DEVICE))
+    for each in (partials.acc, partials.peak, partials.total):
+        each.fill_(float("nan"))
+    got = attention_launch.paged_attention(
+        q, cache, step, shape, partials=partials, splits=8,
+        tiles=attention_launch.Tiles(16, 16, 4, 2),
+    )  # fmt: skip
+    close(got, paged_attention_reference(q, cache, step, shape))
+    written = partials.peak.view(4, 4, 8).isfinite()
+    assert (written == written[:, :1]).all()
+    # Of 128 keys each; the window leaves 300, rounded up to whole tiles.
+    assert written[:, 0].sum(-1).tolist() == [0, 0, 3, 3 if window else 6]
 
 
 @pytest.mark.parametrize("page", [16, 32, 48])
@@ -121,7 +250,47 @@ def test_sequences_without_a_query_are_passed_over() -> None:
         close(launch(q, cache, padded, shape, out=out, splits=splits), want)
 
 
-@settings(max_examples=8)
+@pytest.mark.parametrize("codes", CODES, ids=str)
+@pytest.mark.parametrize(
+    ("heads", "dim", "page"), [((4, 2), 64, 16), ((14, 2), 12, 4), ((3, 3), 80, 6), ((8, 1), 40, 3)]
+)
+def test_codes_of_any_size(heads: tuple[int, int], dim: int, page: int, codes: torch.dtype) -> None:
+    close(*run([1, 1, 19], [40, 0, 3], heads, dim, page, codes=codes))
+    close(*run([1, 1], [70, 5], heads, dim, page, splits=4, codes=codes))
+
+
+@pytest.mark.parametrize("codes", CODES, ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_codes_beside_queries_in_16_bits(codes: torch.dtype, dtype: torch.dtype) -> None:
+    shape = AttentionShape(0.1, window=30, softcap=20.0)
+    close(*run([1, 9], [35, 4], dtype=dtype, codes=codes))
+    close(*run([1, 33], [90, 20], dtype=dtype, codes=codes, tiles=None, shape=shape))
+
+
+def test_every_code_of_e4m3_is_read_as_torch_reads_it() -> None:
+    """One key, so that the output is its value: subnormal codes and both zeros too."""
+    q = torch.ones(2, 1, 128, device=DEVICE)
+    every = torch.arange(256, dtype=torch.uint8, device=DEVICE)
+    every[every % 128 == 127] = 0
+    cache = torch.zeros(2, 2, 16, 128, dtype=torch.uint8, device=DEVICE)
+    cache[:, 1, 0] = every.view(2, 128)
+    tables = torch.tensor([[0], [1]], dtype=torch.int32, device=DEVICE)
+    ones = torch.ones(2, dtype=torch.int32, device=DEVICE)
+    starts = torch.arange(3, dtype=torch.int32, device=DEVICE)
+    step = AttentionStep(tables, starts[:2], ones, starts, 2)
+    scales = torch.full((2, 2, 16), 0.5, dtype=torch.bfloat16, device=DEVICE)
+    got = attention_launch.paged_attention(
+        q, cache.view(torch.float8_e4m3fn), step, AttentionShape(1.0), scales=scales
+    )
+    assert torch.equal(got.view(256), every.view(torch.float8_e4m3fn).float() * 0.5)
+
+
+def test_other_codes_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"kv is torch.uint8 with scales of torch.bfloat16"):
+        of_kernels(torch.zeros(1, 2, 4, 8, dtype=torch.uint8), torch.zeros(1, 2, 4).bfloat16())
+
+
+@settings(max_examples=12)
 @given(data=st.data())
 def test_any_mix_of_sequences(data: st.DataObject) -> None:
     decodes = data.draw(st.integers(0, 3))
@@ -134,7 +303,8 @@ def test_any_mix_of_sequences(data: st.DataObject) -> None:
             splits=data.draw(st.sampled_from([1, 4])),
             tiles=(16, data.draw(st.sampled_from([16, 32]))),
             shape=AttentionShape(0.2, window=data.draw(st.sampled_from([0, 0, 9, 33]))),
-            seed=data.draw(st.integers(0, 99)),
+            seed=data.draw(st.integers(0, 99)), codes=data.draw(st.sampled_from([None, *CODES])),
+            sinks=data.draw(st.booleans()),
         )
     )  # fmt: skip
 
@@ -162,21 +332,28 @@ def test_the_number_of_splits(sequences: int, heads: int, most: int, expected: i
     assert attention_launch.choose_splits(sequences, heads, most, 132) == expected
 
 
-@pytest.mark.parametrize("splits", [1, 4])
-def test_blocks_behind_the_window_are_not_read(splits: int) -> None:
+@pytest.mark.parametrize("codes", [None, *CODES], ids=str)
+@pytest.mark.parametrize(("splits", "first"), [(1, 0), (4, 0), (1, 6), (4, 6)])
+def test_blocks_behind_the_window_are_not_read(
+    splits: int, first: int, codes: torch.dtype | None
+) -> None:
     """They were given to another sequence, whose numbers may be anything."""
     generator = torch.Generator().manual_seed(3)
     queries, contexts, window = [1, 1, 9], [70, 20, 61], 21
     step, blocks = make_step(queries, contexts, 4, generator)
-    cache = torch.randn((blocks, 4, 4, 16), generator=generator).to(DEVICE)
+    cache, scales = torch.randn((blocks, 4, 4, 16), generator=generator).to(DEVICE), None
+    if codes is not None:
+        cache, scales = random_codes((blocks, 4, 4, 16), codes, generator)
     q = torch.randn(sum(queries), 4, 16, generator=generator).to(DEVICE)
-    shape = AttentionShape(0.25, window=window)
-    want = paged_attention_reference(q, cache, step, shape)
+    shape = AttentionShape(0.25, window=window, first=first)
+    want = paged_attention_reference(q, cache, step, shape, scales)
+    spoilt = cache if scales is None else scales
     for row, context in zip(step.table_rows.tolist(), contexts, strict=True):
         unseen = max(0, context - window + 1) // 4
-        cache[step.tables[row, :unseen].long()] = float("nan")
+        spoilt[step.tables[row, -(-first // 4) : unseen].long()] = float("nan")
     got = attention_launch.paged_attention(
-        q, cache, step, shape, splits=splits, tiles=attention_launch.Tiles(16, 16, 4, 2)
-    )
-    assert torch.isnan(cache).any()
+        q, cache, step, shape, scales=scales, splits=splits,
+        tiles=attention_launch.Tiles(16, 16, 4, 2),
+    )  # fmt: skip
+    assert torch.isnan(spoilt).any()
     close(got, want)

@@ -10,13 +10,14 @@ import torch
 from engine.batch import LAST_SAMPLED, AdapterHandle, Row, StepBatch
 from engine.config import EngineConfig
 from engine.errors import AdapterError, IntegrityError
+from engine.execution.cpu_runner import CpuRunner
 from engine.loop import Engine
 from engine.models.load import load_model
 from engine.protocol import GenerateRequest
 from engine.scheduling.sequence import Sequence as Running
 from tests.engine.checkpoints import VOCAB, save_adapter, save_checkpoint
 from tests.engine.driver import Driver, Sequence, greedy
-from tests.engine.helpers import run_until_idle
+from tests.engine.helpers import ask, run_until_idle
 from tests.engine.test_speculation import guess_from
 
 from .device import DEVICE
@@ -31,18 +32,26 @@ SMALL = {"max_batch_tokens": 128, "max_running": 8, "max_adapter_slots": 3, "max
 class GpuDriver(Driver):
     """The CPU driver's sequences and blocks, over the GPU's runner."""
 
-    def __init__(self, checkpoint: Path, **settings: object) -> None:
-        super().__init__(checkpoint, dtype="float32", device="cpu", **settings)
+    def __init__(self, checkpoint: Path, blocks: int = 96, **settings: object) -> None:
+        super().__init__(checkpoint, blocks, dtype="float32", device="cpu", **settings)
         fields = {"model": str(checkpoint), "num_blocks": len(self.free), "dtype": "float32"}
         config = EngineConfig(**(fields | {"device": DEVICE} | SMALL | settings))
         self.runner = runner_gpu.GpuRunner(config, load_model(config))
 
 
-def both(checkpoint: Path, adapters: list[Path], asked: list[int | None], chunk: int, count: int):
+def both(
+    checkpoint: Path,
+    adapters: list[Path],
+    asked: list[int | None],
+    chunk: int,
+    count: int,
+    **settings: object,
+):
     """Outputs of the same sequences by either runner; `asked` is the adapter of each."""
     outputs = []
     for kind in (GpuDriver, Driver):
-        driver = kind(checkpoint) if kind is GpuDriver else kind(checkpoint, dtype="float32")
+        fields = settings if kind is GpuDriver else settings | {"dtype": "float32"}
+        driver = kind(checkpoint, **fields)
         handles = [driver.adapter(path, slot) for slot, path in enumerate(adapters)]
         sequences = [
             driver.sequence(PROMPTS[i % 3], greedy(logprobs=1 if i == 0 else None),
@@ -131,6 +140,73 @@ def test_adapters_of_other_ranks_share_a_batch_with_the_base(llama: Path, tmp_pa
     ours, theirs = both(llama, paths, [0, 1, None, 2, 2], 8, 2)
     assert ours == theirs
     assert len({tuple(output) for output in ours}) == 5
+
+
+@pytest.mark.parametrize("kv_dtype", ["int8", "fp8"])
+def test_keys_and_values_in_8_bits(llama: Path, tmp_path: Path, kv_dtype: str) -> None:
+    """With adapters in the pool's blocks, which do not begin where rows of weights do."""
+    paths = [save_adapter(llama, tmp_path / f"r{rank}", rank, rank) for rank in (2, 20)]
+    ours, theirs = both(llama, paths, [0, 1, None, 1], 8, 3, kv_dtype=kv_dtype, blocks=500)
+    assert ours == theirs
+    assert len({tuple(output) for output in ours}) == 4
+
+
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        ("Qwen3", {"head_dim": 24, "num_attention_heads": 6}),
+        ("Gemma2", {"head_dim": 12, "sliding_window": 5, "num_hidden_layers": 2}),
+        ("SmolLM3", {"num_hidden_layers": 2, "no_rope_layers": [0, 1]}),
+    ],
+)
+def test_logits_over_8_bits(tmp_path: Path, family: str, changes: dict[str, object]) -> None:
+    """Norms, windows and layers without a rotation before the codes; a seeded fault is found."""
+    checkpoint = save_checkpoint(tmp_path, family, **({"num_hidden_layers": 1} | changes))
+    found = {}
+    for name in ("cpu", "gpu", "other"):
+        kind, kv_dtype = (Driver if name == "cpu" else GpuDriver), ("fp8", "int8")[name == "other"]
+        driver = kind(
+            checkpoint, kv_dtype=kv_dtype, **({"dtype": "float32"} if name == "cpu" else {})
+        )
+        sequence = driver.sequence(PROMPTS[2], greedy(logprobs=VOCAB))
+        driver.run([sequence], count=2)
+        top = dict((sequence.samples[-1].logprobs or [])[0].top)
+        found[name] = torch.tensor([top[token] for token in range(VOCAB)])
+    torch.testing.assert_close(found["gpu"], found["cpu"], rtol=1e-4, atol=1e-4)
+    assert (found["other"] - found["cpu"]).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("kv_dtype", ["int8", "fp8"])
+def test_prefixes_copies_and_guesses_over_8_bits(llama: Path, kv_dtype: str) -> None:
+    """The engine over either runner: a cached prefix, choices that copy a block, guesses of which
+    some are wrong and written over."""
+    found, cached = {}, {}
+    known: dict[tuple[str, int], list[int]] = {}
+
+    def answer(seq: Running) -> list[int]:
+        return known[seq.request.inputs.request_id, 0]
+
+    for kind in ("cpu", "gpu"):
+        fields = {"model": str(llama), "num_blocks": 64, "dtype": "float32", "kv_dtype": kv_dtype}
+        fields |= SMALL | {"block_size": 4, "speculation": "off"}
+        fields["device"] = DEVICE if kind == "gpu" else "cpu"
+        config = EngineConfig(**fields)
+        runner = runner_gpu.GpuRunner if kind == "gpu" else CpuRunner
+        engine = Engine(config, runner(config, load_model(config)))
+        if kind == "gpu":
+            guess_from(engine, answer, random.Random(1), 0.2)
+        for name, choices in (("first", 1), ("again", 2)):
+            engine.submit(ask(name, [5, 9, 4, 7, 8, 6, 3, 11, 2, 40], 7, n=choices), "g")
+            collected = run_until_idle(engine)
+            known |= collected.tokens if kind == "cpu" else {}
+            found[kind, name] = [collected.tokens[name, n] for n in range(choices)]
+            cached[kind, name] = collected.receipts[name].cached
+        engine.check_integrity()
+    assert found["gpu", "first"] == found["cpu", "first"]
+    assert found["gpu", "again"] == found["cpu", "again"] == found["cpu", "first"] * 2
+    assert cached["gpu", "again"] == cached["cpu", "again"] == 8
+    counters = engine.metrics.counters
+    assert counters["drafted_tokens"] > counters["rejected_tokens"] > 0
 
 
 def rows_of(sequence: Sequence, tokens: list[int], start: int) -> Row:

@@ -18,6 +18,7 @@ from engine.models.load import choose_device
 from engine.protocol import SamplingParams
 from tests.engine.checkpoints import reference, reference_greedy, save_adapter, save_checkpoint
 from tests.engine.helpers import ask, run_until_idle
+from tests.engine.quantization.test_kv import greedy_over
 
 from .cuda_stand_in import MEMORY, Launches, fake_device, numbers_on_the_host
 
@@ -47,6 +48,11 @@ FAMILIES = {
     "smollm3": {
         "architectures": ["SmolLM3ForCausalLM"], "model_type": "smollm3", "no_rope_layers": [1, 0],
     },
+    "bloom": {
+        "architectures": ["BloomForCausalLM"], "model_type": "bloom", "n_layer": 2, "n_head": 4,
+    },
+    "falcon": {"architectures": ["FalconForCausalLM"], "model_type": "falcon"},
+    "cohere": {"architectures": ["CohereForCausalLM"], "model_type": "cohere", "use_qk_norm": True},
 }  # fmt: skip
 SAMPLING = {
     "greedy": {"temperature": 0.0},
@@ -134,13 +140,19 @@ def launch_steps(runner: gpu_runner.GpuRunner) -> None:
         runner.forget(1)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("family", "kv_dtype"),
+    [*((family, "auto") for family in FAMILIES), ("llama", "int8"), ("qwen3", "fp8")],
+)
 @pytest.mark.parametrize("lora", [False, True])
-def test_a_launch_never_waits_for_the_device(device: Launches, family: str, lora: bool) -> None:
+def test_a_launch_never_waits_for_the_device(
+    device: Launches, family: str, kv_dtype: str, lora: bool
+) -> None:
     model = models.random_model(SHAPE | FAMILIES[family], torch.bfloat16, sections.DEVICE)
     runner = models.make_runner(
-        model, blocks=160, most_running=16, slots=2, enable_lora=lora, max_batch_tokens=256
-    )
+        model, blocks=320, most_running=16, slots=2, enable_lora=lora, max_batch_tokens=256,
+        kv_dtype=kv_dtype,
+    )  # fmt: skip
     runner.warm_up()
     waits = device.waits
     launch_steps(runner)
@@ -151,15 +163,19 @@ def test_a_launch_never_waits_for_the_device(device: Launches, family: str, lora
 
 
 # Above 2,048 inputs LoRA takes two kernels.
-@pytest.mark.parametrize(("lora", "intermediate"), [(False, 112), (True, 112), (True, 2304)])
+@pytest.mark.parametrize(
+    ("lora", "intermediate", "kv_dtype"),
+    [(False, 112, "auto"), (True, 112, "auto"), (True, 2304, "auto"), (True, 112, "int8")],
+)
 def test_no_request_waits_for_a_kernel_to_compile(
-    device: Launches, lora: bool, intermediate: int
+    device: Launches, lora: bool, intermediate: int, kv_dtype: str
 ) -> None:
     shape = SHAPE | {"intermediate_size": intermediate, "head_dim": 32}
     model = models.random_model(shape, torch.bfloat16, sections.DEVICE)
     runner = models.make_runner(
-        model, blocks=400, most_running=16, slots=2, enable_lora=lora, max_batch_tokens=512
-    )
+        model, blocks=400, most_running=16, slots=2, enable_lora=lora, max_batch_tokens=512,
+        kv_dtype=kv_dtype,
+    )  # fmt: skip
     runner.warm_up()
     warm = set(device.variants)
     launch_steps(runner)
@@ -231,15 +247,42 @@ def test_every_name_of_the_device_can_be_made_the_current_one(
             choose_device("cuda:3")
 
 
-@pytest.mark.parametrize("name", ["auto", "cuda"])
+@pytest.mark.parametrize("kv_dtype", ["int8", "fp8"])
+def test_a_pool_of_codes_is_counted_and_copied_out_by_its_bytes(
+    device: Launches, kv_dtype: str
+) -> None:
+    model = models.random_model(SHAPE | {"head_dim": 64}, torch.bfloat16, CUDA)
+    fields = {"most_running": 8, "enable_lora": False, "max_batch_tokens": 256}
+    blocks = {
+        kind: models.make_runner(
+            model, None, kv_memory_bytes=1 << 20, kv_dtype=kind, **fields
+        ).info.num_blocks
+        for kind in ("auto", kv_dtype)
+    }
+    assert blocks[kv_dtype] / blocks["auto"] >= 1.9
+    runner = models.make_runner(model, 20, kv_dtype=kv_dtype, **fields)
+    assert runner.info.dtype == f"bfloat16/{kv_dtype}"
+    assert runner.block_bytes == 2 * 4 * 16 * 66
+    runner.write_blocks([3, 7], [bytes(runner.block_bytes)] * 2)
+    runner.read_blocks([7, 3])
+
+
+@pytest.mark.parametrize(
+    ("name", "kv_dtype"), [("auto", "auto"), ("cuda", "auto"), ("cuda", "int8")]
+)
 def test_the_engine_starts_on_the_device_and_answers_as_transformers(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, kv_dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkpoint = save_checkpoint(tmp_path / "base", num_hidden_layers=1)
     adapter = str(save_adapter(checkpoint, tmp_path / "adapter", 4, 0))
     prompts = [[3 + (n * i) % 200 for i in range(n)] for n in (3, 11)]
     model = reference(checkpoint)
-    expected = [reference_greedy(model, prompt, 4) for prompt in prompts]
+    expected = [
+        reference_greedy(model, prompt, 4)
+        if kv_dtype == "auto"
+        else greedy_over(model, kv_dtype, prompt, 4)
+        for prompt in prompts
+    ]
 
     class Graph(cuda_graphs.CudaGraph):
         """Recorded through torch's own code; a replay computes again, as there is no device."""
@@ -255,7 +298,7 @@ def test_the_engine_starts_on_the_device_and_answers_as_transformers(
     monkeypatch.setattr(gpu_runner, "CudaGraph", Graph)
     config = EngineConfig(
         model=str(checkpoint), device=name, dtype="float32", num_blocks=64, max_running=2,
-        max_batch_tokens=64, max_adapter_slots=1, max_lora_rank=4,
+        max_batch_tokens=64, max_adapter_slots=1, max_lora_rank=4, kv_dtype=kv_dtype,
     )  # fmt: skip
     with numbers_on_the_host(monkeypatch):
         monkeypatch.setattr(gpu_runner, "fastest_tiles", lambda *_: {})

@@ -1,0 +1,92 @@
+/* Norms and rotations of rows, each computed by itself and rounded once. */
+#ifndef POINTWISE_H
+#define POINTWISE_H
+#include "rows.h"
+
+/* out = x / rms(x) * weight. x and out: rows of floats or bfloat16. */
+typedef struct {
+    const char *x;
+    const float *weight;
+    char *out;
+    long long stride, out_stride; /* in elements */
+    int32_t rows, width;
+    float eps;
+    int brain;
+} Norm;
+
+INLINE void norm_row(const Norm *w, int64_t row, const int brain) {
+    const int size = brain ? 2 : 4;
+    const char *x = w->x + row * w->stride * size;
+    char *out = w->out + row * w->out_stride * size;
+    Lanes squares = {0};
+    float values[LANES];
+    for (int32_t k = 0; k < w->width; k += LANES) {
+        Lanes each;
+        if (k + LANES <= w->width) {
+            for (int32_t i = 0; i < LANES; i++) values[i] = value_at(x, k + i, brain);
+        } else {
+            widen(values, x + (int64_t)k * size, w->width - k, LANES, brain);
+        }
+        memcpy(&each, values, 64);
+        squares += each * each;
+    }
+    const float factor = 1.0f / sqrtf(folded(&squares) / (float)w->width + w->eps);
+    for (int32_t i = 0; i < w->width; i++)
+        store_at(out, i, value_at(x, i, brain) * factor * w->weight[i], brain);
+}
+
+/* Rotates the first heads of rows in place, then stores heads from `first` on in their KV slots. */
+typedef struct {
+    char *x, *pool;
+    const char *cos, *sin; /* a row for each token; the sine of each head's first half is negated */
+    const int64_t *slots;  /* [rows, stored] */
+    long long stride, angle_stride; /* in elements */
+    int32_t rows, rotated, first, stored, dim;
+    int brain;
+} Placing;
+
+INLINE void place_row(const Placing *w, int64_t row, const int brain) {
+    const int32_t dim = w->dim, half = dim / 2;
+    const int64_t size = brain ? 2 : 4;
+    char *x = w->x + row * w->stride * size;
+    const char *cos = w->cos + row * w->angle_stride * size;
+    const char *sin = w->sin + row * w->angle_stride * size;
+    for (int32_t head = 0; head < w->rotated; head++) {
+        char *low = x + head * dim * size, *high = low + half * size;
+        const char *low_cos = cos + head * dim * size, *high_cos = low_cos + half * size;
+        const char *low_sin = sin + head * dim * size, *high_sin = low_sin + half * size;
+        for (int32_t i = 0; i < half; i++) {
+            const float a = value_at(low, i, brain), b = value_at(high, i, brain);
+            store_at(low, i, a * value_at(low_cos, i, brain) + b * value_at(low_sin, i, brain), brain);
+            store_at(high, i, b * value_at(high_cos, i, brain) + a * value_at(high_sin, i, brain), brain);
+        }
+    }
+    const int64_t bytes = dim * size;
+    for (int32_t n = 0; n < w->stored; n++)
+        memcpy(w->pool + w->slots[row * w->stored + n] * bytes, x + (w->first + n) * bytes, bytes);
+}
+
+/* Logits whose bit is not set have minus infinity added, so that one that is not finite becomes not a
+ * number. index: the row of the logits for each row of the masks. */
+typedef struct {
+    char *logits;
+    const uint32_t *masks;
+    const int64_t *index;
+    long long stride; /* floats between rows of logits */
+    int32_t rows, vocab, words;
+} Exclusion;
+
+INLINE void exclude_row(const Exclusion *w, int64_t row) {
+    float *logits = (float *)w->logits + w->index[row] * w->stride;
+    const uint32_t *mask = w->masks + row * w->words;
+    const int32_t whole = w->vocab / 32;
+    for (int32_t n = 0; n < whole; n++) {
+        if (mask[n] == 0xffffffffu) continue;
+        for (int32_t i = 0; i < 32; i++)
+            logits[n * 32 + i] += mask[n] >> i & 1 ? 0.0f : -INFINITY;
+    }
+    for (int32_t i = whole * 32; i < w->vocab; i++)
+        logits[i] += mask[whole] >> (i & 31) & 1 ? 0.0f : -INFINITY;
+}
+
+#endif
