@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
-from billing import credit_notes, credits, settlement, void_reversals
+from billing import billing_details, credit_notes, credits, settlement, void_reversals
 from billing.models import Invoice, MoneyAct, Payment, Refund
 from billing.payments import commands
 from billing.payments.views import describe_refund
@@ -97,6 +97,12 @@ def _refund(session: Session, undoing: Undoing) -> dict[str, Any]:
     return describe_refund(refund)
 
 
+def _details(session: Session, undoing: Undoing) -> dict[str, Any]:
+    """Sets the tax details or the address to what they were."""
+    changed = undoing.original.result
+    return billing_details.change_back(session, undoing.original.tenant_id, changed, undoing.at)
+
+
 _REVERSED: dict[str, Callable[[Session, Undoing], dict[str, Any]]] = {
     "grant": _grant,
     "wire": _wire,
@@ -104,6 +110,8 @@ _REVERSED: dict[str, Callable[[Session, Undoing], dict[str, Any]]] = {
     "write_off": _write_off,
     "void": _void,
     "refund": _refund,
+    "tax": _details,
+    "address": _details,
 }
 _INSTEAD = {
     "plan": "Change to the earlier plan: fees are prorated.",

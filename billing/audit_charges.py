@@ -97,11 +97,12 @@ def charges_and_prices(
 def _priced_groups(session: Session, since: Since, known: RowSums | None) -> list[tuple[Any, ...]]:
     """Usage period, price version, tenant, whether tokens are priced, then the quantity and the units
     of each component; a key may have several rows."""
+    groups = (known or audit_rows.read(session, since)).every_group()
+    rows = [_priced(each) for each in groups]
     if since == EVERYTHING:
-        return [_priced(each) for each in (known or audit_rows.read(session)).every_group()]
-    rows = session.execute(frozen_sums.open_charges(*_priced_columns(C), since.batch)).all()
+        return rows
     periods = {row[0] for row in rows}
-    key, sums = _priced_columns(F)
+    key, sums = _priced_columns()
     closed = frozen_sums.closed_charges(session, key, sums, (F.usage_period_id, periods))
     return [tuple(row) for row in (*rows, *closed)]
 
@@ -114,13 +115,11 @@ def _priced(group: audit_rows.Group) -> tuple[Any, ...]:
     return (*key, *values)
 
 
-def _priced_columns(table: Any) -> tuple[list[Any], list[Any]]:
+def _priced_columns() -> tuple[list[Any], list[Any]]:
     sums: list[Any] = []
     for component in Component:
-        quantity = _COUNTS[component](table)
-        sums += [func.sum(quantity), func.sum(getattr(table, _AMOUNT[component]))]
-    tokens = table.tokens if table is F else frozen_sums.generated(table)
-    return [table.usage_period_id, table.price_version, table.tenant_id, tokens], sums
+        sums += [func.sum(_COUNTS[component](F)), func.sum(getattr(F, _AMOUNT[component]))]
+    return [F.usage_period_id, F.price_version, F.tenant_id, F.tokens], sums
 
 
 def _positions(session: Session, periods: set[str]) -> dict[tuple[Any, ...], int]:
@@ -144,11 +143,11 @@ def charges_and_roll_ups(
     """Both roll-ups equal charges plus adjustments, per tenant and pair of periods. Of open days: the
     periods to which they add, by day, and the hours of the days on which they have usage.
     """
-    if since != EVERYTHING:
-        return _open_roll_ups(session, since)
     charged: Sums = {}
-    for group in (rows or audit_rows.read(session)).every_group():
+    for group in (rows or audit_rows.read(session, since)).every_group():
         _add(charged, (*group[:3], *(getattr(group, name) for name in rollups.SUMS)))
+    if since != EVERYTHING:
+        return _open_roll_ups(session, since, charged)
     expected = _adjusted(session, charged, None)
     found = []
     for table in (HourlyUsage, DailyUsage):
@@ -156,11 +155,8 @@ def charges_and_roll_ups(
     return found + _tenant_days_and_days(session)
 
 
-def _open_roll_ups(session: Session, since: Since) -> list[Difference]:
-    key, sums = _bill_columns(C)
-    expected: Sums = {}
-    for row in session.execute(frozen_sums.open_charges(key, sums, since.batch)):
-        _add(expected, row)
+def _open_roll_ups(session: Session, since: Since, expected: Sums) -> list[Difference]:
+    """`expected`: the sums of open charges."""
     changed = session.execute(select(A.bill_period_id).where(A.created_at >= since.day).distinct())
     periods = {each[2] for each in expected} | {row[0] for row in changed}
     key, sums = _bill_columns(F)

@@ -232,11 +232,10 @@ def charges_and_invoices(
         billed_lines = billed_lines.where(Invoice.period_id.in_(closed))
     billed = {row[0]: int(row[1]) for row in session.execute(billed_lines)}
     expected: dict[str, int] = defaultdict(int)
-    if since == EVERYTHING:
-        periods = set(session.scalars(closed))
-        for group in (rows or audit_rows.read(session)).every_group():
-            if group.bill_period_id in periods:
-                expected[group.bill_period_id] += group.amount
+    periods = set(session.scalars(closed))
+    for group in (rows or audit_rows.read(session, since)).every_group():
+        if group.bill_period_id in periods:
+            expected[group.bill_period_id] += group.amount
     for period_id, units in _charged_in(session, closed, since):
         expected[period_id] += int(units)
     found = []
@@ -252,18 +251,13 @@ def charges_and_invoices(
 
 
 def _charged_in(session: Session, periods: Select[str], since: Since) -> Iterator[tuple[str, int]]:
-    """Units by bill period: adjusted, and charged on open and on closed days."""
-    charged = () if since == EVERYTHING else (Charge, ClosedCharges)
-    for table in (Adjustment, *charged):
+    """Units by bill period: adjusted and, where the rows are of open days, charged on closed ones."""
+    for table in (Adjustment,) if since == EVERYTHING else (Adjustment, ClosedCharges):
         query = (
             select(table.bill_period_id, func.sum(table.amount))
             .where(table.bill_period_id.in_(periods))
             .group_by(table.bill_period_id)
         )
-        if table is Charge:
-            query = query.join(UsageEventRow, UsageEventRow.request_id == Charge.request_id).where(
-                UsageEventRow.batch_id > since.batch
-            )
         for row in session.execute(query):
             yield row[0], row[1]
 

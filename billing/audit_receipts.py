@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 
 from billing.archive.border import border_of
 from billing.archive.reading import known_elsewhere
-from billing.audit_rows import BY_GATEWAY, UNBILLED, WITHOUT_RECEIPT, RowSums
+from billing.audit_rows import BY_GATEWAY, UNBILLED, WITHOUT_RECEIPT, RowSums, request_of
 from billing.audit_usage import first_id
 from billing.differences import EVERYTHING, Difference, Since, lost
 from billing.models import EngineReceipt, ParkedEvent, UsageEventRow
@@ -30,7 +30,7 @@ def receipts_and_events(
     """
     if rows is not None and rows.receipts_agree:
         return []
-    request = _request_of(session)
+    request = request_of(session)
     # Almost none is left to be grouped.
     orphans = (
         select(request)
@@ -107,16 +107,9 @@ def _not_stored(session: Session, request_ids: Sequence[str]) -> list[str]:
     return [each for each in request_ids if each not in known]
 
 
-def _request_of(session: Session) -> Any:
-    """SQL for the request of a receipt: of several prompts, a number follows a dot."""
-    if session.get_bind().dialect.name == "postgresql":
-        return func.split_part(R.request_id, ".", 1)
-    return func.substr(R.request_id, 1, func.instr(R.request_id + ".", ".") - 1)
-
-
 def _receipts_by_request(session: Session, since: Since) -> Any:
     """Receipts summed by request and engine."""
-    request = _request_of(session)
+    request = request_of(session)
     return (
         select(
             request.label("request_id"),

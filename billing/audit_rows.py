@@ -1,20 +1,25 @@
-"""Sums of all rows of events, charges and receipts, for an audit of everything.
+"""Sums of events, charges and receipts: of all of them, or of those that are not closed.
 
-Each table is read once and grouped by the database. Most checks compare these sums; only where they
-differ is a check's own query run, which names the request ids.
+Each event is read once, with its charge and its receipt, and the database sums them by day and by the
+key of frozen groups. Most checks compare these sums; only where they differ is a check's own query run,
+which names the request ids.
 """
 
+from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import add
 from typing import Any, NamedTuple
 
-from sqlalchemy import BigInteger, and_, bindparam, case, cast, func, or_, select, text
+from sqlalchemy import BigInteger, and_, bindparam, case, cast, func, literal, or_, select
 from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.orm import Session
 
-from billing import frozen_sums, partitions
+from billing import audit_parts, frozen_sums, partitions
 from billing.archive.border import Border, border_of, not_moved
+from billing.audit_parts import Part
+from billing.differences import EVERYTHING, Since
 from billing.models import (
     Charge,
     ClosedCharges,
@@ -29,17 +34,10 @@ from core.events import CountedBy
 E, C, R, B, F = UsageEventRow, Charge, EngineReceipt, UsageBatch, ClosedCharges
 TOKENS = ("input_tokens", "cached_tokens", "output_tokens", "waived_tokens")
 SUMS = (*QUANTITY_COLUMNS, *AMOUNT_COLUMNS)
+_RECEIPT = ("prompt_tokens", "cached_tokens", "generated_tokens", "busy_us")
 _KEYS = len(frozen_sums.KEY)
-# A hash join or a group by of a day's rows fits; each parallel worker may use as much.
-_SETTINGS = {
-    "work_mem": "128MB",
-    "jit": "off",
-    "statement_timeout": "3600s",
-    # The planner expects many times the groups that there are, and would sort all rows in one process.
-    "enable_sort": "off",
-    "parallel_tuple_cost": "0.001",
-}
-_NO_EVENT = -1  # the day of a charge without an event
+_ELSEWHERE = -1  # the day of an event that is not audited here: it is closed, or moved
+_NO_EVENT = -2  # the day of a charge without an event
 
 # Warm-up requests, and lines of a batch that run again: their tokens are waived.
 UNBILLED = and_(
@@ -89,6 +87,7 @@ class RowSums:
     groups: list[Group] = field(default_factory=list)  # of all days, and without a day
     moved: list[Group] = field(default_factory=list)  # frozen, of days whose rows are elsewhere
     charges: int = 0
+    receipts: tuple[int, ...] = (0, 0, 0, 0)  # their number, and the sums of `_RECEIPT`
     # Whether the rows agree, so that no query has to look for those that do not.
     every_charge_has_its_event: bool = True
     every_event_has_its_charge: bool = True
@@ -116,6 +115,10 @@ class RowSums:
         }
         return {"count": self.charges, **found}
 
+    def receipt_sums(self) -> dict[str, int]:
+        names = ("count", "input_tokens", "cached_tokens", "generated_tokens")
+        return dict(zip(names, self.receipts, strict=True))
+
     def event_sums(self) -> dict[str, int]:
         names = ("events", *TOKENS)
         found = {name: sum(day.events[name] for day in self.days.values()) for name in names}
@@ -125,95 +128,221 @@ class RowSums:
 _EMPTY = DaySums(dict.fromkeys(("events", *TOKENS), 0), [], 0)
 
 
-def prepare(session: Session) -> None:
-    """Memory and time for statements that read whole tables, until the transaction ends."""
-    if session.get_bind().dialect.name != "postgresql":
-        return
-    for name, value in _SETTINGS.items():
-        session.execute(text(f"set local {name} = '{value}'"))
+prepare = audit_parts.prepare
 
 
-def read(session: Session) -> RowSums:
-    day = _day(session)
+def read(
+    session: Session, since: Since = EVERYTHING, bounds: Sequence[int] | None = None
+) -> RowSums:
+    """The sums of all rows by closed day, or of open usage; or by days that end with these batches."""
     border = border_of(session)
-    here = not_moved(border)
-    events, rated = _events(session, day, here)
-    found = _charges(session, day, events, rated, here)
-    if border is not None:
+    if bounds is None and since == EVERYTHING:
+        bounds = session.scalars(select(ClosedDay.last_batch).order_by(ClosedDay.day)).all()
+    dropped = partitions.latest_retention(session)
+    how = _How(since, tuple(bounds or ()), border, dropped.floor_id if dropped else "")
+    parts = audit_parts.parts_of(session, since)
+    found = RowSums()
+    by_day: dict[int, _Day] = defaultdict(_Day)
+    by_key: dict[tuple[Any, ...], tuple[int, ...]] = {}
+    for rows in audit_parts.read_parts(session, parts, lambda s, part: _read_part(s, part, how)):
+        found.receipts_agree &= rows.receipts_agree
+        found.receipts_complete &= rows.receipts_complete
+        found.every_charge_has_its_event &= rows.every_charge_has_its_event
+        found.every_event_has_its_charge &= rows.every_event_has_its_charge
+        found.receipts = _added(found.receipts, rows.receipts)
+        for number, events, key, sums, charges in rows.groups:
+            day = by_day[number]
+            day.events = _added(day.events, events)
+            if key is None:
+                continue
+            day.charges += charges
+            day.groups[key] = _added(day.groups.get(key, _NOTHING), sums)
+            by_key[key] = _added(by_key.get(key, _NOTHING), sums)
+            found.charges += charges
+    found.groups = [Group._make((*key, sums)) for key, sums in by_key.items()]
+    for number, day in by_day.items():
+        if number >= 0:
+            rows_of_day = [(*key, *sums) for key, sums in day.groups.items()]
+            counts = dict(zip(("events", *TOKENS), day.events, strict=True))
+            found.days[number] = DaySums(counts, rows_of_day, day.charges)
+    if border is not None and since == EVERYTHING:
         _add_moved(session, found, border)
-    _receipts(session, found)
     return found
 
 
-def _day(session: Session) -> Any:
-    """SQL for the number of closed days before that of an event's batch."""
-    if session.get_bind().dialect.name != "postgresql":
-        earlier = select(func.count()).where(ClosedDay.last_batch < E.batch_id)
-        return earlier.correlate(E).scalar_subquery()
-    last = session.scalars(select(ClosedDay.last_batch).order_by(ClosedDay.day)).all()
-    # Unlike a subquery, this lets several processes share the work.
-    bounds = cast(bindparam("bounds", [each + 1 for each in last], unique=True), ARRAY(BigInteger))
-    return func.width_bucket(E.batch_id, bounds)
+@dataclass(frozen=True, slots=True)
+class _How:
+    since: Since
+    bounds: tuple[int, ...]  # last batch of each day
+    border: Border | None
+    floor: str
 
 
-def _events(session: Session, day: Any, here: list[Any]) -> tuple[dict[int, dict[str, int]], int]:
-    """Sums by day, and how many events are in rated batches."""
-    sums = [func.sum(getattr(E, name)) for name in TOKENS]
-    rated = func.count(B.rated_at)
-    query = select(day.label("day"), rated, func.count(), *sums)
-    query = query.select_from(E).outerjoin(B, B.id == E.batch_id).where(*here).group_by("day")
-    by_day, in_rated = {}, 0
-    for number, count, *values in session.execute(query):
-        in_rated += count
-        by_day[int(number)] = dict(zip(("events", *TOKENS), map(int, values), strict=True))
-    return by_day, in_rated
+@dataclass(slots=True)
+class _Day:
+    events: tuple[int, ...] = (0,) * (1 + len(TOKENS))
+    charges: int = 0
+    groups: dict[tuple[Any, ...], tuple[int, ...]] = field(default_factory=dict)
 
 
-def _charges(
-    session: Session,
-    day: Any,
-    events: dict[int, dict[str, int]],
-    in_rated: int,
-    here: list[Any],
-) -> RowSums:
-    dropped = partitions.latest_retention(session)
-    alone = and_(E.request_id.is_(None), C.request_id >= (dropped.floor_id if dropped else ""))
-    counts = (func.count(), func.count(B.rated_at), *_filtered(alone, UNEQUAL))
-    key: list[Any] = [C.tenant_id, C.usage_period_id, C.bill_period_id, C.price_version]
-    key.append(frozen_sums.generated(C).label("tokens"))
-    sums = [func.sum(getattr(C, name)) for name in SUMS]
-    number = case((E.batch_id.is_(None), _NO_EVENT), else_=day).label("day")
-    query = (
-        select(number, *key, *sums, *counts)
-        .select_from(C)
-        .outerjoin(E, E.request_id == C.request_id)
+@dataclass(slots=True)
+class _PartRows:
+    """Number of the day, sums of events, key and sums of charges or None, and how many charges."""
+
+    groups: list[tuple[int, tuple[int, ...], tuple[Any, ...] | None, tuple[int, ...], int]]
+    receipts: tuple[int, ...]
+    every_charge_has_its_event: bool = True
+    every_event_has_its_charge: bool = True
+    receipts_agree: bool = True
+    receipts_complete: bool = True
+
+
+_NOTHING = (0,) * len(SUMS)
+_WIDTH = 1 + _KEYS + len(SUMS) + 1 + len(TOKENS)  # of a row, before its counts
+
+
+def _read_part(session: Session, part: Part, how: _How) -> _PartRows:
+    receipts, numbered = _receipts_of(session, part)
+    found = _PartRows([], receipts)
+    matched = received = 0
+    for row in session.execute(_query(session, part, how, numbered=numbered)):
+        number, *columns = row[: 1 + _KEYS + len(SUMS)]
+        events = tuple(map(int, row[1 + _KEYS + len(SUMS) : _WIDTH]))
+        charges, uncharged, unequal, taken, wrong, without = map(int, row[_WIDTH:])
+        matched += charges
+        received += taken
+        if number == _ELSEWHERE:
+            continue
+        if session.get_bind().dialect.name != "postgresql":
+            number = bisect_left(how.bounds, number)
+        key = sums = None
+        if charges:
+            values = frozen_sums.charge_row(columns)
+            key, sums = values[:_KEYS], values[_KEYS:]
+        found.groups.append((int(number), events, key, sums or _NOTHING, charges))
+        found.every_event_has_its_charge &= not uncharged
+        found.every_charge_has_its_event &= not unequal
+        found.receipts_agree &= not wrong
+        found.receipts_complete &= not without
+    if part.ids:  # late usage, whose receipts and charges are not sought by their ids
+        found.receipts = (0,) * len(receipts)
+        return found
+    found.receipts_agree &= received == receipts[0]
+    if matched != session.scalar(select(func.count()).select_from(C).where(*part.of(C.request_id))):
+        _add_charges_alone(session, part, how, found)
+    return found
+
+
+def _query(session: Session, part: Part, how: _How, *, numbered: bool) -> Any:
+    receipt = _summed_receipts(session, part) if numbered else _plain_receipts(part)
+    missing = receipt.c.request_id.is_(None)
+    differ = or_(
+        receipt.c.prompt_tokens != E.input_tokens,
+        receipt.c.cached_tokens != E.cached_tokens,
+        receipt.c.generated_tokens != E.output_tokens + E.waived_tokens,
+        receipt.c.busy_us != E.busy_us,
+    )
+    billed_more = E.output_tokens > receipt.c.generated_tokens
+    wrong = and_(
+        ~UNBILLED,
+        or_(
+            and_(missing, E.counted_by.is_not(None), ~BY_GATEWAY),
+            and_(~missing, ~BY_GATEWAY, differ),
+            and_(~missing, BY_GATEWAY, billed_more),
+        ),
+    )
+    uncharged = and_(C.request_id.is_(None), B.rated_at.is_not(None))
+    counts = (func.count(C.request_id), *_filtered(uncharged, UNEQUAL))
+    taken = func.coalesce(func.sum(receipt.c.receipts), 0)
+    counts += (taken, *_filtered(wrong, and_(missing, WITHOUT_RECEIPT)))
+    key = _key_of_charges()
+    return (
+        select(
+            _day(session, how).label("day"),
+            *key,
+            *(func.sum(getattr(C, name)) for name in SUMS),
+            func.count(),
+            *(func.sum(getattr(E, name)) for name in TOKENS),
+            *counts,
+        )
+        .select_from(E)
+        .outerjoin(C, and_(C.request_id == E.request_id, *part.of(C.request_id)))
+        .outerjoin(
+            receipt,
+            and_(receipt.c.request_id == E.request_id, receipt.c.engine_id == E.engine_id),
+        )
         .outerjoin(B, B.id == E.batch_id)
-        .where(*(or_(E.batch_id.is_(None), each) for each in here))
+        .where(*part.of(E.request_id))
         .group_by("day", *key[:-1], "tokens")
     )
-    found = RowSums()
-    by_day: dict[int, list[tuple[Any, ...]]] = defaultdict(list)
-    count_by_day: dict[int, int] = defaultdict(int)
-    by_key: dict[tuple[Any, ...], tuple[int, ...]] = {}
-    matched = 0
-    for at, *values in session.execute(query):
-        *columns, count, in_rated_batch, without_event, unequal = values
+
+
+def _key_of_charges() -> list[Any]:
+    key: list[Any] = [C.tenant_id, C.usage_period_id, C.bill_period_id, C.price_version]
+    return [*key, frozen_sums.generated(C).label("tokens")]
+
+
+def _day(session: Session, how: _How) -> Any:
+    """SQL for the number of days that end before an event's batch; on SQLite for the batch."""
+    number: Any = E.batch_id
+    if session.get_bind().dialect.name == "postgresql":
+        first: Any = bindparam("bounds", [each + 1 for each in how.bounds], unique=True)
+        number = func.width_bucket(E.batch_id, cast(first, ARRAY(BigInteger)))
+    elsewhere = [E.batch_id <= how.since.batch] if how.since.batch else []
+    elsewhere += [~each for each in not_moved(how.border)]
+    return case((or_(*elsewhere), _ELSEWHERE), else_=number) if elsewhere else number
+
+
+def _receipts_of(session: Session, part: Part) -> tuple[tuple[int, ...], bool]:
+    """How many there are with the sums of their tokens, and whether some are of numbered prompts."""
+    sums = [func.coalesce(func.sum(getattr(R, name)), 0) for name in _RECEIPT[:3]]
+    numbered = func.count().filter(R.request_id.contains("."))
+    row = session.execute(select(func.count(), *sums, numbered).where(*part.of(R.request_id))).one()
+    return tuple(map(int, row[:-1])), bool(row[-1])
+
+
+def _plain_receipts(part: Part) -> Any:
+    columns = [getattr(R, name) for name in _RECEIPT]
+    one = literal(1).label("receipts")
+    query = select(R.request_id, R.engine_id, one, *columns).where(*part.of(R.request_id))
+    return query.subquery("receipts")
+
+
+def _summed_receipts(session: Session, part: Part) -> Any:
+    """By request and engine, where some are of numbered prompts."""
+    request = request_of(session)
+    sums = [func.sum(getattr(R, name)).label(name) for name in _RECEIPT]
+    return (
+        select(request.label("request_id"), R.engine_id, func.count().label("receipts"), *sums)
+        .where(*part.of(R.request_id))
+        .group_by(request, R.engine_id)
+        .subquery("receipts")
+    )
+
+
+def request_of(session: Session) -> Any:
+    """SQL for the request of a receipt: of several prompts, a number follows a dot."""
+    if session.get_bind().dialect.name == "postgresql":
+        return func.split_part(R.request_id, ".", 1)
+    return func.substr(R.request_id, 1, func.instr(R.request_id + ".", ".") - 1)
+
+
+def _add_charges_alone(session: Session, part: Part, how: _How, found: _PartRows) -> None:
+    """Charges without an event: retention has dropped those below the floor, no other may be."""
+    key = _key_of_charges()
+    unknown = func.count().filter(C.request_id >= how.floor)
+    query = (
+        select(*key, *(func.sum(getattr(C, name)) for name in SUMS), func.count(), unknown)
+        .outerjoin(E, and_(E.request_id == C.request_id, *part.of(E.request_id)))
+        .where(E.request_id.is_(None), *part.of(C.request_id))
+        .group_by(*key)
+    )
+    for *columns, charges, alone in session.execute(query):
         row = frozen_sums.charge_row(columns)
-        if at != _NO_EVENT:
-            by_day[int(at)].append(row)
-            count_by_day[int(at)] += count
-        before = by_key.get(row[:_KEYS], (0,) * len(SUMS))
-        by_key[row[:_KEYS]] = tuple(map(sum, zip(before, row[_KEYS:], strict=True)))
-        found.charges += count
-        matched += in_rated_batch
-        if without_event or unequal:
-            found.every_charge_has_its_event = False
-    found.every_event_has_its_charge = matched == in_rated
-    found.groups = [Group._make((*where, values)) for where, values in by_key.items()]
-    for each in events.keys() | by_day.keys():
-        there_then = events.get(each, _EMPTY.events)
-        found.days[each] = DaySums(there_then, by_day[each], count_by_day[each])
-    return found
+        if how.since == EVERYTHING:
+            events = (0,) * (1 + len(TOKENS))
+            found.groups.append((_NO_EVENT, events, row[:_KEYS], row[_KEYS:], int(charges)))
+        found.every_charge_has_its_event &= not alone
 
 
 def _add_moved(session: Session, found: RowSums, border: Border) -> None:
@@ -228,32 +357,9 @@ def _add_moved(session: Session, found: RowSums, border: Border) -> None:
         found.moved.append(Group._make((*key, bool(tokens), tuple(map(int, row[_KEYS:])))))
 
 
-def _receipts(session: Session, found: RowSums) -> None:
-    """A request has one receipt, as long as its prompts are not numbered: then every receipt meets an
-    event, and an event that meets none has none."""
-    missing = R.request_id.is_(None)
-    differ = or_(
-        R.prompt_tokens != E.input_tokens,
-        R.cached_tokens != E.cached_tokens,
-        R.generated_tokens != E.output_tokens + E.waived_tokens,
-        R.busy_us != E.busy_us,
-    )
-    wrong = or_(
-        and_(
-            R.engine_id == E.engine_id,
-            or_(and_(~BY_GATEWAY, differ), and_(BY_GATEWAY, E.output_tokens > R.generated_tokens)),
-            ~UNBILLED,
-        ),
-        and_(missing, E.counted_by.is_not(None), ~BY_GATEWAY, ~UNBILLED),
-    )
-    joined = select(
-        func.count(R.request_id), *_filtered(wrong, and_(missing, WITHOUT_RECEIPT))
-    ).select_from(E)
-    row = session.execute(joined.outerjoin(R, R.request_id == E.request_id)).one()
-    stored = session.scalar(select(func.count()).select_from(R))
-    found.receipts_agree = row[0] == stored and not row[1]
-    found.receipts_complete = not row[2]
+def _added(first: tuple[int, ...], second: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(map(add, first, second))
 
 
-def _filtered(*conditions: Any) -> Iterable[Any]:
-    return (func.count().filter(condition) for condition in conditions)
+def _filtered(*conditions: Any) -> tuple[Any, ...]:
+    return tuple(func.count().filter(condition) for condition in conditions)

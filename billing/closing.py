@@ -37,22 +37,32 @@ _VERIFIED_AGAIN = 30  # days in which the rows of every closed day are summed ag
 _RECENT = timedelta(days=7)
 
 
-def close_days(session: Session, now: datetime, keys: Keys = ()) -> list[datetime]:
-    """Close every whole day whose usage is rated, oldest first; returns the days."""
-    closed = []
+def whole_days(session: Session, now: datetime) -> list[tuple[datetime, int]]:
+    """The whole days that may be closed, whose usage is rated, each with its last batch; oldest first."""
+    found: list[tuple[datetime, int]] = []
     last = latest(session)
     first = session.scalar(select(func.min(_B.recorded_at)))
     if first is None:
         return []
-    day = last.day + DAY if last else _start(first)
+    day, since = (last.day + DAY, last.last_batch) if last else (_start(first), 0)
     while day + DAY + SETTLED <= now:
-        since = last.last_batch if last else 0
         until = _last_batch(session, since, day + DAY)
         if _unrated(session, until) or _parked(session, since, until):
             break
-        last = _close(session, day, last, (until, now), keys)
+        found.append((day, until))
+        day, since = day + DAY, until
+    return found
+
+
+def close_days(session: Session, now: datetime, keys: Keys, rows: RowSums) -> list[datetime]:
+    """Close the whole days, of which `rows` are the sums; returns them."""
+    last = latest(session)
+    closed = []
+    for number, (day, until) in enumerate(whole_days(session, now)):
+        last = _close(
+            session, day, last, (until, now), keys, (rows.sums(number), rows.frozen(number))
+        )
         closed.append(day)
-        day += DAY
     return closed
 
 
@@ -199,15 +209,15 @@ def _close(
     before: ClosedDay | None,
     until: tuple[int, datetime],
     keys: Keys,
+    found: tuple[Sums, frozen_sums.ChargeRows],
 ) -> ClosedDay:
-    """`until`: the last batch, and now."""
+    """`until`: the last batch, and now. `found`: the day's sums and its groups of charges."""
     last_batch, now = until
-    batches = (before.last_batch if before else 0, last_batch)
     closed = ClosedDay(
         day=day,
         last_batch=last_batch,
-        sums=row_sums(session, *batches),
-        frozen=frozen_sums.freeze(session, day, batches, before, now),
+        sums=found[0],
+        frozen=frozen_sums.freeze(session, day, found[1], before, now),
         closed_at=now,
     )
     closed.digest = _digest(before.digest if before else "", closed)

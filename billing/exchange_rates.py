@@ -75,7 +75,13 @@ def _record(
 
 def parse_csv(text: str) -> list[RateDraft]:
     """Rates from CSV with the header day,base,quote,rate."""
-    rows = list(csv.reader(io.StringIO(text.lstrip("\ufeff"))))
+    try:
+        rows = list(csv.reader(io.StringIO(text.lstrip("\ufeff"))))
+    except csv.Error as error:
+        raise BadRequest(
+            f"The file cannot be read as CSV: {error}.",
+            next_step="Write one rate a line, such as 2026-01-30,EUR,USD,1.0834.",
+        ) from None
     if not rows or tuple(each.strip().lower() for each in rows[0]) != HEADER:
         raise BadRequest(
             "The file does not begin with the line day,base,quote,rate.",

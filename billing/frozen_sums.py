@@ -26,6 +26,7 @@ from billing.models import (
 from billing.tables.columns import AMOUNT_COLUMNS, QUANTITY_COLUMNS
 
 ACCOUNT, GRANT = "account", "grant"
+ChargeRows = list[tuple[Any, ...]]  # by `KEY`, with the sums of quantities and amounts
 _AT_ONCE = 5_000  # values in one IN list, rows in one insert
 _COMMITTED = timedelta(hours=1)  # no transaction runs longer
 _SUMS = (*QUANTITY_COLUMNS, *AMOUNT_COLUMNS)
@@ -49,7 +50,7 @@ _TABLES: tuple[tuple[str, str, Any, Any], ...] = (
 class Groups:
     """The groups of one day: charges by `KEY` with `_SUMS`, and (kind, key, units)."""
 
-    charges: list[tuple[Any, ...]]
+    charges: ChargeRows
     units: list[tuple[str, str, int]]
 
     def digest(self) -> str:
@@ -64,12 +65,11 @@ class Groups:
 def freeze(
     session: Session,
     day: datetime,
-    batches: tuple[int, int],
+    charges: ChargeRows,
     before: ClosedDay | None,
     now: datetime,
 ) -> dict[str, Any]:
-    """Write the groups of a day: charges of the batches after the first number up to the second.
-    Returns `ClosedDay.frozen`."""
+    """Write the groups of a day. Returns `ClosedDay.frozen`."""
     known: dict[str, int] = before.frozen if before is not None else {}
     committed = before is not None and before.closed_at <= now - _COMMITTED
     frozen: dict[str, Any] = {}
@@ -78,7 +78,7 @@ def freeze(
         until = int(known[f"seen_{name}"]) if committed else after
         seen = session.scalar(select(func.max(table.id)))
         frozen[f"last_{name}"], frozen[f"seen_{name}"] = until, max(until, int(seen or 0))
-    groups = read_groups(session, batches, known, frozen)
+    groups = Groups(charges, read_units(session, known, frozen))
     names = ("day", *KEY, *_SUMS)
     _insert(session, F, [dict(zip(names, (day, *row), strict=True)) for row in groups.charges])
     units = [
@@ -145,16 +145,6 @@ def _digested(row: tuple[Any, ...]) -> tuple[Any, ...]:
 def generated(table: Any) -> ColumnElement[bool]:
     """Whether a charge is of a generation or embedding, whose requests and tokens are priced."""
     return table.gpu_seconds + table.moderation_calls == 0  # type: ignore[no-any-return]
-
-
-def open_charges(columns: list[Any], sums: list[Any], since_batch: int) -> Any:
-    """Grouped charges of the batches after this one."""
-    return (
-        select(*columns, *sums)
-        .join(E, E.request_id == C.request_id)
-        .where(E.batch_id > since_batch)
-        .group_by(*columns)
-    )
 
 
 def closed_charges(

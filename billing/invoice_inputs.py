@@ -18,10 +18,11 @@ from billing.models import (
     DailyUsage,
     Invoice,
     InvoiceLine,
+    PriceVersionRow,
     UsageBatch,
     UsageEventRow,
 )
-from billing.pricing import Component
+from billing.pricing import TIERS, Component
 from billing.rollups import ADJUSTMENT
 from billing.subscriptions import (
     YEAR,
@@ -78,6 +79,7 @@ class InvoiceInputs:
     fees: dict[tuple[int, str, int], list[BilledFee]] = field(default_factory=dict)
     # Net usage on earlier invoices: (tenant, end of the period, end of the line, picounits).
     drawn: list[tuple[str, datetime, datetime, int]] = field(default_factory=list)
+    tiers: dict[str, str] = field(default_factory=dict)  # of prices of a service tier, by version
     # Of corrected periods, by id: (start of the period that billed it, picounits).
     billed: dict[str, list[tuple[datetime, int]]] = field(default_factory=dict)
 
@@ -114,6 +116,7 @@ def read_inputs(session: Session, periods: Sequence[BillingPeriod], now: datetim
         used=_used_credit(session, ids),
         grants=credits.open_grants(session, tenants, now),
         unrated=_unrated(session, ids),
+        tiers=_tiers(session),
     )
     _read_earlier_plan_lines(session, inputs, ids)
     behind = {str(row[len(KEY) - 1]) for rows in inputs.usage.values() for row in rows}
@@ -259,3 +262,11 @@ def _bounds(session: Session, ids: Iterable[str]) -> dict[str, tuple[datetime, d
         )
     )
     return {row[0]: (row[1], row[2]) for row in rows}
+
+
+def _tiers(session: Session) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for tier in TIERS:
+        of_tier = select(PriceVersionRow.id).where(PriceVersionRow.model.endswith(f"@{tier}"))
+        found |= dict.fromkeys(session.scalars(of_tier), tier)
+    return found

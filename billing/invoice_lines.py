@@ -69,6 +69,8 @@ def usage_lines(inputs: InvoiceInputs, period: BillingPeriod, currency: str) -> 
             text = f"{name}, {_NAMES[component]}"
             if kind == UsageKind.CACHE_HIT:
                 text += " answered from the response cache"
+            if version in inputs.tiers:
+                text += f", {inputs.tiers[version]} tier"
             if late:
                 text += f", late, used {starts_at:%Y-%m-%d} to {ends_at:%Y-%m-%d}"
             found.append(

@@ -4,9 +4,8 @@ Preview, posting at once and posting after a confirmation all call `perform`.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
-from enum import StrEnum
 from typing import Any
 
 from sqlalchemy import or_, select
@@ -15,6 +14,7 @@ from sqlalchemy.orm import Session
 from billing import (
     act_reversals,
     add_ons,
+    billing_details,
     credit_notes,
     credits,
     invoices,
@@ -22,6 +22,7 @@ from billing import (
     subscriptions,
 )
 from billing.accounts import ensure_account
+from billing.act_requests import DETAILS, FEES, ActRequest, Kind, Subject, checked_terms
 from billing.models import Invoice, MoneyAct, Payment, Plan
 from billing.payments import commands
 from billing.payments.views import describe_refund
@@ -29,55 +30,6 @@ from billing.views import minor, money
 from core.errors import BadRequest, Conflict, NotFound
 from core.money import Money, decimal_of, round_to_minor, units_of, units_of_minor
 from core.tenants.models import Tenant
-
-
-class Kind(StrEnum):
-    GRANT = "grant"
-    CREDIT_NOTE = "credit_note"
-    REFUND = "refund"
-    VOID = "void"
-    WRITE_OFF = "write_off"
-    WIRE = "wire"
-    PLAN = "plan"
-    ADD_ON = "add_on"
-    UNDO = "undo"
-
-
-FEES = (Kind.PLAN, Kind.ADD_ON)  # they change what the next invoices bill
-# Names in the audit log.
-ACTIONS = {
-    Kind.GRANT: "credit.grant",
-    Kind.CREDIT_NOTE: "credit_note.issue",
-    Kind.REFUND: "payment.refund",
-    Kind.VOID: "invoice.void",
-    Kind.WRITE_OFF: "invoice.write_off",
-    Kind.WIRE: "payment.wire",
-    Kind.PLAN: "subscription.change",
-    Kind.ADD_ON: "add_on.set",
-    Kind.UNDO: "money_act.undo",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class ActRequest:
-    """`target` is a tenant for grant, plan and add-on, a payment for refund, an act for undo, else an
-    invoice; a wire without an invoice names a tenant. `amount` is in picounits; None is all that is
-    open."""
-
-    kind: Kind
-    target: str
-    reference: str  # the same one is posted once
-    amount: int | None = None
-    reason: str = ""
-    terms: Mapping[str, Any] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Subject:
-    tenant_id: str
-    target: str  # its id
-    currency: str
-    amount: int
 
 
 def find(session: Session, request: ActRequest, now: datetime) -> Subject:
@@ -90,7 +42,8 @@ def resolve(session: Session, request: ActRequest, now: datetime) -> Subject:
     """The same; BadRequest for an amount that it cannot have."""
     found = find(session, request, now)
     whole = request.kind in (*FEES, Kind.GRANT, Kind.UNDO)  # these may be exact to the picounit
-    if found.amount < 0 or (found.amount == 0 and request.kind not in FEES):
+    free = (*FEES, *DETAILS, Kind.UNDO)  # what is undone may have had no amount
+    if found.amount < 0 or (found.amount == 0 and request.kind not in free):
         raise BadRequest(
             f"The amount is {decimal_of(found.amount)} {found.currency}; it must be above zero.",
             next_step="Give the amount in major units, such as 12.50.",
@@ -110,50 +63,6 @@ def perform(session: Session, act: MoneyAct, at: datetime) -> dict[str, Any]:
     return _PERFORMED[Kind(act.kind)](session, act, at)
 
 
-def checked_terms(request: ActRequest) -> dict[str, Any]:
-    """The terms of the kind, in the types that they are stored in. BadRequest names what is wrong."""
-    known, given = _TERMS[request.kind], request.terms or {}
-    for name in given:
-        if name not in known:
-            raise BadRequest(
-                f"{request.kind} has no term {str(name)[:40]!r}.",
-                next_step=f"Its terms: {', '.join(known) or 'none'}.",
-                param="terms",
-            )
-    try:
-        return {name: known[name](value) for name, value in given.items() if value is not None}
-    except (TypeError, ValueError) as error:
-        raise BadRequest(
-            f"A term of {request.kind} is wrong: {error}.",
-            next_step="Write amounts as 12.50, times in ISO 8601 with a time zone.",
-            param="terms",
-        ) from None
-
-
-def _moment(value: Any) -> str:
-    moment = datetime.fromisoformat(value)
-    if moment.tzinfo is None:
-        raise ValueError(f"{value} has no time zone")
-    return moment.isoformat()
-
-
-def _amounts(value: Any) -> dict[str, str]:
-    return {str(name): decimal_of(units_of(amount)) for name, amount in dict(value).items()}
-
-
-_TERMS: dict[Kind, dict[str, Callable[[Any], Any]]] = {
-    Kind.GRANT: {"kind": str, "expires_at": _moment, "priority": int},
-    Kind.CREDIT_NOTE: {"refund": lambda value: value in (True, "true", "yes")},
-    Kind.REFUND: {},
-    Kind.VOID: {},
-    Kind.WRITE_OFF: {},
-    Kind.WIRE: {},
-    Kind.PLAN: {"plan": str, "seats": int, "overrides": _amounts},
-    Kind.ADD_ON: {"add_on": str, "quantity": int},
-    Kind.UNDO: {},
-}
-
-
 def _tenant(session: Session, request: ActRequest, now: datetime) -> Subject:
     name = request.target
     tenant_id = session.scalar(select(Tenant.id).where(or_(Tenant.name == name, Tenant.id == name)))
@@ -163,7 +72,7 @@ def _tenant(session: Session, request: ActRequest, now: datetime) -> Subject:
             next_step="List tenants with: tollhouse tenant list",
         )
     account = ensure_account(session, tenant_id, now)
-    if request.amount is None and request.kind not in FEES:
+    if request.amount is None and request.kind not in (*FEES, *DETAILS):
         raise BadRequest("There is no amount.", next_step="Give one.", param="amount")
     return Subject(tenant_id, tenant_id, account.currency, request.amount or 0)
 
@@ -189,6 +98,15 @@ def _add_on(session: Session, request: ActRequest, now: datetime) -> Subject:
     add_on = add_ons.named(session, str(terms.get("add_on", "")))
     units = add_on.fee * int(terms.get("quantity", 0))
     return Subject(found.tenant_id, found.target, found.currency, units)
+
+
+def _details(session: Session, request: ActRequest, now: datetime) -> Subject:
+    """Nothing is posted, so the amount is 0."""
+    if request.amount:
+        raise BadRequest(
+            f"{request.kind} has no amount.", next_step="Leave the amount out.", param="amount"
+        )
+    return _tenant(session, replace(request, amount=None), now)
 
 
 def _invoice(session: Session, request: ActRequest, _now: datetime) -> Subject:
@@ -353,6 +271,10 @@ def _post_add_on(session: Session, act: MoneyAct, at: datetime) -> dict[str, Any
     }
 
 
+def _post_details(session: Session, act: MoneyAct, at: datetime) -> dict[str, Any]:
+    return billing_details.change(session, act.tenant_id, act.terms, at)
+
+
 def _overrides(terms: Mapping[str, Any]) -> dict[str, int]:
     """Amounts of the contract, decimals in the terms."""
     return {name: units_of(amount) for name, amount in terms.get("overrides", {}).items()}
@@ -385,6 +307,8 @@ _RESOLVED: dict[Kind, Callable[[Session, ActRequest, datetime], Subject]] = {
     Kind.WIRE: _wire,
     Kind.PLAN: _plan,
     Kind.ADD_ON: _add_on,
+    Kind.TAX: _details,
+    Kind.ADDRESS: _details,
     Kind.UNDO: _undo,
 }
 _PERFORMED: dict[Kind, Callable[[Session, MoneyAct, datetime], dict[str, Any]]] = {
@@ -396,5 +320,7 @@ _PERFORMED: dict[Kind, Callable[[Session, MoneyAct, datetime], dict[str, Any]]] 
     Kind.WIRE: _post_wire,
     Kind.PLAN: _post_plan,
     Kind.ADD_ON: _post_add_on,
+    Kind.TAX: _post_details,
+    Kind.ADDRESS: _post_details,
     Kind.UNDO: _post_undo,
 }

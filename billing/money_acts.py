@@ -11,20 +11,19 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from billing import invoices, ledger
+from billing import billing_details, invoices, ledger
 from billing.accounts import Periods, lock_account
-from billing.models import Invoice, MoneyAct
-from billing.money_act_kinds import (
+from billing.act_requests import (
     ACTIONS,
+    DETAILS,
     FEES,
     ActRequest,
     Kind,
     Subject,
     checked_terms,
-    find,
-    perform,
-    resolve,
 )
+from billing.models import Invoice, MoneyAct
+from billing.money_act_kinds import find, perform, resolve
 from billing.settlement import open_minor
 from billing.views import money
 from core.clock import Clock
@@ -246,15 +245,18 @@ def _waiting(session: Session, act_id: str) -> MoneyAct:
 
 
 def _state(session: Session, clock: Clock, act: MoneyAct) -> dict[str, str]:
-    """What a preview compares: the invoice's state, or the draft of a tenant whose plan changes."""
-    if Kind(act.kind) in FEES:
+    """What a preview compares: the invoice's state, or the draft of a tenant whose plan or details change
+    and those details."""
+    undone = session.get(MoneyAct, act.target) if act.kind == Kind.UNDO else None
+    kind = Kind(undone.kind if undone else act.kind)
+    if kind in (*FEES, *DETAILS):
         account = lock_account(session, act.tenant_id)
         period = Periods(session).around(account, clock.now())
         session.flush()
         draft = invoices.draft(session, clock, period.id)
         total = format_minor(draft.total_minor if draft else 0, account.currency)
-        return {"Draft of this period": f"{total} {account.currency}"}
-    undone = session.get(MoneyAct, act.target) if act.kind == Kind.UNDO else None
+        shown = billing_details.said(account) if kind in DETAILS else {}
+        return shown | {"Draft of this period": f"{total} {account.currency}"}
     invoice = session.get(Invoice, undone.target if undone else act.target)
     if invoice is None:
         return {}

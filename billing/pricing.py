@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from functools import cached_property
+from itertools import chain, product
 from types import MappingProxyType
 
 from core.errors import NotFound
@@ -17,7 +18,9 @@ from core.events import UsageEvent, UsageKind
 
 ANY = "*"
 CACHED = "@cache"  # behind a model's name: the price of its answers from the response cache
+TIERS = ("priority", "flex")  # behind a model's name and `@`: the price of a service tier
 PPM = 1_000_000
+_MAX_RANKED = 20_000  # combinations of tenant, model, adapter and currency
 
 
 class Component(StrEnum):
@@ -294,13 +297,9 @@ class PriceBook:
         """The most specific version in this currency in force: the tenant's before the list price,
         the model's and the adapter's before `*`. Raises NotFound if there is none.
         """
-        adapters = (adapter, ANY) if adapter else (ANY,)
-        for tenant in (tenant_id, ""):
-            for of_model in (model, ANY):
-                for of_adapter in adapters:
-                    for version in self._by_scope.get((currency, tenant, of_model, of_adapter), ()):
-                        if in_force(version.effective_from, version.effective_to, at):
-                            return version
+        for version in self._by_rank(tenant_id, model, adapter, currency):
+            if in_force(version.effective_from, version.effective_to, at):
+                return version
         raise NotFound(
             f"No price is in force for model {model!r} in {currency}.",
             next_step=f"Set one: tollhouse price set --model {model} --currency {currency} "
@@ -308,17 +307,51 @@ class PriceBook:
             code="no_price",
         )
 
+    def _by_rank(
+        self, tenant_id: str, model: str, adapter: str | None, currency: str
+    ) -> tuple[PriceVersion, ...]:
+        """The versions that may apply at some time, the most specific ones first."""
+        asked = (tenant_id, model, adapter, currency)
+        found = self._ranked.get(asked)
+        if found is None:
+            if len(self._ranked) >= _MAX_RANKED:
+                self._ranked.clear()
+            adapters = (adapter, ANY) if adapter else (ANY,)
+            scopes = product((currency,), (tenant_id, ""), (model, ANY), adapters)
+            listed = [self._by_scope.get(scope, ()) for scope in scopes]
+            found = self._ranked[asked] = tuple(chain.from_iterable(listed))
+        return found
+
+    @cached_property
+    def _ranked(self) -> dict[tuple[str, str, str | None, str], tuple[PriceVersion, ...]]:
+        return {}
+
     def pin_cached(
         self, tenant_id: str, model: str, adapter: str | None, at: datetime, currency: str
     ) -> PriceVersion:
         """The version for an answer from the response cache: that of `<model>@cache` or `*@cache`,
         else the one of the model itself, whose fee per request applies."""
-        for name in (f"{model}{CACHED}", f"{ANY}{CACHED}"):
+        found = self._pin_suffixed(CACHED, tenant_id, model, at, currency)
+        return found or self.pin(tenant_id, model, adapter, at, currency)
+
+    def pin_tier(
+        self, tenant_id: str, model: str, tier: str, at: datetime, currency: str
+    ) -> PriceVersion | None:
+        """The version for a service tier: that of `<model>@<tier>` or `*@<tier>`. It holds for the
+        model's adapters, too. None where the tier has no price."""
+        if tier not in TIERS:
+            return None
+        return self._pin_suffixed(f"@{tier}", tenant_id, model, at, currency)
+
+    def _pin_suffixed(
+        self, suffix: str, tenant_id: str, model: str, at: datetime, currency: str
+    ) -> PriceVersion | None:
+        for name in (f"{model}{suffix}", f"{ANY}{suffix}"):
             for tenant in (tenant_id, ""):
                 for version in self._by_scope.get((currency, tenant, name, ANY), ()):
                     if in_force(version.effective_from, version.effective_to, at):
                         return version
-        return self.pin(tenant_id, model, adapter, at, currency)
+        return None
 
     def pin_from(
         self, tenant_id: str, model: str, adapter: str | None, at: datetime, currency: str

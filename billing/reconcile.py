@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import and_, exists, func, select
+from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from billing import (
@@ -25,13 +25,10 @@ from billing.differences import EVERYTHING, MAX_REQUEST_IDS, Difference, Since
 from billing.models import (
     Adjustment,
     AuditRun,
-    Charge,
-    EngineReceipt,
     Invoice,
     LedgerEntry,
     ParkedEvent,
     UsageBatch,
-    UsageEventRow,
 )
 from core.clock import Clock
 from core.database import Database
@@ -60,7 +57,7 @@ CHECKS: tuple[Check, ...] = (
     audit_ledger.receivables_are_open_amounts,
     audit_ledger.numbers_have_no_gap,
 )
-# These compare sums of the rows, which an audit of everything reads once for all of them.
+# These compare sums of the rows, which an audit reads once for all of them.
 SUMMED = (
     audit_usage.events_and_charges,
     audit_charges.charges_and_prices,
@@ -141,11 +138,11 @@ def audit(
     """
     audit_rows.prepare(session)
     since = closing.open_usage(session) if open_only else EVERYTHING
-    rows = audit_rows.read(session) if since == EVERYTHING else None
+    rows = audit_rows.read(session, since)
     received_before = pending_before - _ENDS_WITHIN if pending_before is not None else None
     differences = row_differences(session, since, received_before, rows)
     if closed_days is not None:
-        differences += closed_days(session, rows=rows)
+        differences += closed_days(session, rows=None if open_only else rows)
     for check in CHECKS:
         if check in (*ROW_CHECKS, closing.closed_days_are_unchanged):
             continue
@@ -189,10 +186,15 @@ def close_days(database: Database, clock: Clock, keys: closing.Keys = ()) -> lis
     until it is mended."""
     with database.transaction() as session:
         now = clock.now()
-        audit_rows.prepare(session)
-        if row_differences(session, closing.open_usage(session), now - closing.SETTLED):
+        days = closing.whole_days(session, now)
+        if not days:
             return []
-        return closing.close_days(session, now, keys)
+        audit_rows.prepare(session)
+        since = closing.open_usage(session)
+        rows = audit_rows.read(session, since, [last for _, last in days])
+        if row_differences(session, since, now - closing.SETTLED, rows):
+            return []
+        return closing.close_days(session, now, keys, rows)
 
 
 def audit_and_store(database: Database, clock: Clock, **options: Any) -> AuditReport:
@@ -204,44 +206,13 @@ def audit_and_store(database: Database, clock: Clock, **options: Any) -> AuditRe
     return report
 
 
-def _steps(session: Session, since: Since, rows: RowSums | None) -> dict[str, dict[str, int]]:
+def _steps(session: Session, since: Since, rows: RowSums) -> dict[str, dict[str, int]]:
     """Counts and sums; of open days, with the closed days as one step."""
-    receipt, event, charge, entry = EngineReceipt, UsageEventRow, Charge, LedgerEntry
-    whole = since == EVERYTHING
-    opened = event.batch_id > since.batch
-    charged = and_(charge.request_id == event.request_id, opened)
+    entry, whole = LedgerEntry, since == EVERYTHING
     found = {
-        "receipts": _sums(
-            session,
-            receipt,
-            () if whole else (receipt.request_id >= since.id,),
-            input_tokens=receipt.prompt_tokens,
-            cached_tokens=receipt.cached_tokens,
-            generated_tokens=receipt.generated_tokens,
-        ),
-        "events": rows.event_sums()
-        if rows
-        else _sums(
-            session,
-            event,
-            (opened,),
-            input_tokens=event.input_tokens,
-            cached_tokens=event.cached_tokens,
-            output_tokens=event.output_tokens,
-            waived_tokens=event.waived_tokens,
-        ),
-        "charges": rows.charge_sums()
-        if rows
-        else _sums(
-            session,
-            charge,
-            (exists().where(charged),),
-            input_tokens=charge.input_tokens,
-            cached_tokens=charge.cached_tokens,
-            output_tokens=charge.output_tokens,
-            waived_tokens=charge.waived_tokens,
-            units=charge.amount,
-        ),
+        "receipts": rows.receipt_sums(),
+        "events": rows.event_sums(),
+        "charges": rows.charge_sums(),
         "adjustments": _sums(session, Adjustment, (), units=Adjustment.amount),
         "ledger": _sums(
             session, entry, () if whole else (entry.id > since.entry,), units=entry.units

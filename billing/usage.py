@@ -131,10 +131,10 @@ def record_raw(session: Session, payloads: Iterable[Any], clock: Clock | None = 
     )
 
 
-def park_payload(session: Session, payload: dict[str, Any], reason: str, clock: Clock) -> int:
-    """Park something that is no usage event as it is; returns 1 if it is new."""
+def park_payload(session: Session, payload: dict[str, Any], reason: str, clock: Clock) -> None:
+    """Park something that is no usage event as it is, once."""
     row = (*_ids_of(payload), "invalid", reason.replace("\0", ""), payload, clock.now())
-    return _insert_parked(session, [row])
+    _insert_parked(session, [row])
 
 
 def _ids_of(payload: Any) -> tuple[str, str]:

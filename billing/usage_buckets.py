@@ -14,7 +14,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Select, case, func, literal, select
 from sqlalchemy.orm import Session
 
-from billing import origin_rollups, partitions
+from billing import origin_rollups
 from billing.archive.base import Grouping, Wanted
 from billing.archive.border import not_moved
 from billing.archive.reading import read_buckets
@@ -78,8 +78,6 @@ class BucketQuery:
     conditions: tuple[ColumnElement[bool], ...] = ()  # on usage events and their charges
     # Whether charges are read with events. Without them, amounts and what rating counts are 0.
     charges: bool = True
-    # How many end users are told apart, those with the most input tokens; None: all.
-    most_names: int | None = None
     # Where the reason goes if the store of moved days does not answer, whose sums are then left out;
     # without it, that is an error.
     lacks: list[str] | None = None
@@ -128,8 +126,8 @@ def usage_buckets(session: Session, scope: TenantScope, query: BucketQuery) -> B
     limit = query.limit or query.width.usual
     end = min(query.end, start + limit * step)
     found: dict[datetime, list[BucketRow]] = {}
-    if query.origin and _has_origins(session, start):
-        rows = session.execute(_by_origin(session, scope, query, start, end)).mappings()
+    if query.origin and origin_rollups.known_since(session, start):
+        rows = session.execute(_by_origin(scope, query, start, end)).mappings()
         read = [dict(row) for row in rows]
     elif query.width is Width.MINUTE or query.needs_events:
         statement = _select(session, scope, query, start, end)
@@ -223,30 +221,21 @@ def _select(
     )
 
 
-def _has_origins(session: Session, start: datetime) -> bool:
-    """End users' days are dropped with their events, which an archive may still have."""
-    dropped = partitions.latest_retention(session)
-    return dropped is None or start >= dropped.kept_from
-
-
 def _by_origin(
-    session: Session, scope: TenantScope, query: BucketQuery, start: datetime, end: datetime
+    scope: TenantScope, query: BucketQuery, start: datetime, end: datetime
 ) -> Select[Any]:
-    name = query.origin
-    table = origin_rollups.TABLES[name]
-    column: ColumnElement[Any] = getattr(table, name).expression
-    if query.most_names is not None:
-        column = origin_rollups.largest(session, scope, name, (start, end), query.most_names)
-    if name == "end_user":
+    table = origin_rollups.TABLES[query.origin]
+    column: ColumnElement[Any] = getattr(table, query.origin).expression
+    if query.origin == "end_user":
         column = func.nullif(column, "")  # as events have it
-    wanted = origin_rollups.SUMS if query.charges else ("requests", *_COUNTED)
+    wanted = origin_rollups.SUMS if query.charges else ("requests", *COUNTED)
     sums = [
         (func.sum(getattr(table, each)) if each in wanted else literal(0)).label(each)
         for each in origin_rollups.SUMS
     ]
     projects = (scope.project_id,) if scope.project_id else query.project_ids
     found = (
-        select(table.at.expression.label("bucket"), column.label(name), *sums)
+        select(table.at.expression.label("bucket"), column.label(query.origin), *sums)
         .where(table.tenant_id == scope.tenant_id, table.at >= start, table.at < end)
         .group_by(table.at.expression, column)
         .order_by(table.at.expression, column)
@@ -266,7 +255,7 @@ def _from_events(
     ]
     sums = [
         *(each.label(name) for each, name in zip(rated, (*_CHARGED, *AMOUNT_COLUMNS), strict=True)),
-        *(func.sum(getattr(table, name)).label(name) for name in _COUNTED),
+        *(func.sum(getattr(table, name)).label(name) for name in COUNTED),
         func.sum(_billable_requests()).label("requests"),
     ]
     found = _grouped(table, bucket, query, sums)
@@ -287,7 +276,7 @@ def _billable_requests() -> ColumnElement[int]:
     return case((others | (event.status >= 500), 0), else_=event.quantity)
 
 
-_COUNTED = ("input_tokens", "cached_tokens", "output_tokens", "waived_tokens")
+COUNTED = ("input_tokens", "cached_tokens", "output_tokens", "waived_tokens")
 _CHARGED = (
     *("adapter_requests", "gpu_seconds", "moderation_calls"),
     *("audio_seconds", "images", "characters"),

@@ -53,6 +53,9 @@ class RawArchive(Protocol):
     """Raises DependencyDown if it does not answer. A row that is stored again is kept once. A day is a
     closed day: that on which usage was recorded."""
 
+    def ping(self) -> None:
+        """One round trip, which takes some seconds at most."""
+
     def identity(self) -> str:
         """Names this store; another one has another name."""
 

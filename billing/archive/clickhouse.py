@@ -29,6 +29,9 @@ _KEY = "usage_period_id", "bill_period_id", "price_version"
 class Client(Protocol):
     """One ClickHouse: a server, or the engine in this process."""
 
+    def ping(self) -> None:
+        """One round trip, which takes some seconds at most."""
+
     def command(self, statement: str) -> None: ...
 
     def insert(self, table: str, columns: Sequence[str], rows: Rows) -> None: ...
@@ -41,6 +44,9 @@ class ClickHouseArchive:
     def __init__(self, client: Client) -> None:
         self._client = client
         self._layout = Layout(client)
+
+    def ping(self) -> None:
+        self._client.ping()
 
     def identity(self) -> str:
         return self._layout.ready()

@@ -232,8 +232,26 @@ def _start(at: datetime) -> datetime:
     return at.replace(hour=0, minute=0, second=0, microsecond=0)
 
 
-def unmoved_days(session: Session, now: datetime, keep_days: int) -> int:
-    """How many closed days should have been moved."""
+@dataclass(frozen=True, slots=True)
+class Unmoved:
+    """Closed days that should have been moved."""
+
+    days: int = 0
+    oldest: datetime | None = None
+    age_s: float = 0.0  # since the oldest of them could have been moved
+
+
+def unmoved(session: Session, now: datetime, keep_days: int) -> Unmoved:
     last = session.scalar(select(func.max(MovedDay.day)).where(MovedDay.moved_at.is_not(None)))
-    query = select(func.count()).where(ClosedDay.day < _start(now) - keep_days * DAY)
-    return int(session.scalar(query if last is None else query.where(ClosedDay.day > last)) or 0)
+    waiting = [ClosedDay.day < _start(now) - keep_days * DAY]
+    dropped = partitions.latest_retention(session)
+    if last is not None:
+        waiting.append(ClosedDay.day > last)
+    elif dropped is not None:  # what retention has dropped cannot be moved
+        waiting.append(ClosedDay.day >= dropped.kept_from + DAY)
+    oldest = session.scalar(select(ClosedDay).where(*waiting).order_by(ClosedDay.day).limit(1))
+    if oldest is None:
+        return Unmoved()
+    days = session.scalar(select(func.count()).select_from(ClosedDay).where(*waiting))
+    since = max(oldest.day + (keep_days + 1) * DAY, oldest.closed_at)
+    return Unmoved(int(days or 0), oldest.day, max(0.0, (now - since).total_seconds()))

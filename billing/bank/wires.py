@@ -14,11 +14,11 @@ from sqlalchemy.orm import Session, aliased
 
 from billing import invoices, money_acts
 from billing.accounts import ensure_account
+from billing.act_requests import ActRequest, Kind
 from billing.bank import camt053, csv_file
 from billing.bank.lines import MOST_BYTES, StatementLine
 from billing.bank.matching import Match, allocated, match
 from billing.models import BankLine, Invoice, MoneyAct
-from billing.money_act_kinds import ActRequest, Kind
 from billing.money_acts import POSTED, REJECTED, WAITING, FourEyes
 from billing.views import minor
 from core.clock import Clock

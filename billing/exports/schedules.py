@@ -166,8 +166,8 @@ def end(which: ExportSchedule, now: datetime) -> None:
     which.ended_at = now
 
 
-def create_due_jobs(session: Session, now: datetime) -> int:
-    """Create a job for each ended period, including those missed while nothing ran; returns how many."""
+def create_due_jobs(session: Session, now: datetime) -> None:
+    """Create a job for each ended period, including those missed while nothing ran."""
     due = session.scalars(
         select(ExportSchedule)
         .where(
@@ -178,16 +178,13 @@ def create_due_jobs(session: Session, now: datetime) -> int:
         .order_by(ExportSchedule.id)
         .with_for_update(skip_locked=True)
     ).all()
-    begun = 0
     for each in due:
         delay = timedelta(hours=int(each.options["delay_hours"]))
         while each.next_at <= now:
             until = each.next_at - delay
             session.add(_job(each, Period(_before(until, each.every), until), now))
             each.next_at = _after(until, each.every) + delay
-            begun += 1
     session.flush()
-    return begun
 
 
 def run_waiting(

@@ -16,34 +16,34 @@ ORDERED_ID = String(lengths.ID).with_variant(String(lengths.ID, collation="C"), 
 class Quantities:
     """Whole counts. `input_tokens` includes `cached_tokens`; generated tokens = output + waived."""
 
-    requests: Mapped[int] = mapped_column(BigInteger, default=0)
-    input_tokens: Mapped[int] = mapped_column(BigInteger, default=0)
-    cached_tokens: Mapped[int] = mapped_column(BigInteger, default=0)
-    output_tokens: Mapped[int] = mapped_column(BigInteger, default=0)
-    waived_tokens: Mapped[int] = mapped_column(BigInteger, default=0)
-    adapter_requests: Mapped[int] = mapped_column(BigInteger, default=0)
-    gpu_seconds: Mapped[int] = mapped_column(BigInteger, default=0)
-    moderation_calls: Mapped[int] = mapped_column(BigInteger, default=0)
-    audio_seconds: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
-    images: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
-    characters: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
+    requests: Mapped[int] = mapped_column(BigInteger)
+    input_tokens: Mapped[int] = mapped_column(BigInteger)
+    cached_tokens: Mapped[int] = mapped_column(BigInteger)
+    output_tokens: Mapped[int] = mapped_column(BigInteger)
+    waived_tokens: Mapped[int] = mapped_column(BigInteger)
+    adapter_requests: Mapped[int] = mapped_column(BigInteger)
+    gpu_seconds: Mapped[int] = mapped_column(BigInteger)
+    moderation_calls: Mapped[int] = mapped_column(BigInteger)
+    audio_seconds: Mapped[int] = mapped_column(BigInteger, server_default="0")
+    images: Mapped[int] = mapped_column(BigInteger, server_default="0")
+    characters: Mapped[int] = mapped_column(BigInteger, server_default="0")
 
 
 class Amounts:
     """Picounits by price component; `amount` is their sum."""
 
-    input_amount: Mapped[int] = mapped_column(Units, default=0)  # uncached input
-    cached_amount: Mapped[int] = mapped_column(Units, default=0)
-    output_amount: Mapped[int] = mapped_column(Units, default=0)
-    waived_amount: Mapped[int] = mapped_column(Units, default=0)
-    request_amount: Mapped[int] = mapped_column(Units, default=0)
-    adapter_amount: Mapped[int] = mapped_column(Units, default=0)
-    gpu_amount: Mapped[int] = mapped_column(Units, default=0)
-    moderation_amount: Mapped[int] = mapped_column(Units, default=0)
-    audio_amount: Mapped[int] = mapped_column(Units, default=0, server_default="0")
-    image_amount: Mapped[int] = mapped_column(Units, default=0, server_default="0")
-    character_amount: Mapped[int] = mapped_column(Units, default=0, server_default="0")
-    amount: Mapped[int] = mapped_column(Units, default=0)
+    input_amount: Mapped[int] = mapped_column(Units)  # uncached input
+    cached_amount: Mapped[int] = mapped_column(Units)
+    output_amount: Mapped[int] = mapped_column(Units)
+    waived_amount: Mapped[int] = mapped_column(Units)
+    request_amount: Mapped[int] = mapped_column(Units)
+    adapter_amount: Mapped[int] = mapped_column(Units)
+    gpu_amount: Mapped[int] = mapped_column(Units)
+    moderation_amount: Mapped[int] = mapped_column(Units)
+    audio_amount: Mapped[int] = mapped_column(Units, server_default="0")
+    image_amount: Mapped[int] = mapped_column(Units, server_default="0")
+    character_amount: Mapped[int] = mapped_column(Units, server_default="0")
+    amount: Mapped[int] = mapped_column(Units)
 
 
 QUANTITY_COLUMNS = (

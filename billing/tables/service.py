@@ -2,7 +2,7 @@
 
 from datetime import datetime
 
-from sqlalchemy import BigInteger, String, Text
+from sqlalchemy import BigInteger, Index, String, Text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from billing.tables.columns import CURRENCY, ID, NAME, Amounts, Quantities
@@ -96,6 +96,9 @@ class DailyService(_Service, Base):
     __tablename__ = "service_daily"
 
 
+_TOKENS = ("input_tokens", "cached_tokens", "output_tokens", "waived_tokens")
+
+
 class _Origin(Quantities, Amounts):
     tenant_id: Mapped[str] = mapped_column(ID, primary_key=True)
     at: Mapped[datetime] = mapped_column(UtcDateTime, primary_key=True)  # start of the day
@@ -109,6 +112,15 @@ class DailyEngineUsage(_Origin, Base):
 
 
 class DailyEndUserUsage(_Origin, Base):
+    """A large tenant's month has a hundred thousand rows: what the page of usage shows of them is in an
+    index."""
+
     __tablename__ = "usage_end_user_daily"
+    __table_args__ = (
+        Index(
+            *("ix_usage_end_user_daily_shown", "tenant_id", "at", "end_user"),
+            postgresql_include=("project_id", "requests", *_TOKENS),
+        ),
+    )
 
     end_user: Mapped[str] = mapped_column(String(lengths.END_USER), primary_key=True)  # "" is none

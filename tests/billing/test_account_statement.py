@@ -74,6 +74,7 @@ def test_pages_follow_each_other_without_a_gap(paid: Deployment) -> None:
             assert found["opening"]["amount"] == (seen[-1] if seen else "0")
             seen += [line["balance"]["amount"] for line in found["data"]]
             after = found["next"]
+        assert account_statement.read(session, query, limit=len(seen))["next"] is None, "no more"
         lines = list(account_statement.all_lines(session, query))
     assert seen == ["10", "30", "130", "130.5"]
     assert [line["balance"]["amount"] for line in lines] == seen

@@ -126,6 +126,10 @@ def test_what_does_not_fit_is_refused(lite: Deployment) -> None:
         have(lite, -1)
     with pytest.raises(BadRequest, match="not valid"):
         offer(lite, "0", "free")
+    for name in ("", "n" * 121):
+        with pytest.raises(BadRequest, match="not valid"):
+            offer(lite, "1", name)
+    offer(lite, "1", "n" * 120)
     have(lite, 1)
     plan(lite, "year", interval="year")
     lite.clock.advance(days=1)

@@ -346,7 +346,8 @@ def test_a_clean_audit_reads_each_large_table_few_times(story: Database) -> None
             assert reconcile.audit(session).clean
     finally:
         event.remove(story.db_engine, "before_cursor_execute", _note)
-    for table, most in (("usage_events", 4), ("charges", 2), ("engine_receipts", 3)):
+    # Charges: with the events, by ledger transaction, and their number by the primary key.
+    for table, most in (("usage_events", 2), ("charges", 3), ("engine_receipts", 2)):
         reads = [each for each in statements if re.search(rf"(FROM|JOIN) {table}\b", each)]
         assert len(reads) <= most, (table, reads)
 

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import smtplib
 import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -187,3 +188,27 @@ def test_usage_counts_before_it_is_rated_and_once(
     assert limits(deployment)["bud"].spent_units == (4 if scope[0] == "tenant" else 3) * each
     deployment.clock.advance(days=31)
     assert limits(deployment)["bud"].spent_units == 0
+
+
+@pytest.mark.parametrize(
+    ("user", "logins"),
+    [("", []), ("boss%40example.com:p%2Fw@", [("boss@example.com", "p/w")]), ("me@", [("me", "")])],
+)
+def test_the_mail_server_is_given_the_name_and_password_of_its_url(
+    lite: Deployment, monkeypatch: pytest.MonkeyPatch, user: str, logins: list[tuple[str, str]]
+) -> None:
+    make(lite, cap=Money(1), emails=("boss@example.com",), thresholds=(100,))
+    lite.record(lite.event())
+    lite.rate()
+    with lite.database.transaction() as session:
+        assert budgets.send_alerts(session, lite.clock) == 1
+    mailbox, seen = Mailbox(), list[tuple[str, str]]()
+    monkeypatch.setattr(
+        smtplib.SMTP, "login", lambda _server, name, password: seen.append((name, password))
+    )
+    try:
+        sender = outbox.NetworkSender(mailbox.url.replace("//", f"//{user}"))
+        assert outbox.deliver(lite.database, lite.clock, sender) == 1
+    finally:
+        mailbox.close()
+    assert seen == logins and len(mailbox.mails) == 1

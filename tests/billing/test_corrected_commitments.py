@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
-from billing import invoice_run, invoices, rerating
+from billing import invoice_run, invoices, rerating, subscriptions
 from billing.models import Invoice
 from billing.subscription_views import subscriptions_json
 from core.money import units_of
@@ -29,10 +29,10 @@ def use(deployment: Deployment, day: datetime, version: str, dollars: int) -> No
     deployment.rate()
 
 
-def final(deployment: Deployment, month: int) -> Amounts:
+def final(deployment: Deployment, month: int, year: int = 2026) -> Amounts:
     """Amounts of the invoice that is final on the third of the month, by kind of line."""
-    deployment.clock.set(datetime(2026, month, 3, tzinfo=UTC))
-    (one,) = invoice_run.run(deployment.database, deployment.clock, current=False).finalised
+    deployment.clock.set(datetime(year, month, 3, tzinfo=UTC))
+    one = invoice_run.run(deployment.database, deployment.clock, current=False).finalised[-1]
     with deployment.database.read() as session:
         sums: dict[str, int] = {}
         for line in invoices.lines_of(session, one):
@@ -121,3 +121,23 @@ def test_what_a_correction_moves_is_a_correction_in_the_export_too(lite: Deploym
     assert sum(row["BilledCost"] for row in rows) == units_of("22")
     with lite.database.read() as session:
         assert sum(session.scalars(select(Invoice.total_minor))) == 2200
+
+
+def test_a_correction_of_the_month_before_a_year_leaves_the_years_commitment(
+    lite: Deployment,
+) -> None:
+    wrong = lite.price({"output": "10"}, model="slip")
+    use(lite, JANUARY.replace(day=10), wrong.id, 30)
+    plan(lite, "year", interval="year", minimum_commitment=units_of("100"))
+    with lite.database.transaction() as session:
+        subscriptions.subscribe(session, "acme", "year", FEBRUARY)
+    assert final(lite, 2) == {"usage": "30.00"}
+    use(lite, FEBRUARY.replace(day=10), wrong.id, 20)
+    assert final(lite, 3) == {"usage": "20.00"}
+    lite.clock.set(datetime(2027, 1, 10, tzinfo=UTC))
+    right = lite.price({"output": "5"}, model="slip")
+    with lite.database.transaction() as session:
+        for start, end in ((JANUARY, FEBRUARY), (FEBRUARY, FEBRUARY.replace(month=3))):
+            rerating.post_all(session, lite.clock, rerating.Request(wrong.id, right.id, start, end))
+    # 15.00 of January return, which are not the year's; 10.00 of its first month do: 10.00 are drawn.
+    assert final(lite, 2, 2027) == {"adjustment": "-25.00", "commitment": "90.00"}

@@ -229,6 +229,7 @@ def test_a_file_is_recorded_as_a_whole_or_not_at_all(lite: Deployment) -> None:
         ("2026-01-01,EUR,USD,1.10", "day,base,quote,rate"),
         ("day,base,quote,rate\n", "no rates"),
         ("day,base,quote,rate\n2026-01-01,EUR,USD", "Line 2 has 3 fields"),
+        ("day,base,quote,rate\n" + "1" * 200_000, "cannot be read as CSV"),
     ],
 )
 def test_a_wrong_file_is_refused_with_its_line(text: str, named: str) -> None:

@@ -11,7 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from billing.exports.encoding import format_of
 from billing.exports.formats import BATCH_ROWS, Column, Format, Kind, encode
+from core.errors import MissingExtra
 from core.money import units_of
 
 COLUMNS = [
@@ -84,3 +86,14 @@ def test_it_is_streamed_and_no_rows_are_a_file_too(form: Format) -> None:
         assert pq.read_table(io.BytesIO(empty)).num_rows == 0
     elif form is Format.CSV:
         assert empty == b"name,count,late,amount,at\r\n"
+
+
+def test_parquet_without_its_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert format_of("parquet") is Format.PARQUET
+    monkeypatch.setattr("core.extras.find_spec", lambda _: None)
+    with pytest.raises(
+        MissingExtra, match="An export as Parquet needs the extra 'parquet'"
+    ) as told:
+        format_of("parquet")
+    assert told.value.next_step == "Run: pip install 'tollhouse[parquet]'"
+    assert format_of("csv") is Format.CSV

@@ -130,6 +130,7 @@ def test_requests_are_the_same_by_the_minute_the_hour_and_the_day(
     deployment.record(
         deployment.event(kind=kind),
         deployment.event(kind=kind, status=503, output_tokens=0),
+        deployment.event(kind=kind, status=500, output_tokens=0),
         deployment.event(kind=kind, status=400, quantity=0),
     )
     deployment.rate()
@@ -218,3 +219,13 @@ def test_a_transaction_that_does_not_sum_to_zero_is_refused_before_it_is_written
             ledger.post(session, wrong)
     with lite.database.read() as session:
         assert session.query(LedgerTransaction).count() == 0
+
+
+@pytest.mark.parametrize(
+    "task",
+    ["expire_credit", "watch_budgets", "top_up", "recognise_revenue", "follow_subscriptions"],
+)
+def test_failures_of_a_task_are_counted_from_zero(task: str) -> None:
+    """A counter that appears with its first failure shows an alert no increase."""
+    labels = {"task": f"billing.{task}"}
+    assert REGISTRY.get_sample_value("tollhouse_tenant_failures_total", labels) is not None

@@ -73,8 +73,9 @@ def test_a_final_invoice_is_owed_exactly_and_never_changes(deployment: Deploymen
     clean(deployment)
 
 
+@pytest.mark.parametrize("at_its_start", [False, True])
 def test_a_period_is_not_closed_before_its_end_or_before_its_usage_is_rated(
-    lite: Deployment,
+    lite: Deployment, at_its_start: bool
 ) -> None:
     lite.record(lite.event())
     lite.rate()
@@ -82,7 +83,8 @@ def test_a_period_is_not_closed_before_its_end_or_before_its_usage_is_rated(
         period_id = session.scalars(select(BillingPeriod.id)).one()
         with pytest.raises(Conflict, match="cannot be closed before"):
             invoices.finalise(session, lite.clock, period_id)
-    lite.record(lite.event())
+        starts_at = session.get_one(BillingPeriod, period_id).starts_at
+    lite.record(lite.event(occurred_at=starts_at) if at_its_start else lite.event())
     lite.clock.advance(days=40)
     with pytest.raises(Conflict, match="not rated"), lite.database.transaction() as session:
         invoices.finalise(session, lite.clock, period_id)

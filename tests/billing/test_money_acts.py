@@ -8,9 +8,9 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from billing import add_ons, credits, money_acts, organisations, subscriptions
+from billing.act_requests import ActRequest, Kind
 from billing.ledger import AccountKind, balance
 from billing.models import CreditNote, Invoice, LedgerTransaction, MoneyAct, Payment
-from billing.money_act_kinds import ActRequest, Kind
 from billing.money_acts import FourEyes, Preview
 from billing.printing import credit_note_page
 from core.errors import BadRequest, Conflict, Forbidden, NotFound
@@ -353,6 +353,7 @@ def test_seats_of_the_plan_are_in_the_amount_above_those_included(customer: Cust
         (ActRequest(Kind.REFUND, "pay_none", "r", units_of("1")), "no payment 'pay_none'"),
         (ActRequest(Kind.WIRE, "TH-999999", "w", units_of("1")), "TH-999999"),
         (ActRequest(Kind.PLAN, "acme", "p", terms={"plan": "none"}), "no plan 'none'"),
+        (ActRequest(Kind.UNDO, "act_none", "u", reason="x"), "act_none"),
     ],
 )
 def test_what_is_not_there_is_named(customer: Customer, asked: ActRequest, match: str) -> None:
@@ -611,3 +612,11 @@ def test_an_add_on_above_the_amount_waits_for_a_second_person(customer: Customer
     with pytest.raises(Conflict, match="add on, posted") as refused:
         undo(customer, act)
     assert "Set the earlier quantity" in refused.value.next_step
+
+
+@pytest.mark.parametrize("units", [0, -1])
+@pytest.mark.parametrize("kind", [Kind.GRANT, Kind.WIRE])
+def test_money_that_is_given_is_above_zero(customer: Customer, kind: Kind, units: int) -> None:
+    with pytest.raises(BadRequest, match="it must be above zero") as refused:
+        submit(customer, ActRequest(kind, "acme", "nothing", units))
+    assert refused.value.param == "amount" and count(customer, MoneyAct) == 0

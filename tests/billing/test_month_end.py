@@ -7,8 +7,8 @@ import pytest
 from sqlalchemy import func, select
 
 from billing import credits, invoice_run, money_acts, month_end, recognition, subscriptions
+from billing.act_requests import ActRequest, Kind
 from billing.models import AuditRun, ParkedEvent, SignedMonth
-from billing.money_act_kinds import ActRequest, Kind
 from billing.money_acts import FourEyes
 from core.errors import BadRequest, Conflict
 from core.money import Money, units_of
@@ -178,3 +178,12 @@ def test_a_signature_is_returned_and_described(ready: Deployment) -> None:
     expected = (MONTH, "operator:ann", "as agreed", False, ready.clock.now().isoformat())
     assert tuple(shown[name] for name in names) == expected
     assert [check["state"] for check in shown["checklist"]].count("bad") == 0
+
+
+def test_a_month_without_any_audit_is_not_signed(deployment: Deployment) -> None:
+    Customer(deployment).invoiced()
+    assert bad(deployment) == ["The audit is clean"]
+    with deployment.database.read() as session:
+        checks = month_end.checklist(session, deployment.clock.now(), MONTH)
+    (found,) = [each for each in checks if each.name == "The audit is clean"]
+    assert (found.summary, found.path) == ("no audit has run", "/operator/reconciliation")

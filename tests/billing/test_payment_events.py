@@ -42,6 +42,8 @@ def test_what_is_about_nothing_of_ours_is_left_alone_or_parked(till: Till) -> No
     )
     books.emit("invoice.finalized", lost)
     till.bring()
+    with till.deployment.database.read() as session:
+        assert set(session.scalars(select(PaymentWebhook.attempts))) == {0}, "none was tried yet"
     for _ in range(inbox.MAX_ATTEMPTS + 1):
         till.apply()
         till.deployment.clock.advance(hours=2)

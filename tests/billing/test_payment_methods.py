@@ -4,15 +4,17 @@ The invoice of each test is 12.00 (20 million output tokens at 0.60 a million).
 """
 
 import pytest
+from sqlalchemy import select
 
 from billing import account_changes, dunning
 from billing.accounts import lock_account
-from billing.models import BillingAccount, DunningCase
+from billing.models import BillingAccount, DunningCase, PaymentMethod
 from billing.payments import methods
 from billing.payments.base import Attempt, Charge, Status
 from billing.payments.fake_stripe import debits
 from billing.payments.fake_stripe.customers import leave_debit
 from billing.payments.fake_stripe.webhooks import shuffled
+from billing.payments.views import describe_method
 from core.errors import BadRequest
 from core.money import units_of
 from tests.billing.stripe_deployment import Till
@@ -168,3 +170,16 @@ def test_methods_are_kept_in_one_order_and_empty_is_stripe_s_choice(till: Till) 
     choose(till, "card")
     with till.deployment.database.read() as session:
         assert session.get_one(BillingAccount, "acme").payment_methods == ["card"]
+
+
+def test_the_card_that_is_charged_is_shown_as_the_default(till: Till) -> None:
+    till.leave_card("4242")
+    till.settle()
+    till.leave_card("1881")
+    till.settle()
+    with till.deployment.database.read() as session:
+        found = session.scalars(select(PaymentMethod).order_by(PaymentMethod.label)).all()
+        views = [describe_method(session, each) for each in found]
+    shown = {each["label"]: each["default"] for each in views}
+    theirs = {each.label: each.is_default for each in till.provider.methods(till.customer())}
+    assert shown == theirs and sorted(shown.values()) == [False, True]

@@ -1,11 +1,13 @@
 """Money that goes back: refunds, disputes, and the wallet that they came from."""
 
 import pytest
+from sqlalchemy import select
 
 from billing import ledger, settlement, top_ups
 from billing.ledger import AccountKind
 from billing.models import (
     Payment,
+    PaymentCommand,
     Refund,
 )
 from billing.payments import commands
@@ -121,3 +123,23 @@ def test_a_refused_top_up_turns_the_rule_off_with_the_reason(till: Till) -> None
     till.settle()
     paid = _topped_up(till)
     assert paid.status == "failed" and "insufficient funds" in (paid.failure or "")
+
+
+def test_a_refund_of_a_payment_whose_id_at_stripe_is_lost_is_put_aside_with_the_reason(
+    till: Till,
+) -> None:
+    till.leave_card()
+    till.settle()
+    till.invoice(12)
+    till.settle()
+    (paid,) = till.payments()
+    with till.deployment.database.transaction() as session:
+        commands.request_refund(session, paid.id, 400, "goodwill", till.deployment.clock.now())
+        session.get_one(Payment, paid.id).external_id = None
+    pushed = till.push()
+    assert (pushed.done, pushed.later, pushed.refused) == (0, 0, 1)
+    with till.deployment.database.read() as session:
+        (command,) = session.scalars(select(PaymentCommand).where(PaymentCommand.kind == "refund"))
+    assert command.failed
+    assert command.last_error == "The payment has no id at the provider."
+    assert till.stripe.books.all("refund") == []

@@ -282,18 +282,3 @@ def test_the_printed_page_says_what_the_data_says(lite: Deployment) -> None:
     )
     pdf = as_pdf(page)
     assert pdf.startswith(b"%PDF-") and len(pdf) > 2000
-
-
-def test_the_total_of_a_pdf_stands_out(lite: Deployment) -> None:
-    html = pytest.importorskip("weasyprint").HTML
-    plan(lite, base_fee=units_of("31"))
-    subscribe(lite, "pro")
-    page = html(string=as_html(first_final(lite)), base_url=".").render().pages[0]
-    cells = {
-        str(box.element.text): box.style
-        for box in page._page_box.descendants()
-        if box.element_tag == "td" and box.element.text
-    }
-    assert "Total" in cells and "Subtotal" in cells
-    total, subtotal = cells["Total"], cells["Subtotal"]
-    assert total["font_weight"] >= 700 > subtotal["font_weight"]

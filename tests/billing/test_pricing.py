@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from billing import price_terms, prices
-from billing.pricing import Component, Counts, PriceBook, PriceVersion
+from billing.pricing import Component, Counts, PriceBook, PriceVersion, Rate
 from core.clock import FakeClock
 from core.errors import BadRequest, Conflict, NotFound
 from tests.billing.conftest import START, Deployment
@@ -195,3 +195,22 @@ def test_a_default_price_is_made_once(lite: Deployment, clock: FakeClock) -> Non
         assert again.id == lite.version.id
         other = prices.ensure_default_prices(session, clock, "llama")
         assert prices.ensure_default_prices(session, clock, "llama").id == other.id
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        ((Rate, "most", lambda *_: 1), "more than the hold"),
+        ((PriceVersion, "marginal", lambda *_: -1), "make the total price rise"),
+    ],
+)
+def test_a_price_that_a_hold_would_not_cover_or_that_falls_is_refused_when_it_is_tried(
+    monkeypatch: pytest.MonkeyPatch, fault: tuple[type, str, Any], reason: str
+) -> None:
+    """No terms lead there; a fault in the arithmetic would, and is found before a price is saved."""
+    version_of({"output": "3"})
+    monkeypatch.setattr(*fault)
+    with pytest.raises(BadRequest) as refused:
+        version_of({"output": "3"})
+    assert reason in f"{refused.value.message} {refused.value.next_step}".lower()
+    assert refused.value.code == "price_refused"

@@ -18,7 +18,7 @@ from billing.models import (
 )
 from billing.pricing import Counts
 from core.events import UsageKind
-from core.money import Money
+from core.money import Money, units_of
 from tests.billing.conftest import Deployment
 
 
@@ -130,10 +130,15 @@ def test_broken_counts_from_another_program_are_parked(lite: Deployment) -> None
     good = usage._to_json(lite.event())
     bad = {**usage._to_json(lite.event()), "output_tokens": -4}
     half = {**usage._to_json(lite.event()), "input_tokens": 1.5}
+    naive = {**usage._to_json(lite.event()), "finished_at": "2026-01-01T00:00:01"}
+    long = {**usage._to_json(lite.event()), "model": "m" * 5_000}
     with lite.database.transaction() as session:
-        assert usage.record_raw(session, [good, bad, half], lite.clock) == 3
+        assert usage.record_raw(session, [good, bad, half, naive, long], lite.clock) == 5
         reasons = {row.request_id: row.reason for row in usage.parked(session)}
-    assert set(reasons) == {bad["request_id"], half["request_id"]}
+    wrong = (bad, half, naive, long)
+    assert set(reasons) == {each["request_id"] for each in wrong}
+    assert "not a usage event: model is longer than" in reasons[long["request_id"]]
+    assert reasons[naive["request_id"]] == "not a usage event: finished_at has no time zone"
     assert "non-negative integers" in reasons[bad["request_id"]]
     assert "`int`, got `float` - at `$.input_tokens`" in reasons[half["request_id"]]
 
@@ -246,3 +251,18 @@ def test_usage_after_parked_usage_is_rated_and_counted_without_it(lite: Deployme
     with lite.database.transaction() as session:
         assert rating.release_stored(session, lite.clock) == 0
         assert rating.rate(session, lite.clock) == rating.Rated(0, 0)
+
+
+@pytest.mark.parametrize(
+    ("status", "dollars"), [(200, "0.25"), (499, "0.25"), (500, "0"), (503, "0")]
+)
+def test_a_fee_per_request_is_owed_for_all_but_our_own_failures(
+    lite: Deployment, status: int, dollars: str
+) -> None:
+    price = lite.price({"request": "0.25"}, model="fee")
+    event = lite.event(model="fee", price_version=price.id, status=status)
+    assert price.cost(Counts.of_event(event)) == units_of(dollars), "what the gateway settles"
+    lite.record(event)
+    lite.rate()
+    with lite.database.read() as session:
+        assert session.scalars(select(Charge.amount)).one() == units_of(dollars)

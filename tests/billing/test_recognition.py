@@ -137,3 +137,14 @@ def test_a_journal_sums_to_zero_in_each_shape(deployment: Deployment) -> None:
             ("", "334.00"),
             ("", "38.41"),
         ]
+
+
+def test_a_month_that_is_billed_when_it_ends_defers_nothing(deployment: Deployment) -> None:
+    plan(deployment, "month", base_fee=units_of("31"))
+    subscribe(deployment, "month")
+    at(deployment, 2, 3)
+    assert balances(deployment) == ("0.00", "31.00")
+    with deployment.database.read() as session:
+        assert recognition.schedule(session) == []
+        kinds = {each["kind"] for each in journal.transactions(session)}
+    assert not kinds & {"deferral", "recognition"}

@@ -94,7 +94,7 @@ def test_reported_usage_is_billed_once_and_late_usage_on_the_next_invoice(
         "e3": 200,
         "e4": 50,
     }
-    assert {row["settled_by"] for row in exported} == {"reported"}
+    assert {(row["settled_by"], row["status"]) for row in exported} == {("reported", 200)}
     assert sum(row["amount"] for row in rows(deployment, "charges", None)) == units_of("20.24")
     assert sum(row["BilledCost"] for row in focus(deployment)) == units_of("20.24")
     clean(deployment)

@@ -13,7 +13,7 @@ import pytest
 from prometheus_client import REGISTRY
 from sqlalchemy import select
 
-from billing import measures, tasks
+from billing import measures, tasks, webhooks
 from billing.exports import schedules
 from billing.exports.stores import S3Store, Store, open_store
 from billing.exports.subjects import SUBJECTS, Period
@@ -195,7 +195,7 @@ def test_a_broken_destination_is_parked_with_the_reason_and_retried(
     with deployment.database.read() as session:
         assert "No space left" in str(session.scalar(select(ExportSchedule.last_error)))
     tasks.run_exports(TaskContext(settings, deployment.database, deployment.clock))
-    measures.refresh(deployment.database, deployment.clock)
+    measures.refresh(deployment.database, deployment.clock, events_days=7)
     assert REGISTRY.get_sample_value("tollhouse_parked_exports") == 1
     store.full = False
     with deployment.database.transaction() as session:
@@ -208,7 +208,7 @@ def test_a_broken_destination_is_parked_with_the_reason_and_retried(
     with deployment.database.read() as session:
         assert session.scalar(select(ExportSchedule.last_error)) is None
     tasks.run_exports(TaskContext(settings, deployment.database, deployment.clock))
-    measures.refresh(deployment.database, deployment.clock)
+    measures.refresh(deployment.database, deployment.clock, events_days=7)
     assert REGISTRY.get_sample_value("tollhouse_parked_exports") == 0
 
 
@@ -324,3 +324,33 @@ def test_a_directory_never_shows_half_a_file(tmp_path: Path, settings: Settings)
         store.put("a.csv", tmp_path / "missing", "text/csv", "0")
     assert list((tmp_path / "out").iterdir()) == []
     assert isinstance(open_store("s3://finance", settings), S3Store)
+
+
+def test_a_tenant_is_told_once_that_its_export_is_parked_and_once_that_it_is_done(
+    deployment: Deployment, settings: Settings
+) -> None:
+    acme = scope_of_operator("acme")
+    deployment.clock.set(START + timedelta(hours=1))
+    with deployment.database.transaction() as session:
+        webhooks.add(session, acme, deployment.clock, "https://all.example/hook")
+    planned(deployment, settings, tenant_id="acme")
+    deployment.record(deployment.event())
+    deployment.clock.advance(days=1, hours=2)
+    store = Broken(settings)
+
+    def told() -> list[tuple[str, str | None]]:
+        with deployment.database.read() as session:
+            found = [each.payload for each in webhooks.deliveries(session, acme)]
+        return [(str(each["event"]), each.get("reason")) for each in reversed(found)]
+
+    for _ in range(schedules.MAX_ATTEMPTS):
+        assert told() == []
+        assert tick(deployment, store) == (0, 1)
+        deployment.clock.advance(hours=2)
+    parked = ("export.parked", "OSError: [Errno 28] No space left on device")
+    assert told() == [parked]
+    store.full = False
+    with deployment.database.transaction() as session:
+        schedules.retry(session, deployment.clock.now(), jobs(deployment)[0].id)
+    assert tick(deployment, store) == (1, 0)
+    assert told() == [parked, ("export.done", None)]

@@ -357,3 +357,16 @@ def test_a_payment_in_another_currency_or_of_nothing_is_refused(lite: Deployment
             )
     with pytest.raises(NotFound, match="no invoice 'inv_none'"):
         Customer(lite, "inv_none").write_off()
+
+
+def test_a_dispute_takes_no_more_from_the_wallet_than_its_payment_brought(
+    customer: Customer,
+) -> None:
+    customer.pay(1200, "first")
+    second = customer.pay(1200, "second")
+    customer.pay(1000, "third", invoice=False)
+    customer.refund(second, 400)
+    customer.has(cash="30", prepaid="-18")
+    # 8.00 of the second payment are in the wallet; 4.00 of it went back before the bank took all.
+    customer.dispute("second", 1200)
+    customer.has(cash="18", prepaid="-10", bad_debt="4")

@@ -1,10 +1,11 @@
 """Taxes on invoices: the rate of the service's time, returned tax, certificates, ids, and a service
 that is asked outside the transaction."""
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
+from sqlalchemy import select
 
 from billing import (
     credits,
@@ -18,11 +19,11 @@ from billing import (
     tax_rates,
 )
 from billing.ledger import AccountKind
-from billing.models import BillingAccount, Plan, Seller
+from billing.models import BillingAccount, Plan, Seller, TaxRate
 from billing.printing import as_html
 from billing.taxes import Tax, TaxRequest
 from billing.views import invoice_json
-from core.errors import BadRequest
+from core.errors import BadRequest, NotFound
 from core.money import Money, units_of
 from tests.billing.conftest import START, Deployment
 from tests.billing.test_invoices import clean
@@ -271,3 +272,95 @@ def test_an_invoice_whose_amounts_never_rest_is_left_for_the_next_run(lite: Depl
     assert result.finalised == []
     assert "while their taxes" in result.failed["acme"]
     assert len(finals(lite, taxes=Counting())) == 1
+
+
+def test_a_rate_begins_after_the_one_before_it(lite: Deployment) -> None:
+    with lite.database.transaction() as session:
+        tax_rates.add_rate(session, "DE", "VAT", 190_000, START)
+        for again in (START, START - DAY):
+            with pytest.raises(BadRequest, match="has a rate from 2026-01-01 on") as refused:
+                tax_rates.add_rate(session, "DE", "VAT", 160_000, again)
+            assert refused.value.param == "effective_from"
+        tax_rates.add_rate(session, "FR", "VAT", 200_000, START)
+        tax_rates.add_rate(session, "DE", "LEVY", 10_000, START)
+        rates = session.scalars(select(TaxRate).order_by(TaxRate.rate_ppm))
+        assert [(each.rate_ppm, each.effective_to) for each in rates] == [
+            (10_000, None),
+            (190_000, None),
+            (200_000, None),
+        ]
+
+
+@pytest.mark.parametrize("ppm", [-1, 1_000_001])
+def test_a_rate_is_a_share(lite: Deployment, ppm: int) -> None:
+    with (
+        lite.database.transaction() as session,
+        pytest.raises(BadRequest, match="must be 0 to 100 percent"),
+    ):
+        tax_rates.add_rate(session, "DE", "VAT", ppm, START)
+    with lite.database.transaction() as session:  # both ends are rates
+        tax_rates.add_rate(session, "DE", "VAT", 0, START)
+        tax_rates.add_rate(session, "DE", "VAT", 1_000_000, START + DAY)
+
+
+def _certificate(made: Deployment, valid_to: datetime | None = None) -> str:
+    with made.database.transaction() as session:
+        return tax_exemptions.record(
+            session,
+            tenant_id="acme",
+            number="EX-7",
+            region="DE",
+            valid_from=START,
+            valid_to=valid_to,
+            recorded_by="usr",
+            at=START,
+        ).id
+
+
+def test_a_certificate_is_ended_by_its_tenant_and_never_made_longer(lite: Deployment) -> None:
+    lite.tenant("other")
+    made = _certificate(lite, START + 5 * DAY)
+    with lite.database.transaction() as session:
+        for tenant_id, name in (("other", made), ("acme", "txe_none")):
+            with pytest.raises(NotFound, match="no tax exemption"):
+                tax_exemptions.end(session, tenant_id, name, START + DAY)
+        assert (
+            tax_exemptions.end(session, "acme", made, START + 9 * DAY).valid_to == START + 5 * DAY
+        )
+        assert (
+            tax_exemptions.end(session, "acme", made, START + 2 * DAY).valid_to == START + 2 * DAY
+        )
+    for wrong in (START, START - DAY):
+        with pytest.raises(BadRequest) as refused:
+            _certificate(lite, wrong)
+        assert refused.value.param == "valid_to"
+
+
+@pytest.mark.parametrize(
+    ("begins", "ends", "minor"),
+    [
+        (START, START + 31 * DAY, 0),
+        # Usage is supplied until the period ends: one moment less and the last of it is taxed.
+        (START, START + 31 * DAY - timedelta(microseconds=1), 160),
+        (START + 31 * DAY, None, 160),
+    ],
+)
+def test_a_certificate_covers_what_is_supplied_before_its_end(
+    lite: Deployment, begins: datetime, ends: datetime | None, minor: int
+) -> None:
+    taxed(lite)
+    with lite.database.transaction() as session:
+        tax_exemptions.record(
+            session,
+            tenant_id="acme",
+            number="EX-7",
+            region="DE",
+            valid_from=begins,
+            valid_to=ends,
+            recorded_by="usr",
+            at=START,
+        )
+    lite.record(lite.event(**TEN))
+    lite.clock.advance(days=40)
+    (document,) = finals(lite)
+    assert document["tax"]["minor"] == minor

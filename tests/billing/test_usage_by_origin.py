@@ -2,7 +2,7 @@
 
 import random
 import threading
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta
@@ -14,7 +14,13 @@ from sqlalchemy import select, true
 from billing import origin_rollups, service_rollups
 from billing.batch_claims import claim_batches
 from billing.erasure import erase_end_user
-from billing.models import Charge, DailyEndUserUsage, UsageBatch, UsageEventRow
+from billing.models import (
+    Charge,
+    DailyEndUserUsage,
+    UsageBatch,
+    UsageEventRow,
+    UsageRetention,
+)
 from billing.origin_rollups import OTHERS
 from billing.usage_buckets import BucketPage, BucketQuery, Width, usage_buckets
 from core.database import Database
@@ -139,19 +145,51 @@ def test_what_the_roll_ups_lack_is_read_from_events(
     assert found == rows_of(read(lite, exact), "end_user")
 
 
-def test_the_largest_are_told_apart_and_the_rest_are_one_row(deployment: Deployment) -> None:
-    made = [each for each in fill(deployment) if each.tenant_id == "acme"]
-    whole: Counter[str | None] = Counter()
+@pytest.mark.parametrize("projects", [(), ("second",)])
+def test_the_largest_are_told_apart_and_the_rest_are_one_row(
+    deployment: Deployment, projects: tuple[str, ...]
+) -> None:
+    made = [
+        each
+        for each in fill(deployment)
+        if each.tenant_id == "acme" and each.project_id in (projects or ("proj", "second"))
+    ]
+    by_name: dict[str, Counter[str]] = defaultdict(Counter)
+    by_day: dict[datetime, Counter[str]] = defaultdict(Counter)
+    own: dict[tuple[str, datetime], Counter[str]] = defaultdict(Counter)
     for each in made:
-        whole[each.end_user] += each.input_tokens
-    first, second = [name for name, _ in whole.most_common(2)]
-    found: Counter[str | None] = Counter()
-    for (_, name), sums in rows_of(
-        read(deployment, days("end_user", most_names=2)), "end_user"
-    ).items():
-        found[name] += sums["input_tokens"]
-    rest = sum(whole.values()) - whole[first] - whole[second]
-    assert found == {first: whole[first], second: whole[second], OTHERS: rest}
+        name = each.end_user or ""
+        day = each.occurred_at.replace(hour=0, minute=0, second=0, microsecond=0)
+        sums = {
+            "requests": int(each.status < 500),
+            "input_tokens": each.input_tokens,
+            "output_tokens": each.output_tokens,
+        }
+        for target in (by_name[name], by_day[day], own[name, day]):
+            target.update(sums)
+    ranked = sorted(by_name, key=lambda name: (-by_name[name]["input_tokens"], name))
+    columns = ("requests", "input_tokens", "output_tokens")
+    for most in (1, 2, 3, len(ranked), 50):
+        with deployment.database.read() as session:
+            found = origin_rollups.largest_end_users(
+                *(session, ACME, (START, START + timedelta(days=DAYS)), columns),
+                most=most,
+                drawn=2,
+                projects=projects,
+            )
+        told = ranked[:most]
+        assert [name for name in found.by_name if name != OTHERS] == told
+        for name in told:
+            assert found.by_name[name] == by_name[name], name
+        rest = {each: sum(by_name[name][each] for name in ranked[most:]) for each in columns}
+        assert found.by_name.get(OTHERS, dict.fromkeys(columns, 0)) == rest
+        assert found.by_day == by_day
+        drawn = sorted(told, key=lambda name: -by_name[name]["requests"])[:2]
+        assert {name: set(days) for name, days in found.drawn.items()} == {
+            name: {day for named, day in own if named == name} for name in drawn
+        }
+        for name, days_of in found.drawn.items():
+            assert days_of == {day: own[name, day] for day in days_of}
 
 
 def test_an_erased_name_leaves_its_sums_to_no_name(deployment: Deployment) -> None:
@@ -213,3 +251,25 @@ def test_usage_that_is_released_later_is_added(deployment: Deployment) -> None:
     service_rollups.sum_all(deployment.database, deployment.clock)
     found = rows_of(read(deployment, days("end_user")), "end_user")
     assert found[START, "late"]["requests"] == 1
+
+
+@pytest.mark.parametrize(("day", "from_events"), [(0, True), (1, True), (2, False), (3, False)])
+def test_days_before_the_last_dropped_month_are_read_from_the_events_that_are_left(
+    lite: Deployment, day: int, from_events: bool
+) -> None:
+    fill(lite)
+    kept_from = START + timedelta(days=2)
+    with lite.database.transaction() as session:
+        dropped = UsageRetention(
+            floor_id="req_", kept_from=kept_from, events=0, dropped_at=kept_from
+        )
+        session.add(dropped)
+    start = START + timedelta(days=day)
+    query = BucketQuery(start, START + timedelta(days=DAYS), Width.DAY, ("end_user",), DAYS)
+    with statements(lite.database) as heard:
+        found = read(lite, query)
+    assert any("usage_events" in each for each in heard) is from_events
+    assert [each.start for each in found.buckets] == [
+        START + timedelta(days=n) for n in range(day, DAYS)
+    ]
+    assert all(bucket.rows for bucket in found.buckets)

@@ -167,3 +167,11 @@ def test_what_cannot_be_told_is_refused(
 ) -> None:
     with deployment.database.transaction() as session, pytest.raises(BadRequest):
         webhooks.add(session, ACME, deployment.clock, url, events)
+
+
+def test_a_secret_is_as_long_as_the_specification_asks_and_never_the_same(
+    deployment: Deployment,
+) -> None:
+    made = [added(deployment, f"https://{n}.example/hook")[1] for n in range(5)]
+    keys = {base64.b64decode(each.removeprefix("whsec_"), validate=True) for each in made}
+    assert len(keys) == 5 and all(24 <= len(key) <= 64 for key in keys)
