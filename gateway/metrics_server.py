@@ -15,6 +15,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from billing import measures
+from billing.archive.opening import open_database
 from core import logs
 from core.clock import Clock, SystemClock
 from core.database import Database
@@ -23,9 +24,9 @@ from core.settings import load_settings
 DIRECTORY = "PROMETHEUS_MULTIPROC_DIR"
 
 
-def page(database: Database, clock: Clock, directory: str) -> bytes:
+def page(database: Database, clock: Clock, directory: str, events_days: int) -> bytes:
     """The metrics of all processes that share the directory, and those of the database."""
-    measures.refresh(database, clock)
+    measures.refresh(database, clock, events_days)
     registry = CollectorRegistry()
     MultiProcessCollector(registry, directory)  # type: ignore[no-untyped-call]
     return generate_latest(registry)
@@ -36,7 +37,7 @@ def main() -> None:
     directory = os.environ[DIRECTORY]
     settings = load_settings()
     logs.configure(settings.log_level, settings.log_format)
-    database = Database(settings.effective_database_url, pool_size=1)
+    database = open_database(settings)
     clock = SystemClock()
 
     class Handler(BaseHTTPRequestHandler):
@@ -46,7 +47,7 @@ def main() -> None:
             path = self.path.partition("?")[0]
             status, body = 200, b"ok\n"
             if path == "/metrics":
-                body = page(database, clock, directory)
+                body = page(database, clock, directory, settings.events_days)
             elif path != "/healthz":
                 status, body = 404, b"not found: use /metrics or /healthz\n"
             self.send_response(status)

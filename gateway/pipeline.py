@@ -17,7 +17,7 @@ from gateway.auth.authenticator import Authenticator
 from gateway.catalog.catalog import Catalog
 from gateway.context import RequestContext
 from gateway.http.exchange import ClientDisconnected, Exchange
-from gateway.http.headers import read_options
+from gateway.http.headers import read_options, with_client_id
 from gateway.inference.decoding import parse_body
 from gateway.inference.surface import Surface
 from gateway.metering.meter import Meter, MeterServices, refused_ending
@@ -109,9 +109,11 @@ class Pipeline:
         body = await ctx.exchange.body(self.limits.max_body)
         ctx.large = len(body) > _LARGE_BODY
         ctx.given = ctx.request = await parse_body(ctx.surface.parse, body)
+        ctx.options = with_client_id(ctx.options, ctx.request.client_request_id)
         if ctx.request.prompt is not None:
             ctx.given = ctx.request = await self.prompts.fill(ctx.principal, ctx.request)
         self.fallbacks.choose(ctx, self.catalog.resolve(ctx.principal, ctx.request.model))
+        self.admission.begin_tier(ctx)
         ctx.lookup = self.cache.begin(ctx)
 
     async def _prepare(self, ctx: RequestContext, held: Held = nullcontext) -> None:

@@ -20,7 +20,7 @@ from gateway.http.headers import error_headers, limit_headers, response_headers
 from gateway.inference.decoding import nested_too_deeply
 from gateway.inference.surface import ResponseInfo
 from gateway.metering.meter import Meter
-from gateway.prompts.prompt import TRUNCATION_HEADER
+from gateway.prompts.prompt import TRUNCATION_HEADER, Prompt
 from gateway.request_log.log import RequestLog
 from gateway.response_cache.replay import delivery_of
 from gateway.response_cache.rules import HEADER as CACHE_HEADER
@@ -104,6 +104,7 @@ class Responses:
             ctx.target.public_name,
             ctx.target.model.codec,
             len(ctx.prompt.ids),
+            _prompts(ctx.prompt),
         )
 
     def _extra_headers(self, ctx: RequestContext, now: datetime) -> Headers:
@@ -122,6 +123,12 @@ class Responses:
 
     def _elapsed_ms(self, ctx: RequestContext) -> int:
         return round((self.clock.monotonic() - ctx.started) * 1000)
+
+
+def _prompts(prompt: Prompt) -> list[list[int]]:
+    if not prompt.request.return_token_ids:
+        return []
+    return [part.ids for part in prompt.parts] or [prompt.ids]
 
 
 def _with_dropped(headers: Headers, event: UsageEvent | None) -> Headers:

@@ -1,7 +1,8 @@
 """Spans of a request's steps, as the pipeline sees them. They cost nothing when tracing is off."""
 
+from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from core.errors import TollhouseError
 from core.events import UsageEvent
@@ -52,17 +53,9 @@ class Tracer(Protocol):
 
 
 class _NoSpan:
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-        /,
-    ) -> None:
-        return None
+    # A function of C that takes anything and returns what is false: a request enters seven spans.
+    __enter__: Callable[..., str] = "".format
+    __exit__: Any = "".format
 
 
 class NoTrace:

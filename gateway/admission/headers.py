@@ -97,7 +97,9 @@ def bucket_headers(style: str, buckets: Sequence[BucketState], now: datetime) ->
             state = _tightest(buckets, kind.indices)
             headers += _of_kind(kind, state, go_duration(state.reset_ms))
     # `RateLimit-Policy` and `RateLimit`; `t` is the seconds until the bucket is full again.
-    values = [each for s in buckets for each in (s.remaining, -(-s.reset_ms // 1000))]
+    values: list[int] = []
+    for state in buckets:
+        values += (state.remaining, -(-state.reset_ms // 1000))
     headers += (template.policies, (b"ratelimit", template.states % tuple(values)))
     return headers
 

@@ -6,6 +6,7 @@ the plan's queue or refuses. Every outcome of a request ends in `settle` or `rel
 
 import asyncio
 import logging
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -34,6 +35,10 @@ from gateway.admission.reservation import (
     plan_buckets,
 )
 from gateway.admission.seeding import Seeding
+from gateway.admission.service_tiers import in_tier
+
+if TYPE_CHECKING:
+    from gateway.context import RequestContext
 
 log = logging.getLogger("tollhouse.admission")
 _EXTEND_ATTEMPTS = 10
@@ -250,6 +255,14 @@ class Admission:
         reservation = await self._limiter.reserve(request)
         reservation.price = quote.price
         return reservation
+
+    def begin_tier(self, ctx: "RequestContext") -> None:
+        """Give the request the priority of its service tier. Raises UnsupportedParameter where the
+        model does not have the tier."""
+        tier = ctx.request.service_tier
+        if tier is not None:
+            book, now = self._prices.book, self._clock.now()
+            ctx.principal = in_tier(ctx.principal, ctx.target, tier, book, now)
 
     def reprice_cached(self, reservation: Reservation) -> bool:
         """Pin the price of an answer from the response cache. False if the money that is held does

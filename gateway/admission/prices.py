@@ -77,11 +77,22 @@ class PriceList:
             except Exception as error:
                 log.warning("could not refresh prices, keeping the last known ones: %s", error)
 
+    @property
+    def book(self) -> PriceBook:
+        """As it is now."""
+        return self._book
+
     async def quote(self, request: AdmissionRequest, at: datetime) -> Quote:
         """Raises NotFound when no price is in force."""
-        price = self._book.pin(
-            request.tenant_id, request.model, request.adapter, at, request.currency
-        )
+        price = None
+        if request.tier is not None:
+            price = self._book.pin_tier(
+                request.tenant_id, request.model, request.tier, at, request.currency
+            )
+        if price is None:
+            price = self._book.pin(
+                request.tenant_id, request.model, request.adapter, at, request.currency
+            )
         if request.tenant_id not in self._limited:
             return Quote(price, ())
         owner = (request.tenant_id, request.project_id, request.key_id)

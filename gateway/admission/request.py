@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
@@ -15,6 +16,7 @@ from core.tenants.plans import Plan
 if TYPE_CHECKING:
     from gateway.context import RequestContext
 
+_quantity_of = itemgetter(1)
 # Calls its argument once when the client disconnects.
 DisconnectWatch = Callable[[Callable[[], None]], None]
 
@@ -48,6 +50,7 @@ class AdmissionRequest(Struct, frozen=True):
     on_disconnect: DisconnectWatch | None = None  # ends the wait in a queue
     # The most that it may cost beside prompt and output tokens, by component.
     bound: Counts | None = None
+    tier: str | None = None  # the service tier, whose price is another
 
     @classmethod
     def from_context(cls, ctx: "RequestContext") -> "AdmissionRequest":
@@ -66,6 +69,7 @@ class AdmissionRequest(Struct, frozen=True):
             deadline_s=ctx.options.timeout_s,
             adapter=adapter.name if adapter is not None else None,
             on_disconnect=ctx.exchange.on_disconnect,
+            tier=ctx.request.service_tier,
         )
 
     @classmethod
@@ -123,7 +127,7 @@ class SettledUsage(Struct, frozen=True):
         """The settlement of a billed event: the counters keep what the ledger charges. `price` is
         None when no money is held."""
         counts = Counts.of_event(event)
-        charged = any(quantity for _, quantity in counts.by_component)
+        charged = any(map(_quantity_of, counts.by_component))
         cost_units = price.cost(counts) if price is not None else 0
         return cls(
             event.input_tokens, event.cached_tokens, event.output_tokens, cost_units, int(charged)

@@ -5,6 +5,7 @@ its size: `plan_buckets` converts a request and its plan to a `BucketRequest`, w
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Protocol
 
 from msgspec import Struct
@@ -42,6 +43,9 @@ _MAX_SIZES = 4_096  # at most 3 MB
 _REQUESTS, _INPUT, _OUTPUT, _TOTAL = (
     *(Unit.REQUESTS, Unit.INPUT_TOKENS, Unit.OUTPUT_TOKENS, Unit.TOTAL_TOKENS),
 )
+
+
+_unit_of = attrgetter("unit")
 
 
 class PlannedBuckets(Struct, frozen=True):
@@ -237,7 +241,7 @@ def output_tokens_covered(request: AdmissionRequest, held_units: int) -> int:
 def bucket_amounts(rules: tuple[LimitRule, ...], plan: Plan, usage: SettledUsage) -> list[int]:
     """The amount for each rule's bucket, in the order of `rules`."""
     by_unit = _amounts_by_unit(plan, usage)
-    return [by_unit[rule.unit] for rule in rules]
+    return list(map(by_unit.__getitem__, map(_unit_of, rules)))
 
 
 def _amounts_by_unit(plan: Plan, usage: SettledUsage) -> dict[Unit, int]:

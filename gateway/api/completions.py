@@ -9,6 +9,7 @@ from fastapi import APIRouter, Depends, Query, Request
 from core.responses.completions import Completions, Listing
 from gateway.api.bodies import read_body
 from gateway.api.dependencies import LimitsDep
+from gateway.api.errors import unsupported_endpoint
 from gateway.api.sealed_store import SealedStore
 from gateway.inference.decoding import Metadata
 from gateway.inference.decoding import Request as Body
@@ -72,6 +73,12 @@ def list_messages(
     ids = [each["id"] for each in found]
     begin = ids.index(after) + 1 if after in ids else 0
     return _page(found[begin : begin + limit], has_more=begin + limit < len(found))
+
+
+@router.post("/batch", include_in_schema=False)
+def refuse_batch() -> None:
+    """vLLM's route for several conversations, whose name is not that of a stored completion."""
+    raise unsupported_endpoint("/v1/chat/completions/batch")
 
 
 @router.post("/{completion_id}")

@@ -6,8 +6,10 @@ import logging
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from sqlalchemy.exc import DataError
 from starlette.exceptions import HTTPException
 
+from core.database import unstorable
 from core.errors import BadRequest, NotFound, TollhouseError
 from core.ids import REQUEST, new_id
 from gateway.http.headers import error_headers
@@ -19,7 +21,14 @@ log = logging.getLogger("tollhouse.api")
 _UNSUPPORTED = (
     *("/v1/audio", "/v1/images", "/v1/videos"),
     *("/v1/realtime", "/v1/fine_tuning", "/v1/assistants", "/v1/threads", "/v1/vector_stores"),
-    *("/v1/uploads", "/v1/evals", "/v1/containers", "/v1/skills", "/v1/complete"),
+    *(
+        "/v1/responses/compact",
+        "/v1/uploads",
+        "/v1/evals",
+        "/v1/containers",
+        "/v1/skills",
+        "/v1/complete",
+    ),
 )
 ANTHROPIC_VERSION = "anthropic-version"  # the header that Anthropic's clients send
 
@@ -28,6 +37,7 @@ def add_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(TollhouseError, _tollhouse_error)
     app.add_exception_handler(RequestValidationError, _validation_error)
     app.add_exception_handler(HTTPException, _http_exception)
+    app.add_exception_handler(DataError, _data_error)
     app.add_exception_handler(Exception, _unhandled)
 
 
@@ -48,6 +58,13 @@ async def _tollhouse_error(request: Request, error: Exception) -> JSONResponse:
     return error_response(request, error)
 
 
+async def _data_error(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, DataError)
+    refused = unstorable(error)
+    log.warning("%s: %s", request.url.path, refused.message)
+    return error_response(request, refused)
+
+
 async def _validation_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
@@ -60,8 +77,9 @@ async def _validation_error(request: Request, error: Exception) -> JSONResponse:
 
 async def _http_exception(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
-    if error.status_code == 404:
-        return error_response(request, _no_such_path(request))
+    named = _unsupported(request)  # also where another method has a route
+    if named is not None or error.status_code == 404:
+        return error_response(request, named or _no_such_path(request))
     mapped = TollhouseError(f"{error.detail}.", code="http_error")
     if error.status_code == 405:
         allowed = (error.headers or {}).get("Allow", "")
@@ -79,13 +97,6 @@ async def _http_exception(request: Request, error: Exception) -> JSONResponse:
 def _no_such_path(request: Request) -> NotFound:
     """Most of these requests have a base URL with one `/v1` too few or too many."""
     path = "/" + request.url.path.strip("/")
-    for endpoint in _UNSUPPORTED:
-        if path == endpoint or path.startswith(f"{endpoint}/"):
-            return NotFound(
-                f"{endpoint} is not supported by this gateway.",
-                next_step="Send these requests to a server that has it; for what is served, see /docs.",
-                code="unsupported_endpoint",
-            )
     tried = path.removeprefix("/v1") if path.startswith("/v1/v1/") else path
     if not tried.startswith("/v1"):
         tried = f"/v1{tried}"
@@ -97,6 +108,22 @@ def _no_such_path(request: Request) -> NotFound:
     elif near and near[0] == f"/v1{path}":
         hint += " End the base URL with /v1."
     return NotFound(f"There is no {request.url.path[:200]}.", next_step=hint)
+
+
+def _unsupported(request: Request) -> NotFound | None:
+    path = "/" + request.url.path.strip("/")
+    for endpoint in _UNSUPPORTED:
+        if path == endpoint or path.startswith(f"{endpoint}/"):
+            return unsupported_endpoint(endpoint)
+    return None
+
+
+def unsupported_endpoint(path: str) -> NotFound:
+    return NotFound(
+        f"{path} is not supported by this gateway.",
+        next_step="Send these requests to a server that has it; for what is served, see /docs.",
+        code="unsupported_endpoint",
+    )
 
 
 def _paths(request: Request) -> list[str]:

@@ -76,7 +76,7 @@ def metrics_page(
                 "/metrics needs a token.",
                 next_step="Send TOLLHOUSE_METRICS_TOKEN as `Authorization: Bearer`.",
             )
-    measures.refresh(database, clock)
+    measures.refresh(database, clock, settings.events_days)
     return Response(generate_latest(own_metrics.registry()), media_type=CONTENT_TYPE_LATEST)
 
 

@@ -49,6 +49,10 @@ def _model(model: ServedModel) -> dict[str, Any]:
         "created": model.created,
         "owned_by": model.owned_by,
         "context_length": model.known_context,
+        # vLLM's names, which its clients read.
+        "max_model_len": model.known_context,
+        "root": model.name,
+        "parent": None,
     }
 
 

@@ -12,12 +12,13 @@ import orjson
 from fastapi import APIRouter, Depends, Request, Response
 from msgspec import Meta
 
-from core.errors import BadRequest
+from core.errors import BadRequest, UnsupportedParameter
 from core.ids import REQUEST, new_id
 from gateway.admission.request import AdmissionRequest
 from gateway.api.bodies import read_body, read_raw
 from gateway.api.dependencies import Caller, CatalogDep, LimitsDep, RequestRateDep
 from gateway.catalog.catalog import Target
+from gateway.inference.chat import media_parts
 from gateway.inference.chat.request import Message, parse_message
 from gateway.inference.decoding import Request as Body
 from gateway.inference.decoding import parse_body
@@ -67,7 +68,15 @@ class _Targets:
         return target
 
     async def tokens(self, request: InferenceRequest) -> int:
-        """The prompt tokens of the request."""
+        """The prompt tokens of the request. Raises UnsupportedParameter for images and audio, which
+        only the upstream can count."""
+        for kind in media_parts.CAPABILITIES & request.engine_parameters.keys():
+            where = request.extra["named"][kind]
+            raise UnsupportedParameter(
+                f"{where} is not text: only the model's upstream counts the tokens of {kind}.",
+                next_step="Leave it out; the answer's usage includes it.",
+                param=where,
+            )
         model = (await self.counted(request.model)).model
         prompt = await prepare(request, model.codec, model.context_length, self.caller)
         return len(prompt.ids)

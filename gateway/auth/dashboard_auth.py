@@ -52,12 +52,12 @@ class DashboardAuth:
         sessions.end(session, self._clock, cookie)
 
     def look_at(self, session: Session, viewer: Viewer, cookie: str, tenant: str) -> None:
-        """Show the operator a tenant's pages, by name or id. The tenant's audit log records it."""
+        """Show the operator a tenant's pages, by id or a part of its name; the audit log records it."""
         if not viewer.operator:
             raise Forbidden(
                 "Only the operator may view other tenants.", next_step="View your own tenant."
             )
-        row = organisations.tenant_named(session, tenant)
+        row = organisations.tenant_like(session, tenant)
         sessions.choose_tenant(session, cookie, row.id)
         scope = scope_for(Actor(viewer.scope.actor, viewer.role, None), row.id)
         audit.record(session, scope, self._clock, "operator.look", row.id, before=None, after=None)

@@ -5,6 +5,7 @@ from operator import attrgetter
 from core.errors import NotFound, UnsupportedParameter
 from gateway.catalog.catalog import ServedModel
 from gateway.inference.chat.media_parts import CAPABILITIES
+from gateway.inference.chat.request import PASSED
 from gateway.inference.decoding import unknown_parameter
 from gateway.inference.request import InferenceRequest
 from gateway.upstreams.openai_body import EXTRA
@@ -22,8 +23,9 @@ _NEEDS = {
     "audio": "audio",
 }
 _ROUTES = {"embeddings": "embeddings", "rerank": "/v1/rerank", "score": "/v1/score"}
-# Sampling parameters that the built-in engine does not have.
-_ONLY_UPSTREAMS = ("prediction", "service_tier")
+
+# Of answers: an upstream's text has no token ids.
+_BY_ID = ("return_tokens_as_token_ids", "return_token_ids")
 
 _extra = attrgetter(*EXTRA)
 _UNSET = tuple(EXTRA.values())
@@ -33,7 +35,14 @@ def check_sampling_parameters(ask: InferenceRequest, model: ServedModel) -> None
     """Raise UnsupportedParameter for a sampling parameter that the model's upstream lacks."""
     if ask.extra_fields:
         for name in ask.extra_fields.keys() - model.extra_fields:
-            raise unknown_parameter(name)
+            if name not in PASSED:
+                raise unknown_parameter(name)
+            shown = ask.extra.get("named", {}).get(name, name)
+            raise UnsupportedParameter(
+                f"{shown} is not supported by {model.name}.",
+                next_step=f"Remove {shown}; an operator can list {name} in the upstream's extra_fields.",
+                param=shown,
+            )
     if model.parameters is None:
         _check_own_engine(ask, model)
         return
@@ -45,7 +54,8 @@ def check_sampling_parameters(ask: InferenceRequest, model: ServedModel) -> None
             next_step="Leave it out, or use a model of the built-in engine.",
             param="echo" if ask.echo else "prompt_logprobs",
         )
-    for name in ask.extra.get("own_engine", ()):
+    by_id = [name for name in _BY_ID if getattr(ask, name)]
+    for name in (*by_id, *ask.extra.get("own_engine", ())):
         raise UnsupportedParameter(
             f"The upstream of {model.name} does not support {name}.",
             next_step=f"Remove {name}, or use a model of the built-in engine.",
@@ -66,11 +76,11 @@ def check_sampling_parameters(ask: InferenceRequest, model: ServedModel) -> None
 def _check_own_engine(ask: InferenceRequest, model: ServedModel) -> None:
     template = model.codec.template if model.codec is not None else None
     knows_effort = template is not None and template.knows_effort
-    for name in _ONLY_UPSTREAMS if knows_effort else ("reasoning_effort", *_ONLY_UPSTREAMS):
-        if getattr(ask, name) is not None:
-            raise UnsupportedParameter(
-                f"{name} is not supported by this model.", next_step=f"Remove {name}.", param=name
-            )
+    if ask.reasoning_effort is not None and not knows_effort:
+        shown = ask.extra.get("named", {}).get("reasoning_effort", "reasoning_effort")
+        raise UnsupportedParameter(
+            f"{shown} is not supported by this model.", next_step=f"Remove {shown}.", param=shown
+        )
 
 
 def check_capabilities(ask: InferenceRequest, model: ServedModel) -> list[str]:

@@ -106,6 +106,23 @@ class DirectExchange(Exchange):
         if not more:
             cycle.finish()
 
+    @property
+    def writable(self) -> bool:
+        """Whether the body has begun, and the client reads as fast as it gets."""
+        cycle = self._cycle
+        return not (
+            self.disconnected
+            or cycle.disconnected
+            or cycle.flow.write_paused
+            or self._head
+            or cycle.response_complete
+        )
+
+    def write_now(self, data: bytes) -> None:
+        if self._chunked:
+            data = b"%x\r\n%b\r\n" % (len(data), data)
+        self._cycle.transport.write(data)
+
     async def answer(self, status: int, headers: Headers, body: bytes) -> None:
         cycle = self._cycle
         self.started = cycle.response_started = True

@@ -130,6 +130,15 @@ class Exchange:
         if self.disconnected:
             raise ClientDisconnected
 
+    @property
+    def writable(self) -> bool:
+        """Whether `write_now` may be called."""
+        return False
+
+    def write_now(self, data: bytes) -> None:
+        """Write a part of a body that has begun, without waiting."""
+        raise NotImplementedError
+
     async def answer(self, status: int, headers: Headers, body: bytes) -> None:
         full = [*headers, JSON, (b"content-length", str(len(body)).encode())]
         await self.start(status, full)

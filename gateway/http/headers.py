@@ -58,6 +58,13 @@ def read_options(exchange: Exchange, max_timeout_s: float, operator_token: str) 
     return RequestOptions(timeout_s, client_id, is_warm_up)
 
 
+def with_client_id(options: RequestOptions, given: str | None) -> RequestOptions:
+    """The body's id for a request whose headers have none."""
+    if given is None or options.client_request_id is not None:
+        return options
+    return RequestOptions(options.timeout_s, given, options.is_warm_up)
+
+
 @lru_cache(maxsize=8)
 def _default_options(timeout_s: float) -> RequestOptions:
     """Of a request that sets none: most of them."""

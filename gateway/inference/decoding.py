@@ -25,6 +25,9 @@ _INLINE_BYTES = 32_768  # less than a millisecond
 _MAX_NULL_FIELDS = 32  # unknown names of one body; each costs one more decoding
 _UNKNOWN = re.compile(r"unknown field `([^`]*)`")
 _STEP = re.compile(r"\[(\d+)\]|([^.\[\]]+)")
+_NULL = re.compile(r"Expected `([^`]*)`, got `null`")
+_KINDS = {"str": "a string", "array": "a list", "int": "an integer", "float": "a number",
+          "bool": "true or false", "object": "an object"}  # fmt: skip
 _WHERE = re.compile(r" - at (?:`key` in )?`\$\.?([^`]*)`")
 
 
@@ -183,9 +186,17 @@ def _field_error(message: str) -> BadRequest:
     if missing:
         path = f"{path}.{missing.group(1)}" if path else missing.group(1)
         text = f"{path} is missing"
+    null = _NULL.match(text)
+    if null and path:
+        text = f"{path} is null; it must be {_kinds(null.group(1))}"
     return BadRequest(
-        f"{path + ': ' if path and not missing else ''}{text}.",
+        f"{path + ': ' if path and not (missing or null) else ''}{text}.",
         next_step="Correct the field; /docs lists every parameter.",
         param=path or None,
         code="invalid_value" if not missing else "missing_required_parameter",
     )
+
+
+def _kinds(given: str) -> str:
+    """msgspec's `str | array` in words."""
+    return " or ".join(_KINDS.get(kind, kind) for kind in given.split(" | "))

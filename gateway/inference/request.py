@@ -57,8 +57,13 @@ class InferenceRequest(Struct, frozen=True):
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
     truncate_prompt_tokens: int | None = None  # only so many of the prompt's last tokens are read
+    truncation_side: str = "left"  # where `truncate_prompt_tokens` cuts
+    return_tokens_as_token_ids: bool = False  # log-probabilities name tokens by id
+    return_token_ids: bool = False  # of the prompt and of the answer, beside the text
+    logprob_token_ids: tuple[int, ...] = ()  # log-probabilities of these, in place of the likeliest
+    include_reasoning: bool = True  # in a chat's answer, where the model writes any
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
-    echo: bool = False
+    echo: bool = False  # the prompt, or a chat's last assistant message, before the answer
     continue_final_message: bool = False  # the answer continues the last message
     end_user: str | None = None
     truncation: str = "disabled"
@@ -93,6 +98,10 @@ class Usage(Struct, frozen=True):
     cached: int
     output: int
     reasoning: int = 0  # of `output`
+    # Guesses that the engine made for a request with a prediction: those among `output`, and wrong
+    # ones, which cost nothing.
+    accepted: int = 0
+    rejected: int = 0
 
     @property
     def total(self) -> int:

@@ -1,18 +1,20 @@
 """The parameters that all text surfaces share, and their conversion for `InferenceRequest`."""
 
 from operator import attrgetter
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
+from core import lengths
 from core.errors import BadRequest, UnsupportedParameter
-from gateway.inference.decoding import Request, check_range
+from gateway.inference.decoding import Request, check_label, check_range
 
 MAX_STOPS = 16
 MAX_STOP_LENGTH = 256
 MAX_CHOICES = 128
 MAX_LOGPROBS = 20
+MAX_LOGPROB_IDS = 128
 
 Count = Annotated[int, Meta(ge=0)]
 Positive = Annotated[int, Meta(ge=1)]
@@ -61,6 +63,11 @@ class SamplingBody(Request):
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
     truncate_prompt_tokens: Positive | None = None
+    truncation_side: Literal["left", "right"] | None = None  # vLLM's, as is the next
+    return_tokens_as_token_ids: bool | None = None
+    return_token_ids: bool | None = None
+    logprob_token_ids: Annotated[list[Count], Meta(max_length=MAX_LOGPROB_IDS)] | None = None
+    request_id: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None
@@ -134,7 +141,17 @@ def _sampling_arguments(body: SamplingBody) -> dict[str, Any]:
         "ignore_eos": bool(body.ignore_eos),
         "include_stop_str_in_output": bool(body.include_stop_str_in_output),
         "truncate_prompt_tokens": body.truncate_prompt_tokens,
+        "truncation_side": body.truncation_side or "left",
+        "return_tokens_as_token_ids": bool(body.return_tokens_as_token_ids),
+        "return_token_ids": bool(body.return_token_ids),
+        "client_request_id": client_id_of(body.request_id),
+        "logprob_token_ids": tuple(dict.fromkeys(body.logprob_token_ids or ())),
     }
+
+
+def client_id_of(given: str | None) -> str | None:
+    """The client's own id of its request, as it may also send it in x-request-id."""
+    return check_label("request_id", given or None, lengths.CLIENT_REQUEST_ID)
 
 
 def _words(given: list[str] | None) -> tuple[str, ...] | None:
@@ -162,10 +179,13 @@ def _biases(given: dict[str, float] | None) -> dict[int, float]:
             "logit_bias takes at most 1,024 tokens.", param="logit_bias", code="invalid_value"
         )
     biases: dict[int, float] = {}
+    wrong = [repr(token[:40]) for token in given if not token.isdecimal() or len(token) > 9]
     for token, bias in given.items():
-        if not token.isdecimal() or len(token) > 9:
+        if wrong:
+            more = f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""
+            what = "which is not a token id" if len(wrong) == 1 else "which are not token ids"
             raise BadRequest(
-                f"logit_bias has {token[:40]!r}, which is not a token id.",
+                f"logit_bias has {', '.join(wrong[:5])}{more}, {what}.",
                 next_step="Use token ids as keys; /tokenize gives them.",
                 param="logit_bias",
                 code="invalid_value",
@@ -187,6 +207,21 @@ def check_stream_options(body: SamplingBody) -> None:
         raise not_streamed("prompt_logprobs")
     if body.use_beam_search and body.stream:
         raise chosen_at_the_end("use_beam_search")
+
+
+def check_logprob_ids(body: SamplingBody, *, scored: bool) -> None:
+    """`scored`: the request asks for log-probabilities of generated tokens."""
+    if not body.logprob_token_ids or (scored and not body.use_beam_search):
+        return
+    why = "is not supported with beam search" if body.use_beam_search else "needs logprobs"
+    raise BadRequest(
+        f"logprob_token_ids {why}.",
+        next_step="Remove logprob_token_ids."
+        if body.use_beam_search
+        else "Set logprobs, and max_tokens to at least 1, or remove logprob_token_ids.",
+        param="logprob_token_ids",
+        code="invalid_value",
+    )
 
 
 def not_streamed(param: str) -> UnsupportedParameter:

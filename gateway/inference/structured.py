@@ -10,13 +10,15 @@ _KINDS = ("json", "regex", "choice", "grammar", "json_object")
 _GUIDED = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
 _guided = attrgetter(*_GUIDED)
 _NOT_GUIDED = (None,) * len(_GUIDED)
+_NAME = "structured_outputs"
 
 
-def structured_of(body: SamplingBody, form: Any = None) -> dict[str, Any]:
-    """The engine parameter `structured_outputs`, if one is asked for. `form`: the response_format."""
+def structured_of(body: SamplingBody, form: Any = None) -> tuple[dict[str, Any], dict[str, str]]:
+    """The engine parameter `structured_outputs`, if one is asked for, and the field that asks for it,
+    by the parameter's name. `form`: the response_format."""
     asked = _asked(body)
     if not asked:
-        return {}
+        return {}, {}
     if len(asked) > 1 or form not in (None, {"type": "text"}):
         named = [*asked, *(["response_format"] if form is not None else [])]
         raise BadRequest(
@@ -27,7 +29,7 @@ def structured_of(body: SamplingBody, form: Any = None) -> dict[str, Any]:
         )
     ((name, (kind, value)),) = asked.items()
     _check(name, kind, value)
-    return {"structured_outputs": {kind: value}}
+    return {_NAME: {kind: value}}, {_NAME: name}
 
 
 def _asked(body: SamplingBody) -> dict[str, tuple[str, Any]]:

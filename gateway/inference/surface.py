@@ -19,6 +19,7 @@ class ResponseInfo(Struct, frozen=True):
     model: str  # the name that the client sent
     codec: TextCodec | None
     prompt_tokens: int
+    prompts: Sequence[list[int]] = ()  # token ids of each prompt, where the client asks for them
 
 
 class StreamWriter(Protocol):

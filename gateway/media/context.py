@@ -23,7 +23,7 @@ from gateway.prompts.prompt import Prompt
 from gateway.routing.router import Query
 from gateway.screening.moderator import ScreeningResult
 from gateway.spans import NO_TRACE, Trace
-from gateway.streaming.choices import OutputGuard
+from gateway.streaming.output_guard import OutputGuard
 
 
 @dataclass(slots=True, eq=False)

@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 
 from core.errors import ContentBlocked
-from gateway.streaming.choices import OutputGuard
+from gateway.streaming.output_guard import OutputGuard
 from gateway.threads import run_in_thread
 
 GUARDS = 2  # of a request: one for the text, one for what stands beside it

@@ -7,6 +7,7 @@ so generated = billed + waived. Prompt tokens that the engine processed are bill
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from functools import cache, partial
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from msgspec import Struct, field
@@ -95,27 +96,28 @@ class MeterServices(Struct, frozen=True):
 class Meter:
     """Meters one request, from its opened record to its usage event."""
 
+    first_token_ms: int | None = None
+    is_warm_up = False
+    streamed = False
+    moderation: str | None = None
+    prompt_order: str | None = None
+    # Tokens that the order as given would have found cached; None if prompt order changed nothing.
+    cached_as_given: int | None = None
+    truncated: str | None = None
+    routed: str | None = None
+    fallback_from: tuple[str, ...] = ()  # models that failed before this one
+    canary_of = ""
+    event: UsageEvent | None = None
+
     def __init__(
         self, services: MeterServices, opened: OpenedRequest, trace: Trace = NO_TRACE
     ) -> None:
         self.opened = opened
-        self.first_token_ms: int | None = None
-        self.is_warm_up = False
-        self.streamed = False
-        self.moderation: str | None = None
-        self.prompt_order: str | None = None
-        # Tokens that the order as given would have found cached; None if prompt order changed nothing.
-        self.cached_as_given: int | None = None
-        self.truncated: str | None = None
-        self.routed: str | None = None
-        self.fallback_from: tuple[str, ...] = ()  # models that failed before this one
-        self.canary_of = ""
         self._spool = services.spool
         self._clock = services.clock
         self._started = services.clock.monotonic()
         self._acknowledge = services.acknowledge
         self._trace = trace
-        self.event: UsageEvent | None = None
 
     @classmethod
     def from_context(
@@ -364,6 +366,10 @@ def usage_event(
     )
 
 
+_KINDS = ("input", "cached", "output", "waived")
+_counted = attrgetter(*[f"{kind}_tokens" for kind in _KINDS])
+
+
 @cache
 def _tokens(model: str, kind: str) -> Counter:
     return metrics.tokens.labels(model, kind)
@@ -375,11 +381,6 @@ def _first_token(model: str) -> Histogram:
 
 
 def _count(event: UsageEvent) -> None:
-    for kind, count in (
-        ("input", event.input_tokens),
-        ("cached", event.cached_tokens),
-        ("output", event.output_tokens),
-        ("waived", event.waived_tokens),
-    ):
+    for kind, count in zip(_KINDS, _counted(event), strict=True):
         if count:
             _tokens(event.model, kind).inc(count)

@@ -8,6 +8,9 @@ knows only the prompts that it served.
 """
 
 from collections import OrderedDict
+from collections.abc import Iterable
+from itertools import accumulate, takewhile
+from operator import eq
 
 import orjson
 
@@ -31,23 +34,27 @@ class GivenOrders:
         ordered = prompt.request
         before = [*(given.tools or ()), *(given.messages or ())]
         after = [*(ordered.tools or ()), *(ordered.messages or ())]
-        prefix, size, cached = hash(owner), 0, 0
-        in_place = known = True
-        for index, part in enumerate(before):
-            text = orjson.dumps(part)
-            prefix, size = hash((prefix, text)), size + len(text)
-            in_place = in_place and index < len(after) and part == after[index]
-            known = self._is_known(prefix) and known
-            if in_place or known:
-                cached = size
+        texts = list(map(orjson.dumps, before))
+        prefixes = [*accumulate(texts, _prolonged, initial=hash(owner))][1:]
+        in_place = _leading(map(eq, before, after))
+        known = _leading(map(self._seen.__contains__, prefixes))
+        self._note(prefixes)
+        sizes = [0, *accumulate(map(len, texts))]
+        return len(prompt.ids) * sizes[max(in_place, known)] // max(1, sizes[-1])
+
+    def _note(self, prefixes: list[int]) -> None:
+        """From now on they were seen before."""
+        self._seen.update(dict.fromkeys(prefixes))
+        for prefix in prefixes:
+            self._seen.move_to_end(prefix)
         while len(self._seen) > _MAX_PARTS:
             self._seen.popitem(last=False)
-        return len(prompt.ids) * cached // max(1, size)
 
-    def _is_known(self, prefix: int) -> bool:
-        """Whether the prefix was seen before; from now on it was."""
-        known = prefix in self._seen
-        self._seen[prefix] = None
-        if known:
-            self._seen.move_to_end(prefix)
-        return known
+
+def _prolonged(prefix: int, text: bytes) -> int:
+    return hash((prefix, text))
+
+
+def _leading(answers: Iterable[bool]) -> int:
+    """How many of the answers come before the first that is no."""
+    return len(list(takewhile(bool, answers)))

@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 
 from billing import partitions, usage
 from billing.archive.reading import known_elsewhere
-from billing.differences import Difference, lost
+from billing.differences import MAX_REQUEST_IDS, Difference, lost
 from billing.models import ParkedEvent, UsageEventRow
 from core.clock import Clock
 from core.database import Database
@@ -99,19 +99,43 @@ def recover(
 def files_and_events(
     session: Session, settings: Settings, clock: Clock, files: list[Path]
 ) -> list[Difference]:
-    """An audit's check: every billable receipt in the files has its usage event."""
-    newest, missing = _newest(clock, MIN_AGE_S), list[str]()
+    """An audit's check: every billable receipt in the files has its usage event, and what the database
+    keeps of a receipt is what the file says."""
+    newest, missing, wrong = _newest(clock, MIN_AGE_S), list[str](), list[str]()
     waiting = requests_in_spools(settings)
     for path in files:
         for requests in _batches(path, newest):
             found = Recovered()
             events = _missing(session, clock, requests, waiting, found)
             missing += [event.request_id for event in events] + found.unknown_tenant
+            wrong += _differing(session, requests)
     message = (
         "an engine's receipt file holds requests that the database lost; "
         "run tollhouse recover --from-receipts"
     )
-    return lost("receipt files/events", message, missing)
+    differences = lost("receipt files/events", message, missing)
+    if wrong:
+        message = "the token counts of an engine's receipt file and of the database differ"
+        ids = tuple(sorted(wrong)[:MAX_REQUEST_IDS])
+        differences.append(
+            Difference("receipt files/receipts", "amount", message, len(wrong), 0, ids)
+        )
+    return differences
+
+
+def _differing(session: Session, requests: dict[str, list[Receipt]]) -> list[str]:
+    """Ids of receipts that the database has, but from no engine with the counts of the file. One that
+    it lacks came with no answer, because its gateway died; its event is judged."""
+    held = {
+        each.request_id: (each.prompt, each.cached, each.generated)
+        for receipts in requests.values()
+        for each in receipts
+    }
+    stored: dict[str, set[tuple[int, int, int]]] = {}
+    for each in usage.receipts_of(session, list(held)):
+        counts = (each.prompt_tokens, each.cached_tokens, each.generated_tokens)
+        stored.setdefault(each.request_id, set()).add(counts)
+    return [name for name, counts in stored.items() if held[name] not in counts]
 
 
 def _newest(clock: Clock, min_age_s: float) -> str:

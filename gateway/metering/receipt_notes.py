@@ -2,7 +2,8 @@
 engine in the receipt. The engine does not read it."""
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -36,7 +37,7 @@ def note_of(ctx: "RequestContext") -> str:
     if ctx.options.is_warm_up or ctx.reservation is None:
         return ""
     principal, adapter = ctx.principal, ctx.target.adapter
-    note = ReceiptNote(
+    return _written(
         principal.project_id,
         principal.key_id,
         ctx.target.model.name,
@@ -48,7 +49,12 @@ def note_of(ctx: "RequestContext") -> str:
         ctx.exchange.batch_job,
         max(1, len(ctx.prompt.parts)),
     )
-    return _encode(note).decode()
+
+
+@lru_cache(maxsize=4_096)
+def _written(*fields: Any) -> str:
+    """Requests of one key for one model have the same, unless they are of a batch."""
+    return _encode(ReceiptNote(*fields)).decode()
 
 
 def opened_of(request_id: str, receipts: list[Receipt], engine_id: str) -> OpenedRequest | None:

@@ -125,9 +125,11 @@ class Recovery:
             if path == self._own or path in self._adopted:
                 continue
             try:
-                file = SpoolFile(path)
-                retry_parked(file)
+                file = _file_of_the_dead(path)
             except OSError:  # locked: its process is alive
+                continue
+            except sqlite3.OperationalError as error:  # a full disk, for one
+                log.warning("cannot adopt %s; retrying in the next round: %s", path.name, error)
                 continue
             except sqlite3.DatabaseError as error:
                 if path not in self._unreadable:
@@ -199,6 +201,17 @@ class Recovery:
         stored = merged_receipt(opened.request_id, [_receipt_of(opened, each) for each in counts])
         # Who had counted them, the server or a tokenizer, is not stored.
         return replace(event_of_receipt(opened, stored, now), counted_by=None), []
+
+
+def _file_of_the_dead(path: Path) -> SpoolFile:
+    """With its parked records put back. Unlocked again if that fails, or nobody could ever adopt it."""
+    file = SpoolFile(path)
+    try:
+        retry_parked(file)
+    except BaseException:
+        file.close()
+        raise
+    return file
 
 
 def _receipt_of(opened: OpenedRequest, count: EngineCount) -> Receipt:

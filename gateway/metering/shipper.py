@@ -7,6 +7,7 @@ stored is parked with the reason, so that it does not block the others.
 """
 
 import asyncio
+import contextlib
 import logging
 import sqlite3
 import threading
@@ -93,6 +94,7 @@ class Shipper:
                     log.warning("cannot ship usage; retrying in %.1f s: %s", pause, brief(error))
                     if last_round:
                         return
+                    _checkpoint(reader)  # or the WAL would hold every version of a page
                     self._update_metrics(reader)
                     self._stopping.wait(pause)
                     pause = min(pause * 2, LONGEST_PAUSE_S)
@@ -117,7 +119,8 @@ class Shipper:
         if waiting and self._failing_since is None:
             self._failing_since = now
         metrics.spool_waiting.set(waiting)
-        metrics.spool_parked.set(count_parked(reader))
+        with contextlib.suppress(sqlite3.Error):  # of a full disk: the thread must outlive it
+            metrics.spool_parked.set(count_parked(reader))
         metrics.spool_age_seconds.set(now - self._failing_since if self._failing_since else 0)
 
     def drain(self, reader: sqlite3.Connection, *, whole: bool) -> None:
@@ -138,6 +141,7 @@ class Shipper:
             )
             shipped_batch = shipper.ship(self._shipped, BATCH)
             if not shipped_batch.last:
+                self._spool.file.shrink()
                 return
             self._cpu_s += shipped_batch.cpu_s
             self._under_load |= shipped_batch.rows >= _MANY
@@ -146,9 +150,14 @@ class Shipper:
                     self._spool.park(seq, reason)
             self._shipped = shipped_batch.last
             self._spool.forget_shipped(shipped_batch.last)
-            reader.execute("pragma wal_checkpoint(passive)")
+            _checkpoint(reader)
             if not whole and shipped_batch.last - shipped_batch.first + 1 < BATCH:
                 return
+
+
+def _checkpoint(reader: sqlite3.Connection) -> None:
+    with contextlib.suppress(sqlite3.Error):  # on a full disk: a later one will do
+        reader.execute("pragma wal_checkpoint(passive)")
 
 
 def ship_file(

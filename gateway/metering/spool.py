@@ -25,6 +25,7 @@ from pathlib import Path
 
 from core.errors import Unavailable
 from core.events import EngineCount, ModerationEvent, OpenedRequest, UsageEvent
+from gateway.metering import spool_disk
 from gateway.metering.folding import REFUSALS, Execute, apply_singly, apply_together
 from gateway.metering.spool_log import AppendLog, keep_damaged, log_path, logs_of, read_log
 from gateway.metering.spool_records import OutboxRow, opened_decoder
@@ -63,11 +64,14 @@ class SpoolFile:
     """The SQLite file and its logs, under an exclusive lock that the system releases when the process
     ends.
 
-    `waiting` is the number of records in the outbox. A count of the rows would read all of them."""
+    `waiting` is the number of records in the outbox. A count of the rows would read all of them.
+    `reserve` bytes of the disk are left to records of requests that are admitted."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, reserve: int = spool_disk.RESERVE) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
+        self._folder = str(path.parent)
+        self._reserve = reserve
         self.waiting = 0
         self._counting = threading.Lock()
         self._folding = threading.RLock()  # one uses the connection at a time
@@ -103,6 +107,16 @@ class SpoolFile:
         self.fold()
         return self._connection
 
+    def has_room(self) -> bool:
+        """Whether the disk has room for the records of another request."""
+        return spool_disk.has_room(self._folder, self._reserve)
+
+    def shrink(self) -> None:
+        """Give back what a long outage of the database took of the disk. Called in the shipper's
+        thread."""
+        with self._folding:
+            spool_disk.shrink(self._connection, self._reserve // 4)
+
     def append(self, statements: list[Statement]) -> None:
         """All of them or none, as one frame of the log; the tables have them after the next fold.
         Raises OSError."""
@@ -136,7 +150,7 @@ class SpoolFile:
                     waiting += outbox * execute(sql, values).rowcount
                 execute("commit")
             except BaseException:
-                execute("rollback")
+                self._roll_back()
                 raise
             with self._counting:
                 self.waiting += waiting
@@ -223,10 +237,16 @@ class SpoolFile:
             execute("update folded set log = ?", (number,))
             execute("commit")
         except BaseException:
-            execute("rollback")
+            self._roll_back()
             raise
         with self._counting:
             self.waiting -= gone
+
+    def _roll_back(self) -> None:
+        if (
+            self._connection.in_transaction
+        ):  # SQLite may have done it itself: on a full disk it does
+            self._connection.execute("rollback")
 
 
 def connect(path: Path) -> sqlite3.Connection:
@@ -257,10 +277,19 @@ class Spool:
         self._batch: list[Statement] = []
         self._waiters: list[asyncio.Future[None]] = []
         self._retry: list[Statement] = []  # statements that the disk refused, to be retried
+        self._had_room = True
+        self._retry_waits = False  # one timer, however many commits fail
         self._on_durable: list[Callable[[], None]] = []  # called once everything queued is durable
 
     async def open(self, record: OpenedRequest) -> None:
         """Returns when the record is durable; raises Unavailable if the disk refuses it."""
+        has_room = self.file.has_room()
+        if has_room != self._had_room:
+            self._had_room = has_room
+            if not has_room:
+                log.error("the disk of %s is full: requests are refused", self.file.path)
+        if not has_room:
+            raise spool_disk.no_room()
         await self._add([insert_opened(record)])
 
     async def reopen(self, record: OpenedRequest) -> None:
@@ -337,17 +366,17 @@ class Spool:
         log.error("the spool %s cannot be written: %s", self.file.path, error)
         # The callers of `open` get an error; every other statement must not be lost.
         self._retry = [each for each in batch if not each.is_opening]
-        if self._retry and self._loop is not None:
-            self._loop.call_later(_RETRY_S, self.flush)
-        failure = Unavailable(
-            "The gateway cannot record usage on its disk, so it accepts no new requests.",
-            next_step="Free disk space in TOLLHOUSE_DATA_DIR; pending records are then written.",
-            code="spool_unavailable",
-            retry_after_s=5.0,
-        )
+        if self._retry and self._loop is not None and not self._retry_waits:
+            self._retry_waits = True
+            self._loop.call_later(_RETRY_S, self._flush_again)
+        failure = spool_disk.no_room()
         for waiter in waiters:
             if not waiter.done():
                 waiter.set_exception(failure)
+
+    def _flush_again(self) -> None:
+        self._retry_waits = False
+        self.flush()
 
     async def _add(self, statements: list[Statement]) -> None:
         waiter = asyncio.get_running_loop().create_future()

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 
 from tokenizers import Tokenizer
 
+from gateway.prompts.beginnings import LEAST, NOTHING, TAIL, Beginning, Beginnings
 from gateway.prompts.encoding import TextEncoder, TooManyTokens
 from gateway.prompts.word_cache import WordCache
 
@@ -54,17 +55,26 @@ class PrefixTokenCache:
     ) -> None:
         self._encoder = encoder or TextEncoder(tokenizer)
         self._words = words
-        self._max_bytes = max_bytes
+        self._max_bytes = max_bytes // 2
+        self._beginnings = Beginnings(max_bytes // 2)
         self._min_piece = min_piece
         self._cuts = _cuts(tokenizer)
         self._vocabulary = tokenizer.get_vocab_size(with_added_tokens=True)
         self._entries: OrderedDict[_Key, list[int]] = OrderedDict()
         self._lock = threading.Lock()
-        self.bytes = 0
+        self._bytes = 0
+
+    @property
+    def bytes(self) -> int:
+        return self._bytes + self._beginnings.bytes
 
     def pieces(self, tenant_id: str, text: str) -> "Pieces":
         """The text in pieces, with the cached ids. Encodes nothing."""
-        cut = self._cut(text)
+        places, begun = self._places(text), NOTHING
+        if places:
+            with self._lock:
+                begun = self._beginnings.longest(tenant_id, text, places)
+        cut = self._cut(text, begun.length, places[-1] if places else 0)
         found: list[list[int] | None] = []
         with self._lock:
             for piece in cut[:-1]:
@@ -73,7 +83,7 @@ class PrefixTokenCache:
                 if ids is not None:
                     self._entries.move_to_end(key)
                 found.append(ids)
-        return Pieces(self, tenant_id, cut, [*found, None])
+        return Pieces(self, tenant_id, text, begun, cut, [*found, None], keeps=bool(places))
 
     def encode(self, text: str, at_most: int | None = None) -> list[int]:
         ids = self._words.encode(text) if self._words is not None else None
@@ -88,20 +98,40 @@ class PrefixTokenCache:
             for piece, ids in new:
                 if (tenant_id, piece) not in self._entries:
                     self._entries[tenant_id, piece] = ids
-                    self.bytes += _size(piece, ids)
-            while self.bytes > self._max_bytes:
+                    self._bytes += _size(piece, ids)
+            while self._bytes > self._max_bytes:
                 (_, piece), ids = self._entries.popitem(last=False)
-                self.bytes -= _size(piece, ids)
+                self._bytes -= _size(piece, ids)
 
-    def _cut(self, text: str) -> list[str]:
-        """Every piece but the first begins with a control token, so a tokenizer that treats the start
-        of a text differently does so only once. The end of a piece never depends on later text."""
+    def keep(self, tenant_id: str, beginning: str, ids: list[int], *, shared: bool) -> None:
+        with self._lock:
+            self._beginnings.keep(tenant_id, beginning, ids, shared=shared)
+
+    def drop(self, tenant_id: str, beginning: str) -> None:
+        """Of a conversation that went on, for which a longer one is kept."""
+        with self._lock:
+            self._beginnings.drop(tenant_id, beginning)
+
+    def _places(self, text: str) -> list[int]:
+        """Where a piece may begin, near the end of a long text."""
+        if self._cuts is None or len(text) < LEAST:
+            return []
+        begin = max(self._min_piece, len(text) - TAIL)
+        return [found.start() for found in self._cuts.finditer(text, begin)]
+
+    def _cut(self, text: str, begun: int = 0, last: int = 0) -> list[str]:
+        """From `begun` on, and once more at `last`. Every piece but the first begins with a control
+        token, so a tokenizer that treats the start of a text differently does so only once. The end of
+        a piece never depends on later text."""
         if self._cuts is None:
             return [text]
-        cut, begun, find, least = [], 0, self._cuts.search, self._min_piece
+        cut, find, least = [], self._cuts.search, self._min_piece
         while (found := find(text, begun + least)) is not None:
             cut.append(text[begun : found.start()])
             begun = found.start()
+        if begun < last:
+            cut.append(text[begun:last])
+            begun = last
         return [*cut, text[begun:]]
 
 
@@ -112,13 +142,22 @@ class Pieces:
         self,
         prefix_tokens: PrefixTokenCache,
         tenant_id: str,
+        text: str,
+        begun: Beginning,
         cut: list[str],
         known: list[list[int] | None],
+        *,
+        keeps: bool,
     ) -> None:
+        """`begun` is known as a whole; `cut` are the pieces behind it. `keeps`: whether the text is so
+        long that its beginning is worth an entry."""
         self._cache = prefix_tokens
         self._tenant_id = tenant_id
+        self._text = text
+        self._begun = begun
         self._cut = cut
         self._known = known
+        self._keeps = keeps
 
     @property
     def new_characters(self) -> int:
@@ -128,22 +167,43 @@ class Pieces:
 
     def ids(self, at_most: int | None = None) -> list[int]:
         """Raises TooManyTokens, before all is encoded, where there are more than `at_most`."""
-        whole: list[int] = []
+        whole = list(self._begun.ids)
         new: list[tuple[str, list[int]]] = []
+        shared = 0, 0  # what was known of the text from its beginning on: characters, ids
+        at = self._begun.length
         for piece, known in zip(self._cut, self._known, strict=True):
             if known is not None:
                 whole += known
+                at += len(piece)
+                if not new:
+                    shared = at, len(whole)
                 continue
             left = None if at_most is None else at_most - len(whole)
             try:
                 ids = self._cache.encode(piece, left)
             except TooManyTokens as error:
                 raise TooManyTokens(len(whole) + error.tokens) from None
+            ids = self._cache.shared(ids)
             whole += ids
-            new.append((piece, self._cache.shared(ids)))
-        if new := new[:-1]:
-            self._cache.store(self._tenant_id, new)
+            at += len(piece)
+            new.append((piece, ids))
+        if len(new) > 1:
+            self._cache.store(self._tenant_id, new[:-1])
+        if self._keeps:
+            self._keep(whole, len(whole) - len(new[-1][1]), shared)
         return whole
+
+    def _keep(self, whole: list[int], count: int, shared: tuple[int, int]) -> None:
+        """The beginning with the first `count` ids, which end before the last piece; and what was
+        found piece by piece, of which another text has the same."""
+        cache, tenant, text, begun = self._cache, self._tenant_id, self._text, self._begun
+        if shared[0] >= LEAST:
+            cache.keep(tenant, text[: shared[0]], whole[: shared[1]], shared=True)
+        length = len(text) - len(self._cut[-1])
+        if length > begun.length:
+            cache.keep(tenant, text[:length], whole[:count], shared=False)
+            if begun.length and not begun.shared:
+                cache.drop(tenant, text[: begun.length])
 
 
 def _size(piece: str, ids: list[int]) -> int:

@@ -20,10 +20,12 @@ from gateway.inference.chat.media_parts import CAPABILITIES, KINDS, RESERVED_TOK
 from gateway.inference.request import InferenceRequest
 from gateway.prompts.embedded_texts import read_texts
 from gateway.prompts.encoding import TooManyTokens
+from gateway.prompts.predictions import predicted_ids, text_of
 from gateway.prompts.prefix_tokens import Pieces
 from gateway.prompts.prompt_order import PromptOrder, Volatile, reorder
 from gateway.prompts.rendering import RenderedPrompt, render_prompt
-from gateway.prompts.tokenizing import TextCodec
+from gateway.prompts.tokenizing import INLINE_CHARACTERS, TextCodec
+from gateway.prompts.tool_lists import tool_list
 from gateway.prompts.truncation import counted_texts, estimate, most_tokens, texts_of, truncate
 from gateway.prompts.volatile import volatile_rule
 from gateway.stored_responses.expansion import check_may_store
@@ -40,7 +42,6 @@ _ORDERS = {order.value: order for order in PromptOrder}
 _INLINE_CHARACTERS = 64_000
 _INLINE_PROMPT = 20_000  # characters or ids, which are decoded
 _INLINE_MESSAGES = 100
-_INLINE_NEW_CHARACTERS = 2_000  # longer texts are encoded in a thread; about a millisecond
 
 Held = Callable[[], AbstractAsyncContextManager[None]]
 
@@ -52,6 +53,7 @@ class Prompt(Struct, frozen=True):
     headers: dict[str, str] = field(default_factory=dict)
     order: str | None = None  # for the usage event
     parts: tuple["Prompt", ...] = ()  # one per prompt when there are several
+    prediction: list[int] = field(default_factory=list)  # for the built-in engine's guesses
     most_tokens: int = 0  # without a tokenizer: the most that the prompt may turn out to have
 
     @property
@@ -85,6 +87,11 @@ async def prepare_for(
     prompt = await prepare(request, model.codec, model.context_length, principal, held)
     if request.inputs is not None and model.parameters is not None:
         prompt = replace(prompt, parts=())  # an upstream takes all texts in one call
+    if request.prediction is not None and model.parameters is None and model.codec is not None:
+        async with held():
+            text = text_of(request.prediction)
+            ids = await predicted_ids(text, model.codec, model.context_length)
+        prompt = replace(prompt, prediction=ids)
     if notes:
         prompt.headers[NOTE_HEADER] = " ".join(notes)
     return prompt
@@ -161,7 +168,7 @@ def _prepare_now(request: InferenceRequest, target: _Target) -> Prompt:
 async def _prepare_one(request: InferenceRequest, target: _Target, held: Held) -> Prompt:
     draft = _draft(request, target)
     marked = draft.text is not None and draft.text.mark is not None
-    if marked or draft.new_characters > _INLINE_NEW_CHARACTERS:
+    if marked or draft.new_characters > INLINE_CHARACTERS:
         async with held():
             ids = await asyncio.to_thread(_encode, draft, target.context_length)
             return _prompt(draft, ids, target)
@@ -178,7 +185,7 @@ def _draft(request: InferenceRequest, target: _Target) -> _Draft:
             raise _ids_without_tokenizer("prompt")
         return _Draft(request, order)
     if request.prompts and isinstance(request.prompts[0], list):
-        ids = request.prompts[0][-(request.truncate_prompt_tokens or 0) :]
+        ids = _kept(request.prompts[0], request)
         if len(ids) < target.context_length:  # otherwise it is refused unread
             _check_ids(ids, codec.vocab_size)
             text = codec.decode(ids, special=True)
@@ -188,12 +195,19 @@ def _draft(request: InferenceRequest, target: _Target) -> _Draft:
     return _Draft(request, order, rendered, rendered.pieces(tenant_id))
 
 
+def _kept(ids: list[int], request: InferenceRequest) -> list[int]:
+    """The prompt's tokens without those that the client lets drop, at the side that it names."""
+    most = request.truncate_prompt_tokens
+    if most is None:
+        return ids
+    return ids[-most:] if request.truncation_side == "left" else ids[:most]
+
+
 def _encode(draft: _Draft, context_length: int) -> list[int]:
     if draft.text is None and draft.ids is None:  # without a tokenizer
         return [0] * estimate(counted_texts(draft.request))
-    last = draft.request.truncate_prompt_tokens
-    if last is not None:
-        return draft.encode(None)[-last:]
+    if draft.request.truncate_prompt_tokens is not None:
+        return _kept(draft.encode(None), draft.request)
     try:
         return draft.encode(context_length)
     except TooManyTokens as error:
@@ -265,6 +279,8 @@ def apply_prompt_order(
         return request, None
     if order is not PromptOrder.FULL and not request.tools:
         return request, str(order)
+    if order is PromptOrder.SAFE and (tools := tool_list(principal.tenant_id, request.tools or ())):
+        return replace(request, tools=tools), f"{order.value}:tools" if tools.moved else order.value
     rules = principal.settings.get("volatile") or {}
     try:
         rule = _rule(tuple(rules.get("kinds", ("dates", "ids"))), tuple(rules.get("patterns", ())))
@@ -289,7 +305,8 @@ def _check_ids(ids: list[int], vocab_size: int) -> list[int]:
     for token in ids:
         if not 0 <= token < vocab_size:
             raise BadRequest(
-                f"prompt contains the token id {token}; this model has ids 0 to {vocab_size - 1}.",
+                f"prompt contains the token id {token}, which is out of vocabulary: this model has "
+                f"ids 0 to {vocab_size - 1}.",
                 next_step="Use ids of this model's tokenizer; /tokenize returns them.",
                 param="prompt",
             )
@@ -309,11 +326,13 @@ def _too_long(
     request: InferenceRequest, prompt_tokens: int, context_length: int
 ) -> ContextLengthExceeded:
     requested = request.max_tokens
-    output = f" and max_tokens is {requested}" if requested is not None else ""
+    named = request.extra.get("named", {})
+    most, prompt = named.get("max_tokens", "max_tokens"), _param_name(request)
+    output = f" and {most} is {requested}" if requested is not None else ""
     return ContextLengthExceeded(
         f"The model's context is {context_length} tokens; the prompt has {prompt_tokens}{output}.",
-        next_step="Shorten the prompt or max_tokens, or let truncation drop old turns.",
-        param=_param_name(request) if prompt_tokens >= context_length else "max_tokens",
+        next_step=f"Shorten the prompt or {most}, or let truncation drop old turns.",
+        param=named.get(prompt, prompt) if prompt_tokens >= context_length else most,
     )
 
 

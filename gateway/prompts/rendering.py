@@ -6,13 +6,14 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from core.errors import BadRequest
+from gateway.inference.plain_messages import PlainMessages
 from gateway.inference.request import InferenceRequest
 from gateway.prompts.json_text import json_text
 from gateway.prompts.prefix_tokens import MIN_TEXT, Pieces
 from gateway.prompts.tokenizing import TextCodec
+from gateway.prompts.tool_lists import GATEWAY_MARKS, ToolList
 
 NO_CHAT_TEMPLATE = "no_chat_template"
-_GATEWAY_MARKS = ("cache_control", "volatile", "rank")  # hidden from the template
 _PLAIN_FIELDS = 2  # of a message that has a role and content alone
 
 
@@ -96,10 +97,14 @@ def render_chat(
         )
     variables = variables or {}
     template.check_variables(variables)
-    messages = [_template_message(message) for message in given]
+    messages = (
+        given
+        if type(given) is PlainMessages and "developer" not in given.roles
+        else [_template_message(message) for message in given]
+    )
     if tools and not template.supports_tools:
-        listed = "\n".join(map(json_text, tools))
-        messages.insert(0, {"role": "system", "content": f"Tools:\n{listed}"})
+        listed = "\n".join(tools.texts if type(tools) is ToolList else map(json_text, tools))
+        messages = [{"role": "system", "content": f"Tools:\n{listed}"}, *messages]
         tools = None
     if not codec.control.occur_in(messages, tools, variables):
         text = template.render(
@@ -122,7 +127,7 @@ def _template_message(message: dict[str, Any]) -> dict[str, Any]:
         if message["role"] != "developer":
             return message  # role and content: the template reads it as it is
         return {"role": "system", "content": content}
-    result = {k: v for k, v in message.items() if k not in _GATEWAY_MARKS}
+    result = {k: v for k, v in message.items() if k not in GATEWAY_MARKS}
     if isinstance(content, list):
         result["content"] = "".join(part.get("text", "") for part in content)
     if result["role"] == "developer":

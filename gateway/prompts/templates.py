@@ -12,6 +12,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from core.clock import SystemClock
 from core.errors import BadRequest, SettingError
+from gateway.inference.plain_messages import PlainMessages
+from gateway.prompts.turn_formats import turn_formats
 
 DEFAULT, TOOL_USE = "default", "tool_use"  # names that transformers gives a meaning
 
@@ -45,6 +47,7 @@ class ChatTemplate:
         if tool_use is not None and DEFAULT in named:
             self._with_tools = _compiled(environment, tool_use)
         self._tokens = tokens
+        self._turns = turn_formats(environment, named.get(DEFAULT) or named[TOOL_USE], tokens)
         self.source = "\n".join(named.values())
         # Of the variables that ask for reasoning, those that the templates read.
         self._effort_names = [
@@ -75,6 +78,10 @@ class ChatTemplate:
         **extra: Any,
     ) -> str:
         """`extra` are further variables of the template, such as `enable_thinking`."""
+        if type(messages) is PlainMessages and self._turns and not tools and not extra:
+            text = self._turns.write(messages, begins_answer=add_generation_prompt)
+            if text is not None:
+                return text
         template = self._with_tools if tools else self._template
         try:
             return template.render(

@@ -18,6 +18,7 @@ from gateway.prompts.prefix_tokens import PrefixTokenCache
 from gateway.prompts.templates import ChatTemplate
 from gateway.prompts.word_cache import WordCache
 
+INLINE_CHARACTERS = 2_000  # longer texts are encoded in a thread; about a millisecond
 _REPLACEMENT = "\ufffd"  # what decoders emit for incomplete UTF-8
 _MAX_PENDING = 8  # tokens; a code point has at most 4 bytes, so more than this is not UTF-8
 

@@ -7,6 +7,7 @@ from typing import Any
 import orjson
 from msgspec.structs import replace
 
+from gateway.inference.plain_messages import PlainMessages
 from gateway.inference.request import InferenceRequest
 from gateway.prompts.context_budget import Count, Message, Truncation, fit
 from gateway.prompts.rendering import render_chat
@@ -82,6 +83,8 @@ def _bytes(texts: Sequence[str]) -> int:
 
 
 def _texts(messages: Sequence[Message]) -> tuple[str, ...]:
+    if type(messages) is PlainMessages:
+        return messages.texts
     texts: list[str] = []
     for message in messages:
         content = message.get("content")

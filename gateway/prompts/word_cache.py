@@ -47,16 +47,17 @@ class WordCache:
                 continue
             words = self._words.findall(part)
             found = list(map(cached.get, words))
-            if all(found):
-                result.extend(chain.from_iterable(found))  # type: ignore[arg-type]
-                continue
-            for word, ids in zip(words, found, strict=True):
-                if ids is None:
+            made: dict[str, list[int]] = {}
+            for _ in range(found.count(None)):
+                at = found.index(None)
+                word = words[at]
+                if word not in made:
                     new += 1
-                    if new > _MAX_NEW_WORDS:
+                    if new > _MAX_NEW_WORDS:  # what was encoded so far is known the next time
                         return None
-                    ids = self._encode(word)
-                result += ids
+                    made[word] = self._encode(word)
+                found[at] = made[word]
+            result.extend(chain.from_iterable(found))  # type: ignore[arg-type]
         return result
 
     def _encode(self, word: str) -> list[int]:

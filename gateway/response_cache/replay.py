@@ -16,6 +16,7 @@ from engine.protocol import Receipt
 from gateway.response_cache.rules import CachedAnswer, Lookup
 from gateway.routing.router import Route
 from gateway.streaming.chunks import tokens_of
+from gateway.streaming.coverage import FreeCoverage
 from gateway.streaming.delivery import Delivery
 from gateway.upstreams.base import Chunk, Generation, Job, TextChunk, TokenChunk
 
@@ -129,6 +130,7 @@ class CachedGeneration:
 class CachedDelivery(Delivery):
     def __init__(self, answer: CachedAnswer, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
+        self._coverage = FreeCoverage(named["reservation"])
         self._answer_again = answer
 
     async def _start_generation(self, route: Route, job: Job) -> Generation:
@@ -136,11 +138,6 @@ class CachedDelivery(Delivery):
         self._begin_choices(job, text=self._answer_again.text)
         self._generation = CachedGeneration(self._answer_again)
         return self._generation
-
-    async def _covered_chunks(self, chunks: list[Chunk]) -> list[Chunk]:
-        """All: the price of a cached answer does not depend on its tokens."""
-        self._delivered_tokens += sum(tokens_of(chunk) for chunk in chunks)
-        return chunks
 
 
 def delivery_of(ctx: "RequestContext", lookup: Lookup) -> Callable[..., Delivery]:

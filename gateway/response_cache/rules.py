@@ -124,6 +124,8 @@ def _alike(request: InferenceRequest) -> InferenceRequest:
         end_user=None,
         client_request_id=None,
         timeout_s=None,
+        service_tier=None,
+        prediction=None,
     )
 
 

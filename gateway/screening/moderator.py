@@ -9,7 +9,7 @@ from core.errors import ContentBlocked
 from core.tenants.keys import Principal
 from gateway.http.exchange import Headers
 from gateway.inference.request import InferenceRequest
-from gateway.streaming.choices import OutputGuard
+from gateway.streaming.output_guard import OutputGuard
 
 
 class ScreeningResult(Struct, frozen=True):

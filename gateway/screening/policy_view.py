@@ -9,6 +9,7 @@ from moderation.policies import LEVELS
 from moderation.policy import Policy, default_policy
 
 PolicyTarget = tuple[str, str, str]  # tenant, level, target
+_MAX_KEYS = 20_000
 
 
 class PolicyView:
@@ -16,9 +17,20 @@ class PolicyView:
         self._database = database
         self._default = default_policy()
         self._in_force: dict[PolicyTarget, Policy] = {}
+        self._of_key: dict[PolicyTarget, Policy] = {}  # by tenant, project and key, until a refresh
 
     def policy_of(self, principal: Principal) -> Policy:
         """The policy of the key, else of its project, else of its tenant, else the default."""
+        owner = (principal.tenant_id, principal.project_id, principal.key_id)
+        of_key = self._of_key
+        policy = of_key.get(owner)
+        if policy is None:
+            if len(of_key) >= _MAX_KEYS:
+                of_key.clear()
+            policy = of_key[owner] = self._resolve(principal)
+        return policy
+
+    def _resolve(self, principal: Principal) -> Policy:
         targets = (principal.key_id, principal.project_id, principal.tenant_id)
         for level, target in zip(LEVELS, targets, strict=True):
             in_force = self._in_force.get((principal.tenant_id, level, target))
@@ -39,4 +51,4 @@ class PolicyView:
                 known = self._in_force.get(target)
                 same = known is not None and known.version == row.version
                 in_force[target] = known if same and known else Policy.from_dict(row.document)
-        self._in_force = in_force
+        self._in_force, self._of_key = in_force, {}

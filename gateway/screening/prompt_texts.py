@@ -9,16 +9,20 @@ is each parameter that describes the answer's form.
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import repeat
+from operator import eq
 from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from core.errors import ContentBlocked
+from gateway.inference.plain_messages import PlainMessages
 from gateway.inference.request import InferenceRequest
-from gateway.inference.responses.request import flat_name
+from gateway.inference.responses.tools import flat_name
 from gateway.prompts.json_text import json_text
 from gateway.prompts.template_variables import texts_of_variables, with_texts
+from gateway.prompts.tool_lists import GATEWAY_MARKS, ToolList
 from gateway.prompts.truncation import texts_of
 from moderation.policy import SAME_ROLE
 from moderation.rules import merged
@@ -26,7 +30,6 @@ from moderation.screener import TOOLS
 from moderation.verdict import ScreenedText, Span
 
 MAX_JOINED = 4_000
-_GATEWAY_MARKS = ("cache_control", "volatile", "rank")
 
 _PLAIN = ("role", "content")  # the fields of most messages
 Change = Callable[[str, str], str]  # (text, separator before it) -> the text to send on
@@ -78,7 +81,8 @@ def screened_texts(request: InferenceRequest) -> list[ScreenedText]:
     texts = _texts_of_turns(request.messages) if request.messages else None
     if texts is None:
         return [_text(role, segments) for role, segments in _walk(request)]
-    return [*texts, *[_text(role, segments) for role, segments in _beside_messages(request)]]
+    tools = map(ScreenedText, repeat(TOOLS), _tool_texts(request))
+    return [*texts, *tools, *[_text(*each) for each in _parameters(request)]]
 
 
 def _text(role: str, segments: Sequence[tuple[str, str]]) -> ScreenedText:
@@ -90,6 +94,13 @@ def _text(role: str, segments: Sequence[tuple[str, str]]) -> ScreenedText:
 def _texts_of_turns(messages: Sequence[Mapping[str, Any]]) -> list[ScreenedText] | None:
     """Of plain messages whose roles take turns, where each is a document; None for others. It does
     in a third of the time what `_walk` does."""
+    if type(messages) is PlainMessages:
+        roles = messages.roles
+        if "developer" in roles:
+            roles = tuple([SAME_ROLE.get(role, role) for role in roles])
+        if any(map(eq, roles, roles[1:])):
+            return None
+        return list(map(ScreenedText, roles, messages.texts))
     texts: list[ScreenedText] = []
     before, same = "", SAME_ROLE.get
     for message in messages:
@@ -146,8 +157,19 @@ def _walk(request: InferenceRequest) -> Iterator[tuple[str, list[tuple[str, str]
 
 
 def _beside_messages(request: InferenceRequest) -> Iterator[tuple[str, list[tuple[str, str]]]]:
-    for tool in request.tools or ():
-        yield TOOLS, [(json_text(_without_marks(tool)), "")]
+    for text in _tool_texts(request):
+        yield TOOLS, [(text, "")]
+    yield from _parameters(request)
+
+
+def _tool_texts(request: InferenceRequest) -> Sequence[str]:
+    tools = request.tools or ()
+    if type(tools) is ToolList:
+        return tools.texts
+    return [json_text(_without_marks(tool)) for tool in tools]
+
+
+def _parameters(request: InferenceRequest) -> Iterator[tuple[str, list[tuple[str, str]]]]:
     for value in _described(request):
         yield TOOLS, [(json_text(value), "")]
     if request.chat_template_kwargs:
@@ -293,7 +315,7 @@ def _parsed(text: str) -> Any:
 
 
 def _without_marks(tool: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in tool.items() if key not in _GATEWAY_MARKS}
+    return {key: value for key, value in tool.items() if key not in GATEWAY_MARKS}
 
 
 def _not_redactable(what: str) -> ContentBlocked:

@@ -18,10 +18,10 @@ from gateway.screening.decisions import DecisionLog
 from gateway.screening.moderator import PromptBlocked, ScreeningResult
 from gateway.screening.prompt_texts import screened_texts, with_redactions
 from gateway.screening.second_opinions import SecondOpinions
-from gateway.streaming.choices import OutputGuard
+from gateway.streaming.output_guard import OutputGuard
 from moderation.guard import StreamGuard
 from moderation.policy import Mode, Payer, Policy
-from moderation.screener import Screener
+from moderation.screener import Screener, text_of
 from moderation.second_stage import in_grey_band, reviews_answers
 from moderation.verdict import Action, ScreenedText, Verdict
 from moderation.verdict_cache import VerdictCache
@@ -67,7 +67,7 @@ class TenantModerator:
             question = "\n\n".join(each.text for each in texts if policy.screens(each.role))
             verdict = await self._opinions.request(question, policy, verdict)
         _count_check("input", verdict)
-        whole = "\x00".join([each.text for each in texts])
+        whole = "\x00".join(map(text_of, texts))
         self._log.record(request_id, principal, "input", verdict, whole)
         if verdict.blocked:
             raise PromptBlocked(
@@ -166,6 +166,10 @@ class ChoiceGuard:
         return self._stream.needed(self._choice)
 
     @property
+    def spare(self) -> int:
+        return self._stream.spare(self._choice)
+
+    @property
     def cuts(self) -> Sequence[tuple[int, int]]:
         return self._stream.cuts(self._choice)
 
@@ -180,11 +184,11 @@ class ChoiceGuard:
     def cut_paid_by(self) -> str:
         return _payer(self._answer.verdict(), self._answer.policy.cut_output_paid_by)
 
-    def feed(self, text: str) -> str:
+    def feed(self, text: str, *, last: bool = False) -> str:
         if not text:
             return ""
         self._answer.texts.append(text)
-        release = self._stream.feed(self._choice, text)
+        release = self._stream.feed(self._choice, text, last=last)
         self.blocked = release.blocked
         if release.blocked:
             self.action = _action_name(self._stream.verdict())
@@ -220,10 +224,10 @@ class SecondOpinionGuard(ChoiceGuard):
     def held(self) -> int:
         return self._length
 
-    def feed(self, text: str) -> str:
+    def feed(self, text: str, *, last: bool = False) -> str:
         self._texts.append(text)
         self._length += len(text)
-        self._released.append(super().feed(text))
+        self._released.append(super().feed(text, last=last))
         return ""
 
     def flush(self) -> str:

@@ -7,16 +7,19 @@ text engines the unit is the character, since a chunk may hold any number of tok
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from math import inf
-from typing import Any, Protocol
+from typing import Any
+
+from msgspec import Struct
 
 from engine.protocol import FinishReason, PromptLogprob, TokenLogprob
 from gateway.prompts.tokenizing import TextCodec
 from gateway.streaming.logprobs import LogprobQueue
+from gateway.streaming.output_guard import OutputGuard
 from gateway.streaming.reasoning import Reader
 from gateway.streaming.stops import StopMatcher
-from gateway.streaming.tool_calls import ToolCall, as_text, clean_call
+from gateway.streaming.tool_calls import PartialCall, ToolCall, as_text, clean_call
+from gateway.streaming.upstream_reasoning import UpstreamReasoning, with_reasoning
 from gateway.upstreams.base import Chunk, TextChunk, calls_text
 
 _OPENAI_REASON: dict[str, str] = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
@@ -28,55 +31,15 @@ def _known_reason(given: str) -> str:
     return given if given in _REASONS else "stop"
 
 
-class OutputGuard(Protocol):
-    """Moderates the output of one choice. Text that it holds is not sent before the verdict."""
-
-    blocked: bool
-    action: str | None  # the strongest action taken, set when the choice has ended
-    needs_second_opinion: bool  # it may hold a whole choice for a second opinion
-    undecided: bool  # after `flush`: `decide` must be awaited
-
-    @property
-    def held(self) -> int:
-        """Number of characters held without a verdict."""
-
-    @property
-    def needed(self) -> int:
-        """Number of characters to feed before any more can be released or blocked, at least 1."""
-
-    @property
-    def cut_paid_by(self) -> str:
-        """Who pays for the delivered part of a blocked choice: `tenant` or `operator`."""
-
-    @property
-    def cuts(self) -> Sequence[tuple[int, int]]:
-        """Removed text up to the last release: start and end offsets in the text fed, in order."""
-
-    def clean(self, text: str, *, record: bool = False) -> str | None:
-        """A text on its own after the rules, such as a tool call's argument; None when blocked.
-        `record` adds what was found to the verdict."""
-
-    def feed(self, text: str) -> str: ...
-
-    def flush(self) -> str: ...
-
-    async def decide(self) -> str:
-        """Awaits the second opinion and returns the text to release; empty when blocked."""
-
-    def over(self) -> None:
-        """Called when the request has ended, for each guard and possibly more than once."""
-
-
-@dataclass(slots=True)
-class Delta:
+class Delta(Struct):
     """New output of one choice for the client."""
 
     choice: int
     text: str
     finish_reason: str | None = None
-    logprobs: list[TokenLogprob] = field(default_factory=list)
-    upstream_logprobs: list[dict[str, Any]] = field(default_factory=list)
-    calls: list[ToolCall] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = []
+    upstream_logprobs: list[dict[str, Any]] = []
+    calls: list[ToolCall] = []
     reasoning: str = ""  # before the text
     tokens: int = 0  # of the choice so far; 0 for text engines, which count at the end
 
@@ -86,25 +49,23 @@ class Delta:
         return not said and self.finish_reason is None
 
 
-@dataclass(slots=True)
-class _PartialCall:
-    """A tool call that an upstream sends in pieces."""
-
-    id: Any = None
-    name: Any = None
-    arguments: list[str] = field(default_factory=list)
-
-    def add(self, piece: dict[str, Any]) -> None:
-        function = piece.get("function") or {}
-        self.id = piece.get("id") or self.id
-        self.name = function.get("name") or self.name
-        self.arguments.append(function.get("arguments") or "")
-
-    def joined(self) -> dict[str, Any]:
-        return {"id": self.id, "name": self.name, "arguments": "".join(self.arguments)}
-
-
 class ChoiceOutput:
+    finish_reason: str | None = None
+    pending_reason: str | None = None  # finish reason while a guard's verdict is pending
+    engine_reason: FinishReason | None = None
+    ended_by_engine = False  # the engine reported a finish reason and generates no more
+    generated = 0  # tokens (of text engines: characters) up to the end of the choice
+    received = 0  # tokens received from the engine, including those after the end
+    delivered = 0
+    reasoning_tokens = 0  # of those whose text was released
+    _released = 0  # tokens whose text may be sent
+    _marking: UpstreamReasoning | None = None
+    _upstream_pieces = 0  # characters of the calls that an upstream has begun
+    _decoded = 0
+    _passed = 0  # characters that passed the stop strings
+    _reached: float = 0  # characters of the text before the guard that were released
+    _call_blocked = False  # a tool call was dropped for what its decoded arguments hold
+
     def __init__(
         self,
         index: int,
@@ -115,37 +76,26 @@ class ChoiceOutput:
         *,
         single_tool_call: bool = False,
         stop_included: bool = False,
+        keeps_ids: bool = False,
     ) -> None:
+        """keeps_ids: the client wants the tokens, of which deltas have entries without a score."""
         self.index = index
         self.text: list[str] = []  # released so far
         self.calls: list[ToolCall] = []
         self.reasoning: list[str] = []  # released so far
-        self.reasoning_tokens = 0  # of those whose text was released
         self.vectors: list[Any] = []
         self.scores: list[float] = []
         self.prompt_logprobs: list[PromptLogprob] = []  # of a prompt's first choice
-        self.finish_reason: str | None = None
-        self.pending_reason: str | None = None  # finish reason while a guard's verdict is pending
-        self.engine_reason: FinishReason | None = None
-        self.ended_by_engine = False  # the engine reported a finish reason and generates no more
-        self.generated = 0  # tokens (of text engines: characters) up to the end of the choice
-        self.received = 0  # tokens received from the engine, including those after the end
-        self.delivered = 0
-        self._released = 0  # tokens whose text may be sent
         shown = reader.shown if reader is not None else None
         self._detokenizer = codec.detokenizer(shown) if codec else None
         self._stops = StopMatcher(stops, included=stop_included) if stops else None
         self._guard = guard
         self._reader = reader
         self._single_tool_call = single_tool_call  # the choice ends after its first tool call
-        self._upstream_calls: dict[int, _PartialCall] = {}  # by index
-        self._upstream_pieces = 0  # characters of them
-        self._decoded = 0
-        self._passed = 0  # characters that passed the stop strings
+        self._upstream_calls: dict[int, PartialCall] = {}  # by index
         self._marks: deque[tuple[int, int]] = deque()  # (text offset of the end, tokens so far)
+        self._keeps_ids = keeps_ids
         self._logprobs = LogprobQueue(guard, codec.token_text if codec else lambda _token: "")
-        self._reached: float = 0  # characters of the text before the guard that were released
-        self._call_blocked = False  # a tool call was dropped for what its decoded arguments hold
         self._delta = Delta(index, "")
         self._texts: list[str] = []  # of the delta
 
@@ -167,6 +117,32 @@ class ChoiceOutput:
     def needed(self) -> int:
         """Characters of its text that must come before any more of it can be sent, at least 1."""
         return self._guard.needed if self._guard is not None else 1
+
+    @property
+    def spare(self) -> int:
+        """Characters that can be fed before anything may end the choice."""
+        return self._guard.spare if self._guard is not None else 0
+
+    @property
+    def unread(self) -> bool:
+        """Whether nothing reads its text: each piece is sent as it comes."""
+        return self.only_guarded and self._guard is None
+
+    @property
+    def only_guarded(self) -> bool:
+        """Whether nothing but a guard that decides by itself reads its text."""
+        plain = self._stops is None and self._reader is None and self._detokenizer is None
+        return plain and (self._guard is None or not self._guard.needs_second_opinion)
+
+    def pass_text(self, text: str) -> None:
+        """Count a piece of an `unread` text, which the caller writes to the client at once."""
+        self.received += len(text)
+        self.generated += len(text)
+        self._decoded += len(text)
+        self._logprobs.add_upstream(None, text)
+        self.text.append(text)
+        self._reached = self._decoded
+        self._released = self.delivered = self.generated
 
     async def resolve(self) -> None:
         """Finish a choice that waits for its guard's verdict."""
@@ -198,6 +174,8 @@ class ChoiceOutput:
             self.generated += 1
             if chunk.logprobs is not None:
                 self._logprobs.add(chunk.logprobs[position])
+            elif self._keeps_ids:
+                self._logprobs.add(TokenLogprob(token, 0.0))
             if not self._process(self._detokenizer.feed(token)):
                 return
         if chunk.finish_reason is not None:
@@ -250,26 +228,31 @@ class ChoiceOutput:
         self._screen(text)
 
     def _feed_text(self, chunk: TextChunk) -> None:
-        self.received += chunk.characters
+        size = chunk.characters
+        self.received += size
         self.ended_by_engine |= chunk.finish_reason is not None
         if self.over:
             return
-        self.generated += chunk.characters
-        if chunk.vectors is not None:
-            self.vectors = chunk.vectors
-        if chunk.scores is not None:
-            self.scores = chunk.scores
+        self.generated += size
+        self.vectors = chunk.vectors or self.vectors
+        self.scores = chunk.scores or self.scores
         text = chunk.text
+        if chunk.reasoning and self._marking is None:
+            self._marking, self._reader = UpstreamReasoning(), with_reasoning(self._reader)
+        if self._marking is not None:
+            ends = bool(chunk.calls) or chunk.finish_reason is not None
+            text = self._marking.marked(chunk.reasoning, text, ends=ends)
         if self._reader is not None:
             text += self._complete_calls(chunk)
         self._logprobs.add_upstream(chunk.logprobs, text)
-        if self._process(text) and chunk.finish_reason is not None:
-            self._finish("", _known_reason(chunk.finish_reason))
+        reason = chunk.finish_reason
+        if self._process(text, last=reason is not None) and reason is not None:
+            self._finish("", _known_reason(reason))
 
     def _complete_calls(self, chunk: TextChunk) -> str:
         """Tool calls that an upstream parsed, as text once complete, so that they pass the guard."""
         for piece in chunk.calls or ():
-            known = self._upstream_calls.setdefault(int(piece.get("index") or 0), _PartialCall())
+            known = self._upstream_calls.setdefault(int(piece.get("index") or 0), PartialCall())
             known.add(piece)
         self._upstream_pieces += len(calls_text(chunk.calls or []))
         if chunk.finish_reason is None or not self._upstream_calls:
@@ -277,10 +260,10 @@ class ChoiceOutput:
         whole, self._upstream_calls, self._upstream_pieces = self._upstream_calls, {}, 0
         return as_text(whole[number].joined() for number in sorted(whole))
 
-    def _process(self, text: str) -> bool:
+    def _process(self, text: str, *, last: bool = False) -> bool:
         """Pass a token's text through stops and guard. False when it ended the choice."""
         self._mark(text)
-        return self._screen(text)
+        return self._screen(text, last=last)
 
     def _mark(self, text: str) -> None:
         self._decoded += len(text)
@@ -288,7 +271,7 @@ class ChoiceOutput:
             self._marks.append((self._decoded, self.generated))
             self._logprobs.place(self._decoded)
 
-    def _screen(self, text: str) -> bool:
+    def _screen(self, text: str, *, last: bool = False) -> bool:
         if self._stops is not None:
             text = self._stops.feed(text)
             self._passed += len(text)
@@ -297,7 +280,7 @@ class ChoiceOutput:
                 self._finish(text, "stop")
                 return False
         if self._guard is not None:
-            text = self._guard.feed(text)
+            text = self._guard.feed(text, last=last)
             if self._guard.blocked:
                 self._block(text)
                 return False
@@ -320,7 +303,8 @@ class ChoiceOutput:
         held += self._reader.held if self._reader else 0
         reached = self._reached = self._decoded - held
         if self._detokenizer is None:
-            self._released = max(self._released, min(reached, self.generated))
+            added = self._marking.marks if self._marking is not None else 0
+            self._released = max(self._released, min(reached - added, self.generated))
         marks = self._marks
         end = self._reader.reasoning_end if self._reader is not None else 0
         while marks and marks[0][0] <= reached:
@@ -347,7 +331,7 @@ class ChoiceOutput:
 
     def _finish(self, tail: str, reason: str) -> None:
         if self._guard is not None:
-            tail = self._guard.feed(tail) + self._guard.flush()
+            tail = self._guard.feed(tail, last=True) + self._guard.flush()
             if self._guard.blocked:
                 self._block(tail)
                 return

@@ -20,14 +20,18 @@ from gateway.metering.meter import Ending, Meter
 from gateway.metering.spool_statements import Statement, insert_answer
 from gateway.routing.fallbacks import TryFallback
 from gateway.routing.router import RETRY_ON_FALLBACK, Route
-from gateway.streaming.choices import ChoiceOutput, OutputGuard, fewest_needed
-from gateway.streaming.chunks import group_chunks, is_large, portions, take_tokens, tokens_of
+from gateway.streaming.choices import ChoiceOutput, fewest_needed
+from gateway.streaming.chunks import group_chunks, is_large, portions
+from gateway.streaming.coverage import Coverage
 from gateway.streaming.deadlines import Deadlines, deadline_exceeded
 from gateway.streaming.idle_timer import IdleTimer
+from gateway.streaming.output_guard import OutputGuard
+from gateway.streaming.pass_through import PassThrough
 from gateway.streaming.reasoning import reader_for
 from gateway.threads import run_in_thread
-from gateway.upstreams.base import Chunk, Generation, Job
+from gateway.upstreams.base import Chunk, Generation, Job, Mailbox
 from gateway.upstreams.generate import generate
+from gateway.upstreams.upstream_usage import UpstreamReceipt
 
 log = logging.getLogger("tollhouse.delivery")
 T = TypeVar("T")
@@ -38,6 +42,15 @@ _ABNORMAL_REASONS = (FinishReason.ABORT, FinishReason.DEADLINE, FinishReason.ERR
 
 
 class Delivery:
+    _guards: Sequence[OutputGuard] = ()
+    _needs_second_opinion = False  # whether a guard may want a second opinion
+    _generation: Generation | None = None  # the current attempt
+    _first_chunk_seen = False  # whether the first chunk has arrived
+    _counted_by: CountedBy | None = None
+    _writer: StreamWriter | None = None
+    _idle: IdleTimer | None = None  # of a stream, for its keep-alives
+    _begun = False
+
     def __init__(
         self,
         surface: Surface,
@@ -57,22 +70,12 @@ class Delivery:
         self._request = request
         self._info = info
         self._meter = meter
-        self._reservation = reservation
+        self._coverage = Coverage(reservation)
         self._headers = headers
         self._keep_alive_s = keep_alive_s
         self._deadlines = deadlines
         self._make_guards = guards
-        self._guards: Sequence[OutputGuard] = ()
-        self._needs_second_opinion = False  # whether a guard may want a second opinion
         self.choices: list[ChoiceOutput] = []
-        self._generation: Generation | None = None  # the current attempt
-        self._first_chunk_seen = False  # whether the first chunk has arrived
-        self._counted_by: CountedBy | None = None
-        self._delivered_tokens = 0  # tokens passed to the choices
-        self._writer: StreamWriter | None = None
-        self._idle: IdleTimer | None = None  # of a stream, for its keep-alives
-        self._begun = False
-        self._ended_by = ""  # reason for an early end: insufficient_quota
 
     async def run(self, route: Route, job: Job, *, final: bool = True) -> int:
         """The HTTP status. Unless `final`, raises TryFallback when no replica produced output; the
@@ -155,6 +158,7 @@ class Delivery:
                 reader_for(request, codec, job.engine_request.prompt),
                 single_tool_call=request.single_tool_call,
                 stop_included=request.include_stop_str_in_output,
+                keeps_ids=request.return_token_ids,
             )
             for i, each in enumerate(guards)
         ]
@@ -177,7 +181,8 @@ class Delivery:
         log.warning("retrying on another replica: %s", error.message)
         if self._generation is not None:
             self._generation.cancel()
-        self._generation, self._first_chunk_seen, self._delivered_tokens = None, False, 0
+        self._generation, self._first_chunk_seen = None, False
+        self._coverage.restart()
 
     def _on_disconnect(self) -> None:
         if self._generation is not None:
@@ -191,8 +196,8 @@ class Delivery:
         self._meter.close_soon(self._ending(reason, status), receipt)
 
     async def _deliver_chunks(self, generation: Generation, route: Route) -> None:
-        """Delivers chunks until every choice is over. Raises the engine's error."""
-        while not all(choice.over for choice in self.choices):
+        """Until every choice is over. Raises the engine's error."""
+        while False in [choice.over for choice in self.choices]:
             chunks = await self._next(generation)
             if not self._first_chunk_seen:
                 self._first_chunk_seen = True
@@ -203,20 +208,29 @@ class Delivery:
                 raise ClientDisconnected
             if not chunks:
                 raise _ended_early(generation.receipt)
-            for number, portion in enumerate(portions(await self._covered_chunks(chunks))):
+            for number, portion in enumerate(portions(await self._coverage.cut(chunks))):
                 if number and self._writer is not None:  # a client that reads slowly gets many
                     await self._write_deltas(self._writer)
                     await asyncio.sleep(0)
                 await self._feed(portion, generation)
-            if self._ended_by:
+            if self._coverage.exhausted:
                 for choice in self.choices:
                     choice.end(FinishReason.LENGTH)
             if self._needs_second_opinion:
                 await asyncio.gather(*[choice.resolve() for choice in self.choices])
             if self._writer is not None:
                 await self._write_deltas(self._writer)
+                self._pass_texts(generation, self._writer)
         if not all(choice.ended_by_engine for choice in self.choices):
             generation.cancel()  # otherwise its receipt follows: usage comes last
+
+    def _pass_texts(self, generation: Generation, writer: StreamWriter) -> None:
+        """Once the stream has begun, text that nothing has to judge is written as it comes."""
+        if not (self._begun and isinstance(generation, Mailbox)) or generation.passes:
+            return
+        if self._request.logprobs is None and self._idle is not None:
+            passing = (self.choices, self._exchange, writer, self._coverage, self._idle)
+            PassThrough(*passing).attach(generation)
 
     async def _feed(self, chunks: list[Chunk], generation: Generation) -> None:
         for run in group_chunks(chunks):
@@ -235,17 +249,6 @@ class Delivery:
                 return await self._idle.wait(generation.take(needed))
             except TimeoutError:
                 await self._write(KEEP_ALIVE)
-
-    async def _covered_chunks(self, chunks: list[Chunk]) -> list[Chunk]:
-        """The chunks that the money covers; the response ends when it does not cover all."""
-        arrived = sum(tokens_of(chunk) for chunk in chunks)
-        total = self._delivered_tokens + arrived
-        if total <= self._reservation.covered or await self._reservation.extend(total):
-            self._delivered_tokens = total
-            return chunks
-        left = max(0, self._reservation.covered - self._delivered_tokens)
-        self._ended_by = "insufficient_quota"
-        return take_tokens(chunks, left)
 
     async def _write_deltas(self, writer: StreamWriter) -> None:
         deltas = [delta for choice in self.choices if (delta := choice.take())]
@@ -271,13 +274,13 @@ class Delivery:
 
     def _opening(self, writer: StreamWriter) -> bytes:
         """The opening bytes of the stream, on the first call only."""
-        if self._begun:
-            return b""
-        self._begun = True
-        return writer.begin()
+        begun, self._begun = self._begun, True
+        return b"" if begun else writer.begin()
 
     async def _complete(self) -> int:
-        reason = self._ended_by or self.choices[0].finish_reason or "stop"
+        reason = self.choices[0].finish_reason or "stop"
+        if self._coverage.exhausted:
+            reason = "insufficient_quota"
         receipt = await self._receipt()
         if self._exchange.disconnected:
             raise ClientDisconnected
@@ -286,7 +289,7 @@ class Delivery:
                 choice.sent()
         statements = self._line_answer if self._exchange.batch_line is not None else None
         event = await self._meter.close(self._ending(reason, 200), receipt, statements)
-        usage = _usage(event, self.choices)
+        usage = self._usage(event)
         try:
             if self._writer is not None:
                 opening = self._opening(self._writer)
@@ -297,13 +300,22 @@ class Delivery:
             log.debug("the client disconnected before the last byte")
         return 200
 
+    def _usage(self, event: UsageEvent) -> Usage:
+        receipt = self._generation.receipt if self._generation is not None else None
+        told = receipt.reasoning if isinstance(receipt, UpstreamReceipt) else 0
+        reasoning = told or sum([each.reasoning_tokens for each in self.choices])
+        output = event.output_tokens
+        guessed = (0, 0)
+        if receipt is not None and self._request.prediction is not None:
+            guessed = (min(receipt.accepted, output), receipt.rejected)
+        counts = (event.input_tokens, event.cached_tokens, output)
+        return Usage(*counts, min(output, reasoning), *guessed)
+
     def _line_answer(self, event: UsageEvent) -> list[Statement]:
         """A batch line's result commits with its usage, so a crash does not run the line again."""
         batch_line, batch_id = self._exchange.batch_line, self._exchange.batch_job
         assert batch_line is not None and batch_id is not None
-        answer = self._surface.answer(
-            self._info, self._request, self.choices, _usage(event, self.choices)
-        )
+        answer = self._surface.answer(self._info, self._request, self.choices, self._usage(event))
         return [insert_answer(batch_id, batch_line(event.request_id, answer))]
 
     async def _answer(self, usage: Usage) -> None:
@@ -316,7 +328,7 @@ class Delivery:
         """Vectors and logprobs are hundreds of bytes per token; so are texts that it has no bound on."""
         if self._request.lists_numbers:
             return True
-        return sum(choice.received for choice in self.choices) > _INLINE_UNITS
+        return sum([choice.received for choice in self.choices]) > _INLINE_UNITS
 
     def _whole_answer(self, usage: Usage) -> bytes:
         answer = self._surface.answer(self._info, self._request, self.choices, usage)
@@ -356,19 +368,14 @@ class Delivery:
             guard.over()
             if guard.action is not None and self._meter.moderation in (None, "annotate"):
                 self._meter.moderation = guard.action
-        delivered = sum(choice.delivered for choice in self.choices)
-        received = sum(choice.received for choice in self.choices)
-        cut = [
-            (guard, choice)
-            for guard, choice in zip(self._guards, self.choices, strict=False)
-            if guard.blocked
-        ]
+        delivered = sum([choice.delivered for choice in self.choices])
+        received = sum([choice.received for choice in self.choices])
+        pairs = zip(self._guards, self.choices, strict=False)
+        cut = [(guard, choice) for guard, choice in pairs if guard.blocked]
         paid_by = cut[0][0].cut_paid_by if cut else None
-        billed = delivered
-        if paid_by == "operator":
-            billed -= sum(choice.delivered for _, choice in cut)
+        waived = sum(choice.delivered for _, choice in cut) if paid_by == "operator" else 0
         return Ending(
-            billed,
+            delivered - waived,
             received,
             reason,
             status,
@@ -376,11 +383,6 @@ class Delivery:
             paid_by=paid_by,
             counted_by=self._counted_by,
         )
-
-
-def _usage(event: UsageEvent, choices: Sequence[ChoiceOutput]) -> Usage:
-    reasoning = min(event.output_tokens, sum(each.reasoning_tokens for each in choices))
-    return Usage(event.input_tokens, event.cached_tokens, event.output_tokens, reasoning)
 
 
 def _ended_early(

@@ -43,6 +43,11 @@ class IdleTimer:
             if self._expired:  # and `work` has ended all the same
                 self._end_expiry()
 
+    def restart(self) -> None:
+        """The present wait begins now: what is waited for has shown a sign of life."""
+        if self._since is not None:
+            self._since = self._loop.time()
+
     def close(self) -> None:
         if self._timer is not None:
             self._timer.cancel()

@@ -1,10 +1,12 @@
 """Reads what a model writes: first its reasoning, if it marks that, then text and tool calls."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import inf
+from typing import Protocol
 
 from gateway.inference.request import InferenceRequest
 from gateway.prompts.tokenizing import TextCodec
+from gateway.prompts.tool_lists import ToolList
 from gateway.streaming import harmony
 from gateway.streaming.harmony import HarmonyReader
 from gateway.streaming.tool_calls import ToolCall, ToolReader
@@ -86,13 +88,25 @@ class ReasoningReader:
         return text
 
 
+class Thoughts(Protocol):
+    @property
+    def held(self) -> int: ...
+
+    @property
+    def end(self) -> float: ...
+
+    def feed(self, text: str) -> tuple[str, str]: ...
+
+    def flush(self) -> tuple[str, str]: ...
+
+
 class OutputReader:
     """`feed` and `flush` return (text, complete calls); the reasoning is collected beside them."""
 
     def __init__(
         self,
         tools: ToolReader | None,
-        thoughts: ReasoningReader | None = None,
+        thoughts: Thoughts | None = None,
         shown: Mapping[int, str] | None = None,
     ) -> None:
         """`shown`: control tokens, by id, that are part of what is read."""
@@ -126,6 +140,10 @@ class OutputReader:
             text, calls = text + rest, calls + more
         return text, calls
 
+    def read_marks(self, thoughts: Thoughts) -> None:
+        """From now on, of an upstream that sends reasoning apart."""
+        self._thoughts = thoughts
+
     def take_reasoning(self) -> str:
         """What was added since the last call."""
         taken, self._reasoning = "".join(self._reasoning), []
@@ -144,7 +162,12 @@ def reader_for(
     request: InferenceRequest, codec: TextCodec | None = None, prompt: list[int] | None = None
 ) -> Reader | None:
     """`codec`: of an engine of tokens, whose output is read for reasoning too; `prompt`: its ids."""
-    names = [str(each["function"]["name"]) for each in request.tools or ()]
+    listed = request.tools or ()
+    names: Sequence[str]
+    if type(listed) is ToolList:
+        names = listed.names
+    else:
+        names = [str(each["function"]["name"]) for each in listed]
     tools = ToolReader(names) if names else None
     thoughts = None
     # An answer whose form is fixed has no reasoning before it.

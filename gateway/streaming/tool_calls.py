@@ -8,7 +8,7 @@ that may still become a call is held.
 import json
 import secrets
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from gateway.streaming.tool_formats import (
@@ -38,6 +38,24 @@ class ToolCall:
     arguments: str  # JSON
 
 
+@dataclass(slots=True)
+class PartialCall:
+    """A tool call that an upstream sends in pieces."""
+
+    id: Any = None
+    name: Any = None
+    arguments: list[str] = field(default_factory=list)
+
+    def add(self, piece: dict[str, Any]) -> None:
+        function = piece.get("function") or {}
+        self.id = piece.get("id") or self.id
+        self.name = function.get("name") or self.name
+        self.arguments.append(function.get("arguments") or "")
+
+    def joined(self) -> dict[str, Any]:
+        return {"id": self.id, "name": self.name, "arguments": "".join(self.arguments)}
+
+
 class ToolReader:
     """`feed` and `flush` return (text to send, complete calls)."""
 
@@ -48,14 +66,14 @@ class ToolReader:
         self._count = 0
         self._at_start = True  # only white space and calls so far, so a bare call may follow
         self._scanner = BracketScanner()
-        # Starts of a bare call, without white space; any other JSON or list is text, and not held.
-        self._bare_starts = (*_BARE_STARTS, *(f"[{name}(" for name in self._names))
 
     @property
     def held(self) -> int:
         return len(self._held)
 
     def feed(self, text: str) -> tuple[str, list[ToolCall]]:
+        if not text:
+            return "", []
         self._held += text
         released: list[str] = []
         calls: list[ToolCall] = []
@@ -122,9 +140,9 @@ class ToolReader:
 
     def _bare(self, lead: int, released: list[str], calls: list[ToolCall]) -> bool:
         start = "".join(self._held[lead : lead + 300].split())
-        starts = [
-            each for each in self._bare_starts if start.startswith(each) or each.startswith(start)
-        ]
+        # Of a bare call, without white space; any other JSON or list is text, and not held.
+        possible = (*_BARE_STARTS, *(f"[{name}(" for name in self._names))
+        starts = [each for each in possible if start.startswith(each) or each.startswith(start)]
         if not starts:
             self._at_start = False
             return True

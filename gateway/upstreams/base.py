@@ -6,7 +6,7 @@ gateway detokenises; text engines (OpenAI-compatible servers) return text with a
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -44,19 +44,20 @@ class TextChunk(Struct, frozen=True):
     calls: list[dict[str, Any]] | None = None  # OpenAI's tool calls, or deltas of them
     vectors: list[bytes] | None = None  # embeddings, in input order: JSON as the server sent it
     scores: list[float] | None = None  # of /v1/rerank and /v1/score, in the documents' order
+    reasoning: str = ""  # before the text
 
     @property
     def characters(self) -> int:
-        """Of the text and the tool calls, the measure of how much of an answer was delivered."""
-        if not self.calls:
-            return len(self.text)
-        return len(self.text) + len(calls_text(self.calls))
+        """Of reasoning, text and tool calls, the measure of how much of an answer was delivered."""
+        size = len(self.text) + len(self.reasoning)
+        return size + len(calls_text(self.calls)) if self.calls else size
 
     @property
     def plain(self) -> bool:
         """Whether the chunk is text only, and not the last one."""
         return (
             self.finish_reason is None
+            and not self.reasoning
             and self.logprobs is None
             and self.calls is None
             and self.vectors is None
@@ -94,6 +95,7 @@ class Job(Struct, frozen=True):
             priority=principal.plan.priority,
             deadline_s=ctx.options.timeout_s,
             note=note_of(ctx),
+            prediction=prompt.prediction,
         )
         if not prompt.parts:
             return cls(whole, request)
@@ -198,6 +200,20 @@ class RequestStillRunning(TollhouseError):
 class Mailbox:
     """A Generation that a client fills from the engine's messages."""
 
+    receipt: Receipt | None = None
+    # Characters of plain text that the one who takes still waits for; who fills it may keep fewer.
+    needed = 0
+    # Given the choice, text and tokens of a piece of plain text, says whether it took them in place
+    # of the one who waits in `take`.
+    pass_text: Callable[[int, str, int], bool] | None = None
+    # Given all chunks once they are what the one who takes needs: the characters needed next, where
+    # it took them in the same way, or 0.
+    pass_chunks: Callable[[Sequence[Chunk]], int] | None = None
+    _error: TollhouseError | None = None
+    _fault: Exception | None = None  # of `pass_chunks`
+    _over = False
+    _waiter: asyncio.Future[None] | None = None
+
     def __init__(
         self,
         request_id: str,
@@ -205,36 +221,59 @@ class Mailbox:
         on_receipt: Callable[[Receipt], None] | None = None,
     ) -> None:
         self.request_id = request_id
-        self.receipt: Receipt | None = None
         self._abort = abort
         self._on_receipt = on_receipt
         self._chunks: list[Chunk] = []
-        self._error: TollhouseError | None = None
-        self._over = False
-        # Characters of plain text that the one who takes still waits for; who fills it may keep fewer.
-        self.needed = 0
-        self._waiter: asyncio.Future[None] | None = None
+
+    @property
+    def passes(self) -> bool:
+        return self.pass_text is not None or self.pass_chunks is not None
+
+    def put_text(self, choice: int, text: str, tokens: int) -> None:
+        """A piece of plain text, which is passed on at once where the one who takes waits for it."""
+        waits = self._waiter is not None and not self._waiter.done() and not self._chunks
+        if waits and self.pass_text is not None and self.pass_text(choice, text, tokens):
+            return
+        self.put(TextChunk(self.request_id, choice, text, tokens))
 
     def put(self, chunk: Chunk) -> None:
         self._chunks.append(chunk)
         if self.needed > 0:
             self._count(chunk)
-            if self.needed <= 0:
+            if self.needed <= 0 and not self._pass():
                 self._wake()
+
+    def _pass(self) -> bool:
+        if self.pass_chunks is None:
+            return False
+        try:
+            needed = self.pass_chunks(self._chunks)
+        except (
+            Exception
+        ) as error:  # which the one who takes must hear of, not the upstream's reader
+            self._fault, self.pass_chunks = error, None
+            return False
+        if needed > 0:
+            self.needed, self._chunks = needed, []
+        return needed > 0
 
     def finish(self, receipt: Receipt | None) -> None:
         self._report(receipt)
         self.receipt = receipt
-        self._over = True
-        self._wake()
+        self._end()
 
     def fail(self, error: TollhouseError, receipt: Receipt | None = None) -> None:
         """`receipt`: of what was generated before the failure, where that is known."""
         if not self._over:
             self._report(receipt)
             self._error, self.receipt = error, receipt
-            self._over = True
-            self._wake()
+            self._end()
+
+    def _end(self) -> None:
+        self._over = True
+        # These refer to this mailbox by way of the delivery.
+        self.pass_text = self.pass_chunks = None
+        self._wake()
 
     async def take(self, needed: int = 1) -> list[Chunk]:
         self.needed = needed
@@ -243,6 +282,8 @@ class Mailbox:
         while self.needed > 0 and not self._over:
             await self._wait()
         self.needed = 0
+        if self._fault is not None:
+            raise self._fault
         if not self._chunks and self._error is not None:
             raise self._error
         taken, self._chunks = self._chunks, []
@@ -266,6 +307,7 @@ class Mailbox:
     async def ended(self, timeout_s: float) -> Receipt | None:
         if self.receipt is not None:
             return self.receipt
+        self.pass_text = self.pass_chunks = None
         try:
             async with asyncio.timeout(timeout_s):
                 while not self._over:

@@ -29,6 +29,15 @@ def grammar_of(request: InferenceRequest) -> Grammar | None:
     return None if schema is None else Grammar("json_schema", json.dumps(schema))
 
 
+def grammar_field(request: InferenceRequest) -> str:
+    """The client's field that the grammar comes from."""
+    given, named = request.engine_parameters, request.extra.get("named", {})
+    if "structured_outputs" not in given and _tools(request)[0]:
+        return "functions" if request.extra.get("legacy_functions") else "tools"
+    name = "structured_outputs" if "structured_outputs" in given else "response_format"
+    return str(named.get(name, name))
+
+
 def _structured(given: Mapping[str, Any]) -> Grammar:
     ((kind, value),) = given.items()
     if kind == "json":

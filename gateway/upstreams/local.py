@@ -30,6 +30,7 @@ class EngineOptions:
     kv_dtype: str = "auto"
     kv_window: int | None = None
     kv_sinks: int = 4
+    kv_heavy: int = 0
     batch_invariant: bool = False
     draft_model: Path | None = None
     draft_heads: str = "auto"
@@ -43,6 +44,8 @@ class EngineOptions:
         arguments += ["--kv-dtype", self.kv_dtype]
         if self.kv_window is not None:
             arguments += ["--kv-window", str(self.kv_window), "--kv-sinks", str(self.kv_sinks)]
+        if self.kv_heavy:
+            arguments += ["--kv-heavy", str(self.kv_heavy)]
         if self.batch_invariant:
             arguments.append("--batch-invariant")
         if self.draft_model is not None:

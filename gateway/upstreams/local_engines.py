@@ -62,6 +62,7 @@ class LocalEngines:
                     kv_dtype=settings.kv_dtype,
                     kv_window=settings.kv_window,
                     kv_sinks=settings.kv_sinks,
+                    kv_heavy=settings.kv_heavy,
                     batch_invariant=settings.batch_invariant,
                     draft_model=draft,
                     draft_heads=settings.draft_heads,

@@ -139,6 +139,6 @@ _TOKENS = (
     "busy_us",
     "dropped",
 )
-_TEXT_COUNTS = ("reasoning", "characters")
+_TEXT_COUNTS = ("reasoning", "characters", "silent")
 _INEXACTNESS = (CountedBy.UPSTREAM, CountedBy.TOKENIZER, CountedBy.ESTIMATE)
 _TIMES = ("queue_s", "prefill_s", "decode_s")

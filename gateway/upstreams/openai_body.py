@@ -7,9 +7,12 @@ from types import MappingProxyType
 from typing import Any
 
 from gateway.inference.chat.media_parts import CAPABILITIES
+from gateway.inference.plain_messages import PlainMessages
 from gateway.inference.request import InferenceRequest
 from gateway.upstreams.base import Job
 from gateway.upstreams.config import SALTED_ENGINES
+from gateway.upstreams.upstream_scores import ROUTES as SCORES
+from gateway.upstreams.upstream_scores import scores_body
 
 # Hints of ours for prompt order: removed, since some servers refuse unknown fields.
 GATEWAY_FIELDS = ("volatile", "rank")
@@ -41,6 +44,8 @@ EXTRA: Mapping[str, Any] = MappingProxyType(
         "ignore_eos": False,
         "include_stop_str_in_output": False,
         "truncate_prompt_tokens": None,
+        "truncation_side": "left",
+        "logprob_token_ids": (),
         "chat_template_kwargs": {},
         "continue_final_message": False,
         "reasoning_effort": None,
@@ -69,8 +74,8 @@ KINDS: Mapping[str, frozenset[str]] = MappingProxyType(
         "": frozenset(),
         "vllm": _COMMON_EXTRA
         | {"bad_words", "allowed_token_ids", "continue_final_message", "reasoning_effort"}
-        | {"include_stop_str_in_output", "truncate_prompt_tokens"}
-        | {"use_beam_search", "length_penalty"},
+        | {"include_stop_str_in_output", "truncate_prompt_tokens", "truncation_side"}
+        | {"use_beam_search", "length_penalty", "logprob_token_ids"},
         "sglang": _COMMON_EXTRA | {"continue_final_message", "reasoning_effort"},
         "tensorrt-llm": _COMMON_EXTRA,
         "llama.cpp": frozenset(
@@ -110,6 +115,8 @@ def upstream_body(
     """With `open_context` the server decides how long an answer may be that the client left open."""
     request, adapter = job.request, job.engine_request.adapter
     named = lora_name(adapter) if adapter is not None else model
+    if request.route in SCORES:
+        return scores_body(request, named)
     if request.inputs is not None:
         texts = {"model": named, "input": request.inputs, **request.extra["embeddings"]}
         first = request.truncate_prompt_tokens
@@ -157,17 +164,22 @@ def _cache_isolation(kind: str, namespace: str) -> dict[str, Any]:
 
 def path_of(request: InferenceRequest) -> str:
     if request.inputs is not None:
-        return "/v1/embeddings"
+        return request.route if request.route in SCORES else "/v1/embeddings"
     return "/v1/chat/completions" if request.messages is not None else "/v1/completions"
 
 
 def _chat(request: InferenceRequest, body: dict[str, Any]) -> None:
-    body["messages"] = [
-        message  # role and content: nothing to remove
-        if len(message) == len(_PLAIN_FIELDS) and isinstance(message.get("content"), str)
-        else _without_gateway_fields(message)
-        for message in request.messages or []
-    ]
+    messages = request.messages or []
+    body["messages"] = (
+        messages  # nothing to remove
+        if type(messages) is PlainMessages
+        else [
+            message
+            if len(message) == len(_PLAIN_FIELDS) and isinstance(message.get("content"), str)
+            else _without_gateway_fields(message)
+            for message in messages
+        ]
+    )
     if request.tools:
         body["tools"] = request.tools
         if request.single_tool_call:

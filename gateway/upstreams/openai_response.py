@@ -26,6 +26,8 @@ from gateway.upstreams.answer_shapes import (
 )
 from gateway.upstreams.base import Job, Mailbox, TextChunk, calls_text, engine_unavailable
 from gateway.upstreams.upstream_errors import error_of_event, error_of_status
+from gateway.upstreams.upstream_scores import ROUTES as SCORES
+from gateway.upstreams.upstream_scores import scores_of
 from gateway.upstreams.upstream_usage import CountTokens, UsageCounter
 
 _INLINE_BYTES = 16_384  # of events or of a whole answer; about a millisecond
@@ -43,6 +45,15 @@ class ResponseParser:
     """Parses the response to one call. The content type decides whether it is a stream, since some
     servers ignore the `stream` field."""
 
+    terminate: Callable[[], None] | None = None
+    _texts_size = 0
+    _texts_choice = 0
+    _status = 0
+    _streams = False
+    _at_end: Callable[[], None] | None = None  # once `_lines` are parsed
+    _size = 0  # bytes of `_parts`
+    _task: asyncio.Task[None] | None = None  # parses a whole answer, or counts its tokens
+
     def __init__(
         self,
         engine_id: str,
@@ -51,25 +62,18 @@ class ResponseParser:
         on_close: Callable[[str], None],
         count_tokens: CountTokens | None = None,
     ) -> None:
-        self.terminate: Callable[[], None] | None = None
         self._engine_id = engine_id
         self._mailbox = mailbox
         self._new_counter = partial(UsageCounter, job, count_tokens)
         self._usage = self._new_counter()
         self._inputs = job.request.inputs
+        self._request = job.request
         # With tools the end of a call may end the choice, within the chunk that holds it.
         self._joins = not job.request.tools
         self._texts: list[str] = []  # pieces of one choice's text that are not put yet
-        self._texts_size = 0
-        self._texts_choice = 0
         self._on_close: Callable[[str], None] | None = on_close
-        self._status = 0
-        self._streams = False
-        self._at_end: Callable[[], None] | None = None  # once `_lines` are parsed
         self._parts: list[bytes] = []  # an incomplete line of a stream; else the body so far
-        self._size = 0  # bytes of `_parts`
         self._lines: deque[bytes] = deque()  # of a stream, not parsed yet
-        self._task: asyncio.Task[None] | None = None  # parses a whole answer, or counts its tokens
 
     def on_headers(self, status: int, content_type: str) -> None:
         self._status = status
@@ -196,7 +200,11 @@ class ResponseParser:
     def _parse_answer(self, body: bytes) -> tuple[UsageCounter, Sequence[TextChunk], Receipt]:
         """Touches no state of the parser, since it may run in a thread."""
         usage = self._new_counter()
-        if self._inputs is not None:
+        if self._request.route in SCORES:
+            scores, told = scores_of(body, self._request)
+            usage.report(told, final=True)
+            chunks = [TextChunk(self._mailbox.request_id, 0, "", 0, "stop", scores=scores)]
+        elif self._inputs is not None:
             chunks = self._parse_embeddings(
                 embeddings_decoder.decode(body), len(self._inputs), usage
             )
@@ -294,8 +302,7 @@ class ResponseParser:
         if not self._texts:
             return
         text, self._texts, self._texts_size = "".join(self._texts), [], 0
-        request_id, grown = self._mailbox.request_id, self._usage.grown()
-        self._mailbox.put(TextChunk(request_id, self._texts_choice, text, grown))
+        self._mailbox.put_text(self._texts_choice, text, self._usage.grown())
 
     def _parse_event(self, event: dict[str, Any]) -> None:
         if event.get("error"):
@@ -310,8 +317,10 @@ class ResponseParser:
             text = (delta.get("content") if delta is not None else choice.get("text")) or ""
             reason = choice.get("finish_reason")
             calls = delta.get("tool_calls") if delta is not None else None
-            if text or reason is not None or calls:
-                self._mailbox.put(self._chunk(choice, text, reason, calls, self._usage.grown()))
+            thought = _reasoning(delta)
+            if text or reason is not None or calls or thought:
+                chunk = self._chunk(choice, text, reason, calls, thought)
+                self._mailbox.put(msgspec.structs.replace(chunk, count=self._usage.grown()))
 
     def _parse_completion(self, answer: Completion, usage: UsageCounter) -> list[TextChunk]:
         choices, chunks = [_choice(each) for each in answer.choices], []
@@ -324,7 +333,8 @@ class ResponseParser:
             calls = message.get("tool_calls") if message is not None else None
             calls = [{**call, "index": number} for number, call in enumerate(calls or ())]
             reason = choice.get("finish_reason") or "stop"
-            chunks.append(self._chunk(choice, text, reason, calls, usage.grown()))
+            chunk = self._chunk(choice, text, reason, calls, _reasoning(message))
+            chunks.append(msgspec.structs.replace(chunk, count=usage.grown()))
         return chunks
 
     def _parse_embeddings(
@@ -343,11 +353,11 @@ class ResponseParser:
         text: str,
         reason: str | None,
         calls: list[dict[str, Any]] | None,
-        grown: int,
+        reasoning: str,
     ) -> TextChunk:
         index, logprobs = int(choice.get("index") or 0), choice.get("logprobs")
         request_id = self._mailbox.request_id
-        return TextChunk(request_id, index, text, grown, reason, logprobs, calls)
+        return TextChunk(request_id, index, text, 0, reason, logprobs, calls, reasoning=reasoning)
 
 
 def _choice(fields: dict[str, msgspec.Raw]) -> dict[str, Any]:
@@ -367,5 +377,11 @@ def _count(usage: UsageCounter, choice: dict[str, Any], message: dict[str, Any] 
         usage.add(index, "text", text)
     if calls := holder.get("tool_calls"):
         usage.add(index, "calls", calls_text(calls))
-    if reasoning := holder.get("reasoning_content") or holder.get("reasoning"):
-        usage.add(index, "reasoning", str(reasoning))
+    if reasoning := _reasoning(message):
+        usage.add(index, "reasoning", reasoning)
+
+
+def _reasoning(message: dict[str, Any] | None) -> str:
+    """By either name, of a chat's message or delta."""
+    given = (message or {}).get("reasoning_content") or (message or {}).get("reasoning")
+    return given if isinstance(given, str) else ""

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from core.errors import (
     BadRequest,
@@ -25,6 +26,7 @@ from engine.protocol import (
 from engine.worker.client import EngineClient as Wire
 from engine.worker.client import Item
 from engine.worker.curve import ClientKeys
+from gateway.inference.request import InferenceRequest
 from gateway.upstreams.base import (
     Generation,
     Job,
@@ -34,6 +36,7 @@ from gateway.upstreams.base import (
     engine_unavailable,
     reporting,
 )
+from gateway.upstreams.grammars import grammar_field
 
 log = logging.getLogger("tollhouse.engine")
 _RETRY_S = 5.0
@@ -129,10 +132,11 @@ class RemoteEngine:
         wire = self._connected()
         engine_request = job.engine_request
         mailbox = Mailbox(engine_request.request_id, self._abort, reporting(self))
+        translated = partial(self._translated, request=job.request)
         try:
-            await wire.submit(engine_request, _Sink(mailbox, self._translated))
+            await wire.submit(engine_request, _Sink(mailbox, translated))
         except EngineError as error:
-            raise self._translated(error) from None
+            raise translated(error) from None
         return mailbox
 
     def startup_progress(self) -> StartupProgress | None:
@@ -207,7 +211,9 @@ class RemoteEngine:
             raise engine_unavailable(self.engine_id, "it is not connected")
         return self._wire
 
-    def _translated(self, error: EngineError) -> TollhouseError:
+    def _translated(
+        self, error: EngineError, request: InferenceRequest | None = None
+    ) -> TollhouseError:
         message = error.message[:1].upper() + error.message[1:].rstrip(".") + "."
         match error.code:
             case "context_length_exceeded":
@@ -215,8 +221,12 @@ class RemoteEngine:
                     message, next_step="Shorten the prompt.", param="messages"
                 )
             case "invalid_grammar":
+                param = grammar_field(request) if request is not None else None
                 return BadRequest(
-                    message, next_step="Correct the schema or grammar.", code="invalid_grammar"
+                    message,
+                    next_step=f"Correct {param or 'the schema or grammar'}.",
+                    param=param,
+                    code="invalid_grammar",
                 )
             case "queue_full":
                 return Unavailable(
@@ -234,4 +244,6 @@ class RemoteEngine:
             return BadRequest(message, code=error.code, param="model")
         if error.code in ("invalid_config", "integrity", "invalid_checkpoint"):
             return DependencyDown(message)
-        return BadRequest(message, code=error.code)
+        field = error.message.partition(" is ")[0]  # the engine's checks begin with it
+        known = field in InferenceRequest.__struct_fields__
+        return BadRequest(message, code=error.code, param=field if known else None)

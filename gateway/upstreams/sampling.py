@@ -60,11 +60,14 @@ def _ids_with(codec: TextCodec, texts: tuple[str, ...]) -> tuple[int, ...]:
 
 
 def _given(request: InferenceRequest) -> dict[str, Any]:
-    return {
+    given = {
         name: value
         for name, value in zip(_SAMPLING_NAMES, _sampling(request), strict=True)
         if value is not None and value != {} and value != ()
     }
+    if request.top_p == 0:  # a nucleus has at least the likeliest token, and of 0 no other
+        given |= {"top_p": 1.0, "top_k": 1}
+    return given
 
 
 _SAMPLING_NAMES = (
@@ -89,6 +92,7 @@ _SAMPLING_NAMES = (
     "use_beam_search",
     "length_penalty",
     "logprobs",
+    "logprob_token_ids",
     "prompt_logprobs",
     "stop_token_ids",
     "min_tokens",

@@ -30,8 +30,9 @@ _SEGMENT = 2048
 @dataclass(frozen=True, slots=True)
 class UpstreamReceipt(Receipt):
     counted_by: CountedBy = CountedBy.ESTIMATE
-    reasoning: int = 0  # of `generated`: tokens that are in no delivered text
-    characters: int = 0  # of the text and tool calls that the server sent, without reasoning
+    reasoning: int = 0  # of `generated`
+    characters: int = 0  # of the reasoning, text and tool calls that the server sent
+    silent: int = 0  # of `generated`: reasoning whose text the server kept
 
     def billed(self, delivered: int, *, answered: bool) -> int:
         """Tokens to bill when `delivered` characters reached the client. `answered`: the request
@@ -40,8 +41,8 @@ class UpstreamReceipt(Receipt):
             return self.generated if delivered or answered else 0
         if not delivered:
             return 0
-        visible = self.generated - self.reasoning
-        return self.reasoning + visible * delivered // self.characters
+        visible = self.generated - self.silent
+        return self.silent + visible * delivered // self.characters
 
 
 class _Report(Struct, frozen=True):
@@ -55,16 +56,17 @@ class _Report(Struct, frozen=True):
 
 
 class UsageCounter:
+    _visible = 0  # characters of text and tool calls
+    _hidden = 0  # characters of reasoning
+    _bytes = 0
+    _counted = 0  # tokens that chunks have reported so far
+    _report: _Report | None = None
+
     def __init__(self, job: Job, count_tokens: CountTokens | None = None) -> None:
         self._job = job
         self._count_tokens = count_tokens
         self._limit = job.engine_request.sampling.max_tokens * max(1, job.request.n)
-        self._visible = 0  # characters of text and tool calls
-        self._hidden = 0  # characters of reasoning
-        self._bytes = 0
-        self._counted = 0  # tokens that chunks have reported so far
         self._texts: dict[tuple[int, str], list[str]] = {}  # by choice and field
-        self._report: _Report | None = None
 
     @property
     def received(self) -> bool:
@@ -127,8 +129,9 @@ class UsageCounter:
             prefill_s=0.0,
             decode_s=0.0,
             counted_by=counted_by,
-            reasoning=self._reasoning(generated),
-            characters=self._visible,
+            reasoning=(reasoning := self._reasoning(generated)),
+            characters=self._visible + self._hidden,
+            silent=0 if self._hidden else reasoning,
         )
 
     def _generated(self) -> tuple[int, CountedBy]:

@@ -18,6 +18,9 @@ class ChdbClient:
 
         self.session = Session(str(folder))
 
+    def ping(self) -> None:
+        self.session.query("select 1")
+
     def command(self, statement: str) -> None:
         self.session.query(statement)
 

@@ -103,3 +103,14 @@ def test_options_of_a_postgresql_url_hold_beside_our_own(postgres_url: str) -> N
         found = [session.execute(text(f"show {name}")).scalar() for name in names]
     database.close()
     assert found == ["books", "5s", "UTC"]
+
+
+def test_a_connection_that_is_used_while_its_database_is_closed_is_closed_too(
+    postgres_url: str,
+) -> None:
+    database = Database(postgres_url)
+    with database.read() as session:
+        used = session.connection().connection.driver_connection
+        database.close()
+        assert session.scalar(text("select 1")) == 1
+    assert used is not None and used.closed, "else it stays open until it is collected"

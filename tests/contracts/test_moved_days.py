@@ -357,6 +357,14 @@ def test_another_database_and_an_older_layout_are_named(
     made.database._sessions.kw["info"] = {RawArchive: other}
     with pytest.raises(DependencyDown, match="names another ClickHouse database"):
         exported(made)
+    elsewhere = Database(made.database.url, session_info={RawArchive: other})
+    with (
+        pytest.raises(DependencyDown, match="does not name") as told,
+        elsewhere.transaction() as session,
+    ):
+        erasure.erase_end_user(session, scope_of_operator("acme", "test"), made.clock, "ada")
+    elsewhere.close()
+    assert str(told.value.next_step).startswith("Nothing was erased")
     assert any("another ClickHouse" in each.message for each in audit(made).differences)
 
 
@@ -373,6 +381,11 @@ def test_doctor_and_the_audit_miss_a_store_that_is_not_set(
     plain = Deployment(Database(made.database.url), made.clock, made.version)
     with pytest.raises(DependencyDown, match="TOLLHOUSE_EVENTS_URL is not set"):
         exported(plain)  # not a part of the rows as if it were all
+    with (
+        pytest.raises(DependencyDown, match="does not name"),
+        plain.database.transaction() as session,
+    ):
+        erasure.erase_end_user(session, scope_of_operator("acme", "test"), plain.clock, "ada")
     found = [each.message for each in audit(plain).differences]
     assert any("TOLLHOUSE_EVENTS_URL is not set" in each for each in found)
     old = made.event(request_id="req_01hxxxxxxxxxxxxxxxxxxxxxxx"[:30], occurred_at=START)

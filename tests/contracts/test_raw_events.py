@@ -169,6 +169,18 @@ def test_sums_by_batch_are_those_of_the_events(bench: Bench) -> None:
     assert sum(row.amounts["amount"] for _, _, row in found) == total
 
 
+@pytest.mark.parametrize("other", ["batch", "end_user"])  # from hourly sums, and from rows
+def test_sums_by_currency_are_what_was_charged(bench: Bench, other: str) -> None:
+    found = bench.buckets("acme", width=Width.DAY, group_by=("currency", other))
+    amounts: dict[str | None, int] = {}
+    for _, group, row in found:
+        currency = group["currency"]
+        amounts[currency] = amounts.get(currency, 0) + row.amounts["amount"]
+    mine = [e.request_id for e in bench.events if e.tenant_id == "acme"]
+    assert amounts.pop("USD") == sum(bench.charged[name] for name in mine)
+    assert not any(amounts.values())
+
+
 @pytest.mark.parametrize(
     ("events_url", "database_url", "reason"),
     [

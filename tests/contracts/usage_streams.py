@@ -1,4 +1,5 @@
-"""Streams for tests: a stream of a test's own on the NATS server, Kafka's mock cluster, and a proxy."""
+"""Streams for tests: a stream of a test's own on the NATS server, a topic of its own on Kafka's brokers
+or in the client library's cluster, and a proxy."""
 
 import asyncio
 import socket
@@ -10,7 +11,7 @@ from contextlib import contextmanager, suppress
 from gateway.metering.streams.base import UsageStream
 from gateway.metering.streams.opening import open_stream
 from gateway.metering.streams.storing import StreamStore
-from tests.conftest import NATS
+from tests.conftest import KAFKA, NATS, kafka_answers
 
 
 @contextmanager
@@ -32,13 +33,29 @@ def nats_url() -> Iterator[str]:
 
 @contextmanager
 def kafka_url() -> Iterator[str]:
-    """The URL of a topic of a cluster inside the client library, which lives as long as its client."""
+    """The URL of a topic: on the brokers that answer, deleted afterwards; else of a cluster inside the
+    client library, which lives as long as its client."""
+    if not kafka_answers():
+        with _cluster_in_the_client() as servers:
+            yield f"kafka://{servers}?topic=usage"
+        return
+    from confluent_kafka import KafkaException
+    from confluent_kafka.admin import AdminClient
+
+    name = f"test_{uuid.uuid4().hex[:12]}"
+    yield f"kafka://{KAFKA}?topic={name}"
+    admin = AdminClient({"bootstrap.servers": KAFKA})
+    with suppress(KafkaException, TimeoutError):  # brokers may not let their topics be deleted
+        admin.delete_topics([name], operation_timeout=10)[name].result(timeout=20)
+
+
+@contextmanager
+def _cluster_in_the_client() -> Iterator[str]:
     from confluent_kafka import Producer
 
     cluster = Producer({"bootstrap.servers": "127.0.0.1:1", "test.mock.num.brokers": 1})
     brokers = cluster.list_topics(timeout=10).brokers.values()
-    servers = ",".join(f"{each.host}:{each.port}" for each in brokers)
-    yield f"kafka://{servers}?topic=usage"
+    yield ",".join(f"{each.host}:{each.port}" for each in brokers)
     del cluster
 
 

@@ -43,6 +43,7 @@ class Deployment:
     tenant_id: str
     loop: asyncio.AbstractEventLoop
     app: FastAPI
+    worker: Any = None  # of the built-in engine, where a test runs it in this process
 
     @property
     def headers(self) -> dict[str, str]:

@@ -31,6 +31,7 @@ def deployment_on_own_engine(folder: Path, *, num_blocks: int) -> Iterator[Deplo
     model = ServedModel(MODEL, load_codec(MODEL_DIR), 1024, 0, capabilities=OWN_CAPABILITIES)
     engines = Engines({MODEL: [RemoteEngine("own", server.address)]}, [model])
     with running_deployment(folder, engines=engines) as running:
+        running.worker = server
         yield running
     server.stop(0.0)
     thread.join(30)

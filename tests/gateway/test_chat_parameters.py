@@ -67,9 +67,13 @@ def test_legacy_functions_are_called_in_their_own_words(
         ({"n": 129}, "n"),
         ({"reasoning_effort": "huge"}, "reasoning_effort"),
         ({"reasoning_effort": "high"}, "reasoning_effort"),
-        ({"prediction": {"type": "content", "content": "x"}}, "prediction"),
+        ({"prediction": {"type": "content"}}, "prediction"),
+        ({"prediction": {"type": "content", "content": [{"type": "image_url"}]}}, "prediction"),
+        ({"prediction": {"type": "content", "content": "x", "weight": 2}}, "prediction"),
         ({"service_tier": "priority"}, "service_tier"),
         ({"extra_body": {"route": "fast"}}, "route"),
+        ({"verbosity": "low"}, "verbosity"),
+        ({"extra_body": {"prompt_cache_options": {"mode": "x"}}}, "prompt_cache_options"),
         (
             {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}, IMAGE]}]},
             "messages[0].content[1]",
@@ -91,6 +95,27 @@ def test_a_chat_has_up_to_128_choices(client: OpenAI) -> None:
     assert answer.usage is not None and answer.usage.completion_tokens == 128
 
 
+@pytest.mark.parametrize("parts", [False, True])
+def test_a_prediction_is_guessed_from_and_not_charged(
+    deployment: Deployment, client: OpenAI, parts: bool
+) -> None:
+    text = "A toll is a fee. " * 300
+    content: Any = [{"type": "text", "text": text}] if parts else text
+    asked: Any = {"model": MODEL, "messages": ASK, "max_tokens": 3}
+    plain = client.chat.completions.create(**asked)
+    assert deployment.engine.submitted[-1].prediction == []
+    answer = client.chat.completions.create(
+        **asked, prediction={"type": "content", "content": content}
+    )
+    codec = deployment.services.catalog.first().codec
+    assert codec is not None
+    sent = deployment.engine.submitted[-1]
+    context = deployment.services.catalog.first().context_length
+    assert sent.prediction == codec.encode(text)[:context] and len(sent.prediction) > 500
+    assert answer.usage is not None and plain.usage is not None
+    assert answer.usage.prompt_tokens == plain.usage.prompt_tokens == len(sent.prompt)
+
+
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
     with upstream() as made:
@@ -104,7 +129,7 @@ def server() -> Iterator[Server]:
 def seeing(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     entry = {"url": server.url, "name": "u", "model": "seeing", "capabilities": ["images", "audio"]}
     entry["parameters"] = ["reasoning_effort", "prediction", "service_tier"]
-    entry["extra_fields"] = ["route"]
+    entry["extra_fields"] = ["route", "verbosity"]
     settings = {"upstreams": json.dumps([entry])}
     path = tmp_path_factory.mktemp("seeing")
     with running_deployment(path, settings=settings, engines=None) as made:
@@ -137,6 +162,22 @@ def test_an_upstream_gets_what_its_entry_declares(seeing: Deployment, server: Se
     assert "images" not in body and "audio" not in body
     (event,) = seeing.events(1)
     assert (event["input_tokens"], event["output_tokens"]) == (700, 2)
+
+
+def test_verbosity_reaches_an_upstream_that_declares_it(
+    seeing: Deployment, server: Server, client: OpenAI
+) -> None:
+    with OpenAI(base_url=f"{seeing.url}/v1", api_key=seeing.key, max_retries=0) as sdk:
+        sdk.chat.completions.create(model="seeing", messages=ASK, verbosity="low")
+        assert server.asked[-1][1]["verbosity"] == "low"
+        answer = sdk.responses.create(model="seeing", input="Hi", text={"verbosity": "high"})
+        assert server.asked[-1][1]["verbosity"] == "high"
+        assert answer.text is not None and answer.text.verbosity == "high"
+        sdk.chat.completions.create(model="seeing", messages=ASK, verbosity="medium")
+        assert "verbosity" not in server.asked[-1][1]
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.responses.create(model=MODEL, input="Hi", text={"verbosity": "low"})
+    assert caught.value.param == "text.verbosity"
 
 
 @pytest.mark.parametrize("url", ["http://10.0.0.1/x.png", "file:///etc/passwd", ""])

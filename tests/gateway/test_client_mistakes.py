@@ -87,6 +87,7 @@ def test_the_pages_still_open_with_and_without_a_slash(deployment: Deployment) -
         lambda client: client.audio.speech.create(input="x", model=MODEL, voice="alloy"),
         lambda client: client.audio.transcriptions.create(file=b"x", model=MODEL),
         lambda client: client.fine_tuning.jobs.list(),
+        lambda client: client.responses.compact(model=MODEL, input="Hi"),
         lambda client: client.vector_stores.list(),
         lambda client: client.post("/realtime/sessions", body={}, cast_to=object),
     ],

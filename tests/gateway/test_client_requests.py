@@ -189,3 +189,47 @@ def test_numbers_on_the_wire_are_numbers(deployment: Deployment) -> None:
     text = httpx.post(url, json=body, headers=deployment.headers, timeout=60).text
     first = json.loads(text.split("\n\n")[0].removeprefix("data: "))
     assert first["choices"] and set(first["usage"]) >= {"prompt_tokens", "completion_tokens"}
+
+
+def test_a_response_repeats_its_labels(client: OpenAI) -> None:
+    labels: Any = {"safety_identifier": "u-7", "prompt_cache_key": "k"}
+    answer = client.responses.create(model=MODEL, input="Hi", max_output_tokens=2, **labels)
+    assert (answer.safety_identifier, answer.prompt_cache_key) == ("u-7", "k")
+    stored = client.responses.retrieve(answer.id)
+    assert (stored.safety_identifier, stored.prompt_cache_key, stored.user) == ("u-7", "k", None)
+    other = client.responses.create(model=MODEL, input="Hi", max_output_tokens=2, user="u-8")
+    assert (other.user, other.safety_identifier) == ("u-8", None)
+
+
+def test_codexs_request_is_served(deployment: Deployment, client: OpenAI) -> None:
+    """As version 0.169 sends it: a web search that may not reach the web, and labels of its own."""
+    search: Any = {"type": "web_search", "external_web_access": False}
+    tool: Any = {"type": "function", "name": "exec_command", "strict": False, "parameters": {}}
+    asked: Any = {
+        "model": MODEL,
+        "input": [{"type": "message", "id": "msg_1", "role": "user", "content": "Hi"}],
+        "tools": [tool, search],
+        "tool_choice": "auto",
+        "parallel_tool_calls": True,
+        "reasoning": {"summary": "auto"},
+        "store": False,
+        "include": ["reasoning.encrypted_content"],
+        "prompt_cache_key": "01a2",
+        "max_output_tokens": 3,
+        "extra_body": {"client_metadata": {"thread_id": "01a2"}},
+    }
+    raw = client.responses.with_raw_response.create(**asked)
+    assert "web_search" in raw.headers["x-tollhouse-note"]
+    assert raw.parse().tools[1].to_dict() == search
+    codec = deployment.services.catalog.first().codec
+    assert codec is not None
+    prompt = codec.decode(list(deployment.engine.submitted[-1].prompt))
+    assert "exec_command" in prompt and "web_search" not in prompt
+    for other in ({"type": "web_search"}, search | {"external_web_access": True}):
+        with pytest.raises(openai.BadRequestError) as caught:
+            client.responses.create(**(asked | {"tools": [other]}))
+        assert caught.value.param == "tools[0].type"
+    forced: Any = {"tools": [search], "tool_choice": "required"}
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.responses.create(**(asked | forced))
+    assert caught.value.param == "tool_choice"

@@ -81,6 +81,9 @@ def test_only_the_prompts_last_tokens_are_read(deployment: Deployment) -> None:
         assert answer.status_code == 200, answer.text
         assert answer.json()["usage"]["prompt_tokens"] == 7
         assert list(deployment.engine.submitted[-1].prompt) == ids[-7:]
+        post(deployment, prompt=prompt, truncate_prompt_tokens=7, truncation_side="right")
+        assert list(deployment.engine.submitted[-1].prompt) == ids[:7]
+    assert post(deployment, truncation_side="middle").json()["error"]["param"] == "truncation_side"
     assert post(deployment, prompt=text * 50).status_code == 400
     assert post(deployment, truncate_prompt_tokens=0).status_code == 400
 

@@ -160,3 +160,74 @@ def test_an_upstream_is_not_asked_for_them(tmp_path: Path) -> None:
                     client.completions.create(model="theirs", prompt="Hi", extra_body=more)
                 assert caught.value.code == "unsupported_parameter"
                 assert caught.value.param == param
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_log_probabilities_name_tokens_by_id(client: OpenAI, stream: bool) -> None:
+    codec = AutoTokenizer.from_pretrained(MODEL_DIR)
+    more = {"return_tokens_as_token_ids": True}
+    plain, named = [
+        client.completions.create(
+            model=MODEL,
+            prompt=TEXT,
+            echo=True,
+            logprobs=2,
+            max_tokens=4,
+            temperature=0,
+            extra_body=given,
+        ).choices[0]
+        for given in ({}, more)
+    ]
+    assert plain.text == named.text and plain.logprobs and named.logprobs
+    ids = [int(each.removeprefix("token_id:")) for each in named.logprobs.tokens or ()]
+    assert codec.decode(ids, skip_special_tokens=True) == named.text
+    assert ids[: len(tokens_of(TEXT))] == tokens_of(TEXT)
+    assert named.logprobs.text_offset == plain.logprobs.text_offset
+    assert named.logprobs.token_logprobs == plain.logprobs.token_logprobs
+    asked: Any = {"model": MODEL, "messages": [{"role": "user", "content": TEXT}], "temperature": 0}
+    asked |= {"logprobs": True, "top_logprobs": 2, "max_tokens": 4, "stream": stream}
+    answer = client.chat.completions.create(**asked, extra_body=more)
+    choices = [each.choices[0] for each in (answer if stream else [answer])]
+    said = "".join((c.delta if stream else c.message).content or "" for c in choices)
+    listed = [one for c in choices if c.logprobs for one in c.logprobs.content]
+    assert codec.decode([_id(one.token) for one in listed], skip_special_tokens=True) == said
+    assert all(_id(one.top_logprobs[0].token) == _id(one.token) for one in listed)
+
+
+def _id(name: str) -> int:
+    assert name.startswith("token_id:")
+    return int(name.removeprefix("token_id:"))
+
+
+@pytest.mark.parametrize("chosen", [None, 42, 700])
+def test_log_probabilities_of_ids_that_the_client_names(
+    client: OpenAI, expected: torch.Tensor, chosen: int | None
+) -> None:
+    """As the model gives them for the token after TEXT, whatever is sampled."""
+    named, table = [700, 3, 1999], expected[-1]
+    more = {"logprob_token_ids": named, "return_tokens_as_token_ids": True}
+    allowed = {} if chosen is None else {"logit_bias": {str(chosen): 100}}
+    answer = client.completions.create(
+        model=MODEL, prompt=TEXT, max_tokens=1, logprobs=5, temperature=0, extra_body=more | allowed
+    )
+    found = answer.choices[0].logprobs
+    assert found and found.tokens and found.top_logprobs
+    sampled = int(table.argmax()) if chosen is None else chosen
+    assert found.tokens == [f"token_id:{sampled}"]
+    given = {int(name.removeprefix("token_id:")): p for name, p in found.top_logprobs[0].items()}
+    assert given.keys() == {*named, sampled}
+    logits = table.clone()
+    if chosen is not None:
+        logits[chosen] += 100
+    scores = logits.log_softmax(-1)
+    assert given == pytest.approx({n: scores[n].item() for n in given}, abs=1e-3)
+
+
+def test_what_is_excluded_has_the_least_log_probability_and_not_null(client: OpenAI) -> None:
+    answer = client.completions.create(
+        model=MODEL, prompt=TEXT, max_tokens=1, logprobs=2, extra_body={"allowed_token_ids": [42]}
+    )
+    found = answer.choices[0].logprobs
+    assert found and found.top_logprobs
+    assert sorted(found.top_logprobs[0].values())[0] == -9999.0
+    assert max(found.top_logprobs[0].values()) == pytest.approx(0.0, abs=1e-6)

@@ -25,6 +25,7 @@ WITHOUT_GENERATION = {
     "/v1/responses/input_tokens": "counts tokens",
     "/v1/responses/{response_id}/cancel": "ends a background response",
     "/v1/chat/completions/{completion_id}": "changes labels",
+    "/v1/chat/completions/batch": "is refused",
     "/v1/conversations": "keeps items",
     "/v1/conversations/{conversation_id}": "changes labels",
     "/v1/conversations/{conversation_id}/items": "keeps items",

@@ -6,8 +6,8 @@ from fastapi import APIRouter, Depends, Response
 from sqlalchemy import select
 
 from billing import account_changes, accounts, invoices, price_changes, prices
+from billing.act_requests import ActRequest, Kind
 from billing.models import PriceVersionRow
-from billing.money_act_kinds import ActRequest, Kind
 from billing.views import price_json
 from core.money import units_of, units_of_minor
 from gateway.api.admin import billing_schemas as bodies

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Depends, Response
 from sqlalchemy.orm import Session
 
 from billing import dunning, money_acts
-from billing.money_act_kinds import ActRequest, Kind
+from billing.act_requests import ActRequest, Kind
 from billing.money_acts import FourEyes
 from billing.views import money
 from core.money import units_of

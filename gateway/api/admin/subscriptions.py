@@ -8,9 +8,9 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from billing import add_ons, subscription_views, subscriptions
+from billing.act_requests import ActRequest, Kind
 from billing.exchange_rates import check_currency
 from billing.models import Plan
-from billing.money_act_kinds import ActRequest, Kind
 from core.ids import new_id
 from core.money import units_of
 from gateway.api.admin import billing_schemas as bodies

@@ -4,8 +4,8 @@ import argparse
 from typing import Any
 
 from billing import add_ons, money_acts, subscriptions
+from billing.act_requests import ActRequest, Kind
 from billing.exchange_rates import check_currency
-from billing.money_act_kinds import ActRequest, Kind
 from core.ids import new_id
 from core.tenants import audit
 from gateway.cli.commands._amounts import units_of_amount

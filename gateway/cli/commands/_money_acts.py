@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from billing import dunning, money_acts
+from billing.act_requests import ActRequest
 from billing.models import MoneyAct
-from billing.money_act_kinds import ActRequest
 from billing.money_acts import FourEyes
 from core.tenants import operators
 from gateway.cli.context import CommandContext

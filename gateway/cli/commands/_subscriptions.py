@@ -8,7 +8,7 @@ from sqlalchemy.orm import Session
 
 from billing import money_acts, subscription_views, subscriptions
 from billing.accounts import ensure_account
-from billing.money_act_kinds import ActRequest, Kind
+from billing.act_requests import ActRequest, Kind
 from core.errors import BadRequest
 from core.ids import new_id
 from core.money import decimal_of, units_of

@@ -11,9 +11,9 @@ from rich.progress import Progress
 from sqlalchemy import select
 
 from billing import credit_notes, invoice_run, invoices, money_acts, printing, receivables
+from billing.act_requests import ActRequest, Kind
 from billing.exchange_rates import Converter
 from billing.models import Invoice
-from billing.money_act_kinds import ActRequest, Kind
 from billing.views import credit_note_json, invoice_json, invoice_summary
 from core.errors import BadRequest
 from core.ids import new_id

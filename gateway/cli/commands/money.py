@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from billing import dunning, money_acts, month_end
-from billing.money_act_kinds import ActRequest, Kind
+from billing.act_requests import ActRequest, Kind
 from core.errors import BadRequest
 from core.money import decimal_of
 from gateway.cli.commands._amounts import units_of_amount
@@ -14,6 +14,7 @@ from gateway.cli.context import command_context
 from gateway.cli.output import add_json, show
 
 HELP = "preview, post, confirm and list acts on money"
+_TARGET = "a tenant (grant, plan, tax, address), a payment (refund) or an invoice"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -24,7 +25,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     post.set_defaults(run=_post)
     for each in (seen, post):
         each.add_argument("kind", choices=list(Kind))
-        each.add_argument("target", help="a tenant (grant, plan), a payment (refund) or an invoice")
+        each.add_argument("target", help=_TARGET)
         each.add_argument("--amount", help="in major units; default: all that is open")
         each.add_argument("--reason", default="")
         each.add_argument("--reference", required=True, help="the same one is posted once")

@@ -6,6 +6,7 @@ from typing import Any
 from sqlalchemy import select
 
 from billing import dunning, money_acts
+from billing.act_requests import ActRequest, Kind
 from billing.models import (
     BillingAccount,
     DunningCase,
@@ -14,7 +15,6 @@ from billing.models import (
     PaymentCommand,
     PaymentWebhook,
 )
-from billing.money_act_kinds import ActRequest, Kind
 from billing.payments import compare, inbox, push, views
 from billing.payments.base import PaymentProvider, Refused, TryLater
 from billing.payments.methods import saved

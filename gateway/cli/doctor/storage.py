@@ -27,7 +27,7 @@ MOST_SKEW_S = 5
 MOST_SPOOL_AGE_S = 300
 MOST_UNRATED_S = 300.0
 MOST_LATE_S = 60.0
-MOST_UNMOVED_DAYS = 2
+MOST_UNMOVED_S = 21_600.0  # as the alert DaysNotMoved has it
 _REPLICATION = text(
     "select pg_is_in_recovery(), case when pg_last_wal_receive_lsn() = pg_last_wal_replay_lsn()"
     " then 0 else extract(epoch from now() - pg_last_xact_replay_timestamp()) end"
@@ -107,7 +107,7 @@ def archive(settings: Settings, clock: Clock) -> Finding:
             return unused("the database has no current schema")
         with db.read() as session:
             border = border_of(session)
-            waiting = moving.unmoved_days(session, clock.now(), settings.events_days)
+            waiting = moving.unmoved(session, clock.now(), settings.events_days)
     if found is None and border is not None:
         return bad(
             f"days up to {border.last_day:%Y-%m-%d} were moved to ClickHouse, and "
@@ -117,6 +117,7 @@ def archive(settings: Settings, clock: Clock) -> Finding:
     if found is None:
         return unused("raw events and charges stay in the database")
     try:
+        found.ping()
         if border is None:
             found.identity()
         else:
@@ -125,9 +126,12 @@ def archive(settings: Settings, clock: Clock) -> Finding:
         step = "Check TOLLHOUSE_EVENTS_URL; nothing is moved or dropped meanwhile."
         return bad(error.message, step)
     moved = f"days up to {border.last_day:%Y-%m-%d} are moved" if border else "no day is moved yet"
-    if waiting > MOST_UNMOVED_DAYS:
+    if waiting.age_s > MOST_UNMOVED_S:
         step = "See the log of the task billing.move_days and `tollhouse worker --dead`."
-        return warn(f"{moved}; {waiting} closed days wait", step)
+        late = (
+            f"{waiting.days} closed days wait to be moved, the oldest is {waiting.oldest:%Y-%m-%d}"
+        )
+        return warn(f"{moved}; {late}", step)
     return good(f"ClickHouse answers; {moved}")
 
 

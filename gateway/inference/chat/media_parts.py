@@ -31,6 +31,25 @@ def checked(where: str, kind: str, value: Any) -> dict[str, Any]:
     return {"type": kind, kind: value}
 
 
+def of_anthropic(where: str, source: Any) -> dict[str, Any]:
+    """The part of an `image` block: its source holds base64 or names a URL."""
+    given = source if isinstance(source, dict) else {}
+    kind, names = given.get("type"), set(given)
+    url: Any = None
+    if kind == "base64" and names == {"type", "media_type", "data"}:
+        url = f"data:{given['media_type']};base64,{given['data']}"
+    elif kind == "url" and names == {"type", "url"}:
+        url = given["url"]
+    if not isinstance(url, str):
+        raise _wrong(f"{where}.source", "of type base64 with media_type and data, or url with url")
+    return checked(f"{where}.source", "image_url", url)
+
+
+def needed(media: Mapping[str, str]) -> dict[str, bool]:
+    """The capabilities that these parts need, for `InferenceRequest.engine_parameters`."""
+    return dict.fromkeys(media, True)
+
+
 def _wrong(where: str, form: str) -> BadRequest:
     return BadRequest(
         f"{where} must be {form}.", next_step=f"Correct {where}.", param=where, code="invalid_value"

@@ -15,6 +15,7 @@ from gateway.inference.decoding import (
     decode_open,
     refuse_unsupported,
 )
+from gateway.inference.plain_messages import plain_messages
 from gateway.inference.prompt_references import reference_of
 from gateway.inference.request import InferenceRequest
 from gateway.inference.sampling import (
@@ -22,10 +23,12 @@ from gateway.inference.sampling import (
     Count,
     Positive,
     SamplingBody,
+    check_logprob_ids,
     check_stream_options,
     sampling_of,
 )
 from gateway.inference.structured import structured_of
+from gateway.prompts.predictions import text_of
 from gateway.prompts.template_variables import checked
 
 ROUTE = "/v1/chat/completions"
@@ -103,6 +106,8 @@ class ChatBody(SamplingBody, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    echo: bool | None = None  # vLLM's, as is the next
+    include_reasoning: bool | None = None
     metadata: Metadata | None = None
     store: bool | None = None
     safety_identifier: str | None = None
@@ -131,12 +136,28 @@ _IGNORED_VALUES: dict[str, tuple[Any, ...]] = {
     "prompt_cache_retention": ("in-memory", "in_memory"),
     "prompt_cache_options": ({},),
 }
+# Of these, hints to the model that an upstream's entry may list in its `extra_fields`.
+PASSED = ("verbosity", "prompt_cache_retention", "prompt_cache_options")
+
+
+class PlainChatBody(ChatBody, kw_only=True):
+    """One whose messages have texts alone: they are decoded to what the engine gets."""
+
+    messages: Annotated[list[dict[str, str]], Meta(max_length=MAX_MESSAGES)]  # type: ignore[assignment]
+
+
 _decoder = msgspec.json.Decoder(ChatBody)
+_plain_decoder = msgspec.json.Decoder(PlainChatBody)
+_NOT_PLAIN = b'"tool_call'  # in a message that has more than a text
 
 
 def parse_chat(raw: bytes) -> InferenceRequest:
     extra_fields: dict[str, Any] = {}
-    body = decode_open(_decoder, raw, extra_fields)
+    body, messages = _decoded(raw, extra_fields)
+    for name in PASSED:
+        if (value := getattr(body, name)) is not None and value not in _IGNORED_VALUES[name]:
+            extra_fields[name] = value
+            setattr(body, name, None)
     refuse_unsupported(body, _IGNORED_VALUES)
     if body.metadata and not body.store:
         raise UnsupportedParameter(
@@ -145,6 +166,7 @@ def parse_chat(raw: bytes) -> InferenceRequest:
             param="metadata",
         )
     check_stream_options(body)
+    check_logprob_ids(body, scored=bool(body.logprobs))
     if body.top_logprobs is not None and not body.logprobs:
         raise BadRequest(
             "top_logprobs needs logprobs to be true.", param="top_logprobs", code="invalid_value"
@@ -152,20 +174,24 @@ def parse_chat(raw: bytes) -> InferenceRequest:
     choice, defined = legacy.choice_and_tools(body)
     tools = None if choice == "none" else defined
     media: dict[str, str] = {}  # kind -> where the first part of it is
-    given = messages_of(body)
-    messages = [
-        {"role": each.role, "content": each.content}
-        if type(each.content) is str and _other_fields(each) == _NO_OTHER_FIELDS
-        else parse_message(index, each, media)
-        for index, each in enumerate(given)
-    ]
-    extra: dict[str, Any] = {"legacy_functions": bool(body.functions), "named": media}
+    if messages is None:
+        messages = [
+            {"role": each.role, "content": each.content}
+            if type(each.content) is str and _other_fields(each) == _NO_OTHER_FIELDS
+            else parse_message(index, each, media)
+            for index, each in enumerate(messages_of(body))
+        ]
+        messages = legacy.with_tool_calls(messages)
+    if body.prediction is not None:
+        text_of(body.prediction)
+    structured, named = structured_of(body, body.response_format)
+    extra: dict[str, Any] = {"legacy_functions": bool(body.functions), "named": media | named}
     if body.store:
         extra["store"] = body.metadata or {}
     return InferenceRequest(
         route=ROUTE,
         model=body.model,
-        messages=legacy.with_tool_calls(messages),
+        messages=messages,
         tools=[tool_of(index, each) for index, each in enumerate(tools)] if tools else None,
         max_tokens=body.max_completion_tokens or body.max_tokens,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
@@ -173,18 +199,36 @@ def parse_chat(raw: bytes) -> InferenceRequest:
         end_user=check_label("user", body.user or body.safety_identifier),
         single_tool_call=body.parallel_tool_calls is False or bool(body.functions),
         engine_parameters=engine_parameters_of(choice, body.response_format, tools)
-        | structured_of(body, body.response_format)
+        | structured
         | (dict.fromkeys(media, True) if media else {}),
-        reasoning_effort=_effort(body.reasoning_effort),
+        reasoning_effort=effort_of(body.reasoning_effort),
         prediction=body.prediction,
-        service_tier=None if body.service_tier in ("auto", "default") else body.service_tier,
+        service_tier=tier_of(body.service_tier),
         prompt=reference_of(body.prompt) if body.prompt is not None else None,
         extra_fields=extra_fields,
         extra=extra,
         chat_template_kwargs=checked(body.chat_template_kwargs),
-        continue_final_message=_continues(body),
+        continue_final_message=_continues(body, messages),
+        echo=bool(body.echo),
+        include_reasoning=body.include_reasoning is not False,
         **sampling_of(body),
     )
+
+
+def _decoded(
+    raw: bytes, extra_fields: dict[str, Any]
+) -> tuple[ChatBody, list[dict[str, Any]] | None]:
+    """The body, and its messages where all of them are plain. The general decoder reads all others,
+    and tells what is wrong with one."""
+    if _NOT_PLAIN not in raw:
+        try:
+            body = _plain_decoder.decode(raw)
+        except (ValueError, RecursionError):
+            pass
+        else:
+            if (plain := plain_messages(body.messages)) is not None:
+                return body, plain
+    return decode_open(_decoder, raw, extra_fields), None
 
 
 def messages_of(body: ChatBody) -> list[Message]:
@@ -201,20 +245,26 @@ def messages_of(body: ChatBody) -> list[Message]:
     return []
 
 
-def _effort(given: str | None) -> str | None:
+def effort_of(given: str | None, name: str = "reasoning_effort") -> str | None:
+    """`name`: of the parameter, in the error."""
     if given is None:
         return None
     if given not in _EFFORTS:
-        raise _invalid("reasoning_effort", f"one of {', '.join(_EFFORTS)}")
+        raise _invalid(name, f"one of {', '.join(_EFFORTS)}")
     return None if given == "none" else given
 
 
-def _continues(body: ChatBody) -> bool:
+def tier_of(given: str | None) -> str | None:
+    """None: the plan's own priority and price."""
+    return None if given in ("auto", "default") else given
+
+
+def _continues(body: ChatBody, messages: list[dict[str, Any]]) -> bool:
     """vLLM's two fields, which say the same: start a new answer, or continue the last one."""
     continues = bool(body.continue_final_message)
     if body.add_generation_prompt is not None and body.add_generation_prompt is continues:
         raise _invalid("add_generation_prompt", "the opposite of continue_final_message")
-    if continues and (not body.messages or body.messages[-1].role != "assistant"):
+    if continues and (not messages or messages[-1]["role"] != "assistant"):
         raise _invalid(
             "continue_final_message", "false when the last message is not the assistant's"
         )

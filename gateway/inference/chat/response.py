@@ -43,8 +43,10 @@ class ChatSurface:
             "model": info.model,
             "choices": [_choice(each, info.codec, request) for each in choices],
             "usage": usage_object(usage),
-            "service_tier": "default",
-            **_of_prompt(choices[0], info.codec, request),
+            "service_tier": request.service_tier or "default",
+            # vLLM's fields, null where they are not asked for.
+            "prompt_logprobs": _of_prompt(choices[0], info.codec, request),
+            "prompt_token_ids": info.prompts[0] if request.return_token_ids else None,
         }
 
     def error(self, error: TollhouseError, request_id: str) -> dict[str, Any]:
@@ -57,6 +59,10 @@ class ChatStream:
     def __init__(self, info: ResponseInfo, request: InferenceRequest) -> None:
         self._codec = info.codec
         self._logprobs = request.logprobs is not None
+        self._as_ids = request.return_tokens_as_token_ids
+        self._ids = request.return_token_ids
+        self._reasons = request.include_reasoning
+        self._echo = echoed(request)
         self._include_usage = request.include_usage
         self._legacy = bool(request.extra.get("legacy_functions"))
         shell = {
@@ -65,24 +71,37 @@ class ChatStream:
             "created": info.created,
             "model": info.model,
         }
-        self._shell = orjson.dumps(shell)[:-1]
+        if request.service_tier is not None:
+            shell["service_tier"] = request.service_tier
+        self._start = b"data: " + orjson.dumps(shell)[:-1]
+        self._first = self._start
+        if self._ids:
+            self._first = (
+                b"data: " + orjson.dumps({**shell, "prompt_token_ids": info.prompts[0]})[:-1]
+            )
         self._tail = b',"usage":null}\n\n' if request.include_usage else b"}\n\n"
         self._running = RunningUsage(info.prompt_tokens) if request.continuous_usage else None
         self._begun: set[int] = set()
+        self._plain_tail = b'},"logprobs":null,"finish_reason":null}]' + self._tail
 
     def begin(self) -> bytes:
         return b""
 
     def delta(self, delta: Delta) -> bytes:
+        if self._is_plain(delta):
+            head = b'%b,"choices":[{"index":%d,"delta":{"content":' % (self._start, delta.choice)
+            return head + orjson.dumps(delta.text) + self._plain_tail
         content: dict[str, Any] = {}
+        text = delta.text
         if delta.choice not in self._begun:
             self._begun.add(delta.choice)
-            content = {"role": "assistant", "content": delta.text, "refusal": None}
-        elif delta.text:
-            content = {"content": delta.text}
-        if delta.reasoning:
-            content["reasoning_content"] = delta.reasoning
-            if not delta.text and "content" in content:
+            text = self._echo + text
+            content = {"role": "assistant", "content": text, "refusal": None}
+        elif text:
+            content = {"content": text}
+        if delta.reasoning and self._reasons:
+            content |= _thoughts(delta.reasoning)
+            if not text and "content" in content:
                 content["content"] = None
         if delta.calls and self._legacy:
             content["function_call"] = call_object(delta.calls[0])["function"]
@@ -90,23 +109,33 @@ class ChatStream:
             content["tool_calls"] = [
                 {"index": each.index, **call_object(each)} for each in delta.calls
             ]
-        if delta.calls and not delta.text and "content" in content:
+        if delta.calls and not text and "content" in content:
             content["content"] = None
         if self._running is not None:
             self._tail = self._running.tail(delta)
         parts = []
-        if content or delta.logprobs:
+        if content or (self._logprobs and delta.logprobs):
             parts.append(self._chunk(delta, content, None))
         if delta.finish_reason is not None:
             reason = _reason(delta.finish_reason, legacy=self._legacy)
             parts.append(self._chunk(delta, {}, reason, bare=bool(parts)))
         return b"".join(parts)
 
+    def _is_plain(self, delta: Delta) -> bool:
+        """Whether it is a further piece of text and nothing else, as most are."""
+        return bool(
+            delta.text
+            and delta.finish_reason is None
+            and not (delta.reasoning or delta.calls or self._logprobs or self._ids)
+            and self._running is None
+            and delta.choice in self._begun
+        )
+
     def end(self, usage: Usage, choices: Sequence[ChoiceOutput]) -> bytes:
         if not self._include_usage:
             return DONE
         payload = orjson.dumps(usage_object(usage))
-        return b"data: " + self._shell + b',"choices":[],"usage":' + payload + b"}\n\n" + DONE
+        return self._start + b',"choices":[],"usage":' + payload + b"}\n\n" + DONE
 
     def failed(self, error: TollhouseError) -> bytes:
         return b"data: " + orjson.dumps(error_object(error)) + b"\n\n"
@@ -116,14 +145,19 @@ class ChatStream:
     ) -> bytes:
         logprobs = None
         if self._logprobs and not bare:
-            logprobs = logprobs_object(delta.logprobs, delta.upstream_logprobs, self._codec)
+            logprobs = logprobs_object(
+                delta.logprobs, delta.upstream_logprobs, self._codec, as_ids=self._as_ids
+            )
         choice = {
             "index": delta.choice,
             "delta": content,
             "logprobs": logprobs,
             "finish_reason": reason,
         }
-        return b"data: " + self._shell + b',"choices":[' + orjson.dumps(choice) + b"]" + self._tail
+        if self._ids:
+            choice["token_ids"] = [] if bare else token_ids(delta)
+        start, self._first = self._first, self._start
+        return start + b',"choices":[' + orjson.dumps(choice) + b"]" + self._tail
 
 
 class RunningUsage:
@@ -157,8 +191,8 @@ def usage_object(usage: Usage) -> dict[str, Any]:
         "completion_tokens_details": {
             "reasoning_tokens": usage.reasoning,
             "audio_tokens": 0,
-            "accepted_prediction_tokens": 0,
-            "rejected_prediction_tokens": 0,
+            "accepted_prediction_tokens": usage.accepted,
+            "rejected_prediction_tokens": usage.rejected,
         },
     }
 
@@ -168,31 +202,73 @@ def completion_id(prefix: str, info: ResponseInfo) -> str:
 
 
 def logprobs_object(
-    own: list[TokenLogprob], upstream: list[dict[str, Any]], codec: TextCodec | None
+    own: list[TokenLogprob],
+    upstream: list[dict[str, Any]],
+    codec: TextCodec | None,
+    *,
+    as_ids: bool = False,
 ) -> dict[str, Any]:
-    content = [_token(each, codec) for each in own]
+    """With `as_ids` a token is `token_id:` and its id, as vLLM writes it; `bytes` are of its text."""
+    content = [_token(each, codec, as_ids) for each in own]
     for given in upstream:
         content += given.get("content") or []
     return {"content": content, "refusal": None}
 
 
-def _token(each: TokenLogprob, codec: TextCodec | None) -> dict[str, Any]:
-    top = [_token_object(token, logprob, codec) for token, logprob in each.top]
-    return {**_token_object(each.token, each.logprob, codec), "top_logprobs": top}
+def _token(each: TokenLogprob, codec: TextCodec | None, as_ids: bool) -> dict[str, Any]:
+    top = [_token_object(token, logprob, codec, as_ids) for token, logprob in each.top]
+    return {**_token_object(each.token, each.logprob, codec, as_ids), "top_logprobs": top}
 
 
-def _token_object(token: int, logprob: float, codec: TextCodec | None) -> dict[str, Any]:
+def token_name(token: int, codec: TextCodec | None, as_ids: bool) -> str:
+    if as_ids:
+        return f"token_id:{token}"
+    return codec.token_text(token) if codec else ""
+
+
+def shown_logprob(logprob: float) -> float:
+    """JSON has no infinity, which is that of a token that was excluded."""
+    return max(logprob, -9999.0)
+
+
+def token_ids(delta: Delta) -> list[int]:
+    return [each.token for each in delta.logprobs]
+
+
+def echoed(request: InferenceRequest) -> str:
+    """The assistant's last message, where the client asks for it before the answer."""
+    last = request.messages[-1] if request.echo and request.messages else {}
+    if last.get("role") != "assistant":
+        return ""
+    content = last.get("content") or ""
+    if isinstance(content, str):
+        return content
+    return "".join(part.get("text", "") for part in content)
+
+
+def _thoughts(reasoning: str) -> dict[str, str]:
+    """By the name that most clients read, and by vLLM's newer one."""
+    return {"reasoning_content": reasoning, "reasoning": reasoning}
+
+
+def _token_object(
+    token: int, logprob: float, codec: TextCodec | None, as_ids: bool
+) -> dict[str, Any]:
     text = codec.token_text(token) if codec else ""
-    return {"token": text, "logprob": max(logprob, -9999.0), "bytes": list(text.encode())}
+    return {
+        "token": token_name(token, codec, as_ids),
+        "logprob": shown_logprob(logprob),
+        "bytes": list(text.encode()),
+    }
 
 
 def _of_prompt(
     choice: ChoiceOutput, codec: TextCodec | None, request: InferenceRequest
-) -> dict[str, Any]:
+) -> list[dict[str, Any] | None] | None:
     wanted = request.prompt_logprobs
     if wanted is None:
-        return {}
-    return {"prompt_logprobs": prompt_logprobs_object(choice.prompt_logprobs, wanted, codec)}
+        return None
+    return prompt_logprobs_object(choice.prompt_logprobs, wanted, codec)
 
 
 def _choice(
@@ -200,15 +276,15 @@ def _choice(
 ) -> dict[str, Any]:
     logprobs = request.logprobs is not None
     delta = choice.take() or Delta(choice.index, "")
-    text = "".join(choice.text)
+    text = echoed(request) + "".join(choice.text)
     legacy = bool(request.extra.get("legacy_functions"))
     calls: dict[str, Any] = {}
     if choice.calls and legacy:
         calls = {"function_call": call_object(choice.calls[0])["function"]}
     elif choice.calls:
         calls = {"tool_calls": [call_object(each) for each in choice.calls]}
-    reasoning = "".join(choice.reasoning)
-    thoughts = {"reasoning_content": reasoning} if reasoning else {}
+    reasoning = "".join(choice.reasoning) if request.include_reasoning else ""
+    thoughts = _thoughts(reasoning) if reasoning else {"reasoning": None}
     return {
         "index": choice.index,
         "message": {
@@ -219,10 +295,16 @@ def _choice(
             **calls,
             **thoughts,
         },
-        "logprobs": logprobs_object(delta.logprobs, delta.upstream_logprobs, codec)
+        "logprobs": logprobs_object(
+            delta.logprobs,
+            delta.upstream_logprobs,
+            codec,
+            as_ids=request.return_tokens_as_token_ids,
+        )
         if logprobs
         else None,
         "finish_reason": _reason(choice.finish_reason, legacy=legacy) or "stop",
+        "token_ids": token_ids(delta) if request.return_token_ids else None,
     }
 
 

@@ -12,6 +12,7 @@ from gateway.inference.sampling import (
     Count,
     Positive,
     SamplingBody,
+    check_logprob_ids,
     check_stream_options,
     chosen_at_the_end,
     not_streamed,
@@ -46,6 +47,7 @@ def parse_completion(raw: bytes) -> InferenceRequest:
     refuse_unsupported(body, {"suffix": ("",)})
     check_stream_options(body)
     _check_best_of(body)
+    check_logprob_ids(body, scored=body.logprobs is not None and body.max_tokens != 0)
     options = sampling_of(body)
     if body.echo and body.logprobs is not None:
         if body.stream:
@@ -58,6 +60,7 @@ def parse_completion(raw: bytes) -> InferenceRequest:
             param="max_tokens",
             code="invalid_value",
         )
+    structured, named = structured_of(body)
     return InferenceRequest(
         route=ROUTE,
         model=body.model,
@@ -66,11 +69,11 @@ def parse_completion(raw: bytes) -> InferenceRequest:
         clamp_max_tokens=body.max_tokens is None,
         logprobs=body.logprobs,
         echo=bool(body.echo),
-        engine_parameters=structured_of(body),
+        engine_parameters=structured,
         extra_fields=extra_fields,
         end_user=check_label("user", body.user),
         best_of=None if body.best_of == (body.n or 1) else body.best_of,
-        extra={"prompt_logprobs": body.prompt_logprobs},
+        extra={"prompt_logprobs": body.prompt_logprobs, "named": named},
         **options,
     )
 

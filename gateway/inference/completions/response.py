@@ -8,7 +8,15 @@ import orjson
 
 from core.errors import TollhouseError
 from engine.protocol import PromptLogprob, TokenLogprob
-from gateway.inference.chat.response import DONE, RunningUsage, completion_id, usage_object
+from gateway.inference.chat.response import (
+    DONE,
+    RunningUsage,
+    completion_id,
+    shown_logprob,
+    token_ids,
+    token_name,
+    usage_object,
+)
 from gateway.inference.completions.request import ROUTE, parse_completion
 from gateway.inference.openai_errors import error_object
 from gateway.inference.prompt_logprobs import prompt_logprobs_object
@@ -64,6 +72,7 @@ class CompletionStream:
         if self._running is not None:
             self._tail = self._running.tail(delta)
         text, offset = delta.text, self._offsets.get(delta.choice)
+        begins = offset is None
         if offset is None:
             text = _echoed(self._request, self._info, delta.choice) + text
             offset = 0
@@ -71,11 +80,16 @@ class CompletionStream:
         choice = {
             "index": delta.choice,
             "text": text,
-            "logprobs": _logprobs(delta.logprobs, self._info.codec, offset)
+            "logprobs": _logprobs(delta.logprobs, self._info.codec, offset, self._request)
             if self._request.logprobs is not None
             else None,
             "finish_reason": delta.finish_reason,
         }
+        if self._request.return_token_ids:
+            if begins:
+                prompt = delta.choice // self._request.n
+                choice["prompt_token_ids"] = self._info.prompts[prompt]
+            choice["token_ids"] = token_ids(delta)
         return b"data: " + self._shell + b',"choices":[' + orjson.dumps(choice) + b"]" + self._tail
 
     def end(self, usage: Usage, choices: Sequence[ChoiceOutput]) -> bytes:
@@ -105,22 +119,24 @@ def _choice(
     before = _echoed(request, info, choice.index)
     logprobs = None
     if request.logprobs is not None:
-        logprobs = _logprobs(delta.logprobs, info.codec, len(before))
+        logprobs = _logprobs(delta.logprobs, info.codec, len(before), request)
         if request.echo:
-            of_prompt = _echoed_logprobs(
-                first.prompt_logprobs, before, info.codec, request.logprobs
-            )
+            of_prompt = _echoed_logprobs(first.prompt_logprobs, before, info.codec, request)
             logprobs = {name: of_prompt[name] + logprobs[name] for name in logprobs}
     wanted = request.extra.get("prompt_logprobs")
-    shown = {}
+    scores = None
     if wanted is not None:
-        shown["prompt_logprobs"] = prompt_logprobs_object(first.prompt_logprobs, wanted, info.codec)
+        scores = prompt_logprobs_object(first.prompt_logprobs, wanted, info.codec)
+    ids = request.return_token_ids
     return {
         "index": choice.index,
         "text": before + "".join(choice.text),
         "logprobs": logprobs,
         "finish_reason": choice.finish_reason or "stop",
-        **shown,
+        # vLLM's fields, null where they are not asked for.
+        "prompt_logprobs": scores,
+        "prompt_token_ids": info.prompts[choice.index // request.n] if ids else None,
+        "token_ids": token_ids(delta) if ids else None,
     }
 
 
@@ -130,11 +146,11 @@ def _echoed(request: InferenceRequest, info: ResponseInfo, choice: int) -> str:
     prompt = request.prompts[choice // request.n]
     if isinstance(prompt, str):
         return prompt
-    return info.codec.decode(prompt) if info.codec else ""
+    return info.codec.decode(prompt, special=True) if info.codec else ""
 
 
 def _echoed_logprobs(
-    scores: list[PromptLogprob], before: str, codec: TextCodec | None, alternatives: int
+    scores: list[PromptLogprob], before: str, codec: TextCodec | None, request: InferenceRequest
 ) -> dict[str, Any]:
     """The prompt's part of the object: the first token has no log-probability."""
     texts = [codec.token_text(each.token) if codec else "" for each in scores]
@@ -144,10 +160,12 @@ def _echoed_logprobs(
     ends = list(accumulate(sizes, initial=start))
     tops: list[dict[str, float] | None] = []
     for each in scores:
-        listed = None if each.logprob is None else _top(each, each.logprob, alternatives, codec)
+        listed = None if each.logprob is None else _top(each, each.logprob, codec, request)
         tops.append(listed)
     return {
-        "tokens": texts,
+        "tokens": [
+            token_name(each.token, codec, request.return_tokens_as_token_ids) for each in scores
+        ],
         "token_logprobs": [each.logprob for each in scores],
         "top_logprobs": tops,
         "text_offset": [max(0, each) for each in ends[:-1]],
@@ -155,27 +173,28 @@ def _echoed_logprobs(
 
 
 def _top(
-    score: PromptLogprob, logprob: float, alternatives: int, codec: TextCodec | None
+    score: PromptLogprob, logprob: float, codec: TextCodec | None, request: InferenceRequest
 ) -> dict[str, float]:
-    listed = (*score.top[:alternatives], (score.token, logprob))
-    return {codec.token_text(token) if codec else "": value for token, value in listed}
+    """The prompt's own token comes first."""
+    listed = ((score.token, logprob), *score.top[: request.logprobs])
+    as_ids = request.return_tokens_as_token_ids
+    return {token_name(token, codec, as_ids): value for token, value in listed}
 
 
-def _logprobs(own: list[TokenLogprob], codec: TextCodec | None, offset: int) -> dict[str, Any]:
-    def _text(token: int) -> str:
-        return codec.token_text(token) if codec else ""
-
-    tokens = [_text(each.token) for each in own]
-    offsets = []
-    for token in tokens:
-        offsets.append(offset)
-        offset += len(token)
+def _logprobs(
+    own: list[TokenLogprob], codec: TextCodec | None, offset: int, request: InferenceRequest
+) -> dict[str, Any]:
+    as_ids = request.return_tokens_as_token_ids
+    sizes = [len(token_name(each.token, codec, False)) for each in own]
     return {
-        "tokens": tokens,
-        "token_logprobs": [each.logprob for each in own],
+        "tokens": [token_name(each.token, codec, as_ids) for each in own],
+        "token_logprobs": [shown_logprob(each.logprob) for each in own],
         "top_logprobs": [
-            {_text(token): logprob for token, logprob in (*each.top, (each.token, each.logprob))}
+            {
+                token_name(token, codec, as_ids): shown_logprob(logprob)
+                for token, logprob in (*each.top, (each.token, each.logprob))
+            }
             for each in own
         ],
-        "text_offset": offsets,
+        "text_offset": list(accumulate(sizes, initial=offset))[:-1],
     }

@@ -7,6 +7,7 @@ import msgspec
 from msgspec import Meta
 
 from core.errors import BadRequest, UnsupportedParameter
+from gateway.inference.chat import media_parts
 from gateway.inference.chat.request import MAX_MESSAGES
 from gateway.inference.decoding import (
     Request,
@@ -100,7 +101,7 @@ _NAMED = {
 }
 # Thoughts of earlier turns are not shown to the model again, as on Anthropic's API.
 _OWN_BLOCKS: dict[str, tuple[str, ...]] = {
-    "user": ("text",),
+    "user": ("text", "image"),
     "system": ("text",),
     "assistant": ("text", "tool_use", "thinking", "redacted_thinking"),
 }
@@ -114,10 +115,11 @@ def parse_messages(raw: bytes) -> InferenceRequest:
     check_range("temperature", body.temperature, 0, 1)
     check_range("top_p", body.top_p, 0, 1)
     user = body.metadata.user_id if body.metadata else None
+    media: dict[str, str] = {}
     return InferenceRequest(
         route=ROUTE,
         model=body.model,
-        messages=chat_messages(body),
+        messages=chat_messages(body, media),
         tools=_tools(body),
         max_tokens=body.max_tokens,
         clamp_max_tokens=True,  # the API demands a number, so SDKs send one of their own
@@ -129,7 +131,7 @@ def parse_messages(raw: bytes) -> InferenceRequest:
         stream=bool(body.stream),
         include_usage=True,
         end_user=check_label("metadata.user_id", user),
-        **_constraints(body),
+        **_constraints(body, media),
     )
 
 
@@ -137,18 +139,22 @@ def parse_count(raw: bytes) -> InferenceRequest:
     body = decode(_count_decoder, raw)
     refuse_unsupported(body, _COUNT_IGNORED_VALUES)
     notes_of(body)
+    media: dict[str, str] = {}
     return InferenceRequest(
         route=f"{ROUTE}/count_tokens",
         model=body.model,
-        messages=chat_messages(body),
+        messages=chat_messages(body, media),
         tools=_tools(body),
         max_tokens=1,
+        engine_parameters=media_parts.needed(media),
+        extra={"named": media},
     )
 
 
-def _constraints(body: MessagesBody) -> dict[str, Any]:
-    """tool_choice, strict tools and output_config as keyword arguments of `InferenceRequest`."""
-    engine_parameters: dict[str, Any] = {}
+def _constraints(body: MessagesBody, media: dict[str, str]) -> dict[str, Any]:
+    """tool_choice, strict tools, output_config and images as keyword arguments of
+    `InferenceRequest`."""
+    engine_parameters: dict[str, Any] = media_parts.needed(media)
     given = body.tool_choice or {}
     if forced := _forced(body):
         engine_parameters["tool_choice"] = forced
@@ -159,7 +165,7 @@ def _constraints(body: MessagesBody) -> dict[str, Any]:
     return {
         "single_tool_call": given.get("disable_parallel_tool_use") is True,
         "engine_parameters": engine_parameters,
-        "extra": {"named": _NAMED, "notes": notes_of(body)},
+        "extra": {"named": _NAMED | media, "notes": notes_of(body)},
     }
 
 
@@ -214,33 +220,40 @@ def _output_format(form: Any) -> dict[str, Any]:
     }
 
 
-def chat_messages(body: CountBody) -> list[dict[str, Any]]:
-    """The conversation in the format of chat templates."""
+def chat_messages(body: CountBody, media: dict[str, str]) -> list[dict[str, Any]]:
+    """The conversation in the format of chat templates. `media` takes the kinds of blocks that are not
+    text, and where the first of each is."""
     result: list[dict[str, Any]] = []
     if body.system:
-        result.append({"role": "system", "content": _content("system", body.system)})
+        result.append({"role": "system", "content": _texts("system", body.system)})
     for index, message in enumerate(body.messages):
-        result += _message(f"messages[{index}]", message)
+        result += _message(f"messages[{index}]", message, media)
     return result
 
 
-def _message(where: str, message: Message) -> list[dict[str, Any]]:
+def _message(where: str, message: Message, media: dict[str, str]) -> list[dict[str, Any]]:
     if isinstance(message.content, str):
         return [{"role": message.role, "content": message.content}]
     converted: list[dict[str, Any]] = []
-    texts = [block for block in message.content if block.type == "text"]
+    parts: list[dict[str, Any]] = []
     calls = [block for block in message.content if block.type == "tool_use"]
     for index, block in enumerate(message.content):
+        here = f"{where}.content[{index}]"
         if block.type == "tool_result":
-            content = _result(f"{where}.content[{index}]", block)
+            content, images = _result(here, block, media)
+            parts += images
             result = {"role": "tool", "tool_call_id": block.tool_use_id or "", "content": content}
             if block.cache_control is not None:
                 result["cache_control"] = block.cache_control
             converted.append(result)
         elif block.type not in _OWN_BLOCKS[message.role]:
-            raise _not_text(f"{where}.content[{index}]")
-    if texts or calls:
-        own: dict[str, Any] = {"role": message.role, "content": _content(where, texts)}
+            raise _not_text(here)
+        elif block.type == "image":
+            parts.append(_image(here, block.source, media))
+        elif block.type == "text":
+            parts.append(_text(here, block))
+    if parts or calls:
+        own: dict[str, Any] = {"role": message.role, "content": parts}
         if any(block.cache_control is not None for block in calls):
             own["cache_control"] = {"type": "ephemeral"}
         if calls:
@@ -249,34 +262,43 @@ def _message(where: str, message: Message) -> list[dict[str, Any]]:
     return converted
 
 
-def _content(where: str, content: str | list[Block]) -> str | list[dict[str, Any]]:
+def _texts(where: str, content: str | list[Block]) -> str | list[dict[str, Any]]:
     if isinstance(content, str):
         return content
-    parts = []
-    for index, block in enumerate(content):
-        if block.type != "text" or block.text is None:
-            raise _not_text(f"{where}[{index}]")
-        part: dict[str, Any] = {"type": "text", "text": block.text}
-        if block.cache_control is not None:
-            part["cache_control"] = block.cache_control
-        parts.append(part)
-    return parts
+    return [_text(f"{where}[{index}]", block) for index, block in enumerate(content)]
 
 
-def _result(where: str, block: Block) -> str:
-    """Chat templates have no field for a failed call, so its result says it."""
-    text = _result_text(where, block)
-    return f"Error: {text}" if block.is_error else text
+def _text(where: str, block: Block) -> dict[str, Any]:
+    if block.type != "text" or block.text is None:
+        raise _not_text(where)
+    part: dict[str, Any] = {"type": "text", "text": block.text}
+    if block.cache_control is not None:
+        part["cache_control"] = block.cache_control
+    return part
 
 
-def _result_text(where: str, block: Block) -> str:
-    if isinstance(block.content, str) or block.content is None:
-        return block.content or ""
-    if isinstance(block.content, list) and all(
-        isinstance(each, dict) and isinstance(each.get("text"), str) for each in block.content
-    ):
-        return "".join(each["text"] for each in block.content)
-    raise _not_text(where)
+def _image(where: str, source: Any, media: dict[str, str]) -> dict[str, Any]:
+    media.setdefault("images", where)
+    return media_parts.of_anthropic(where, source)
+
+
+def _result(where: str, block: Block, media: dict[str, str]) -> tuple[str, list[dict[str, Any]]]:
+    """The text of a tool's result, and its images, which a chat has in the user's next message. Chat
+    templates have no field for a failed call, so its result says it."""
+    content = block.content or ""
+    if isinstance(content, str):
+        content = [{"type": "text", "text": content}]
+    text = ""
+    images: list[dict[str, Any]] = []
+    for index, each in enumerate(content if isinstance(content, list) else [None]):
+        here = f"{where}.content[{index}]"
+        if isinstance(each, dict) and each.get("type") == "image":
+            images.append(_image(here, each.get("source"), media))
+        elif isinstance(each, dict) and isinstance(each.get("text"), str):
+            text += each["text"]
+        else:
+            raise _not_text(where)
+    return (f"Error: {text}" if block.is_error else text), images
 
 
 def _call(block: Block) -> dict[str, Any]:

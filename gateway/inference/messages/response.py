@@ -43,7 +43,7 @@ class MessagesSurface:
         return parse_messages(raw)
 
     def stream(self, info: ResponseInfo, request: InferenceRequest) -> "MessageStream":
-        thinks = info.codec is not None and marks_reasoning(info.codec)
+        thinks = info.codec is None or marks_reasoning(info.codec)
         return MessageStream(info, tools=bool(request.tools) or thinks)
 
     def answer(
@@ -92,6 +92,8 @@ class MessageStream:
     def delta(self, delta: Delta) -> bytes:
         parts = []
         if delta.reasoning:
+            if self._open and not self._thinking:
+                parts.append(self._close_block())
             if not self._open:
                 parts.append(self._start_block(_thinking("")))
                 self._thinking = True
@@ -168,6 +170,7 @@ def usage_object(usage: Usage) -> dict[str, Any]:
         "cache_read_input_tokens": usage.cached,
         "cache_creation_input_tokens": 0,
         "output_tokens": usage.output,
+        "service_tier": "standard",
     }
 
 

@@ -6,7 +6,7 @@ import msgspec
 from msgspec import Meta
 
 from core.errors import BadRequest, UnsupportedParameter
-from gateway.inference.chat import request
+from gateway.inference.chat import media_parts, request
 from gateway.inference.chat.request import MAX_MESSAGES
 from gateway.inference.decoding import (
     Metadata,
@@ -18,52 +18,27 @@ from gateway.inference.decoding import (
 )
 from gateway.inference.prompt_references import reference_of
 from gateway.inference.request import InferenceRequest
-from gateway.inference.sampling import MAX_LOGPROBS, Count, Positive, StreamOptions, stops_of
+from gateway.inference.responses.items import Conversation, Item
+from gateway.inference.responses.reasoning import effort_of
+from gateway.inference.responses.tools import (
+    Tool,
+    chat_tool,
+    namespaces_of,
+    offered,
+    tool_object,
+)
+from gateway.inference.sampling import (
+    MAX_LOGPROBS,
+    Count,
+    Positive,
+    StreamOptions,
+    client_id_of,
+    stops_of,
+)
 
 ROUTE = "/v1/responses"
 LOGPROBS = "message.output_text.logprobs"  # value of `include`
 ENCRYPTED_REASONING = "reasoning.encrypted_content"  # of reasoning items, which no response has
-
-
-class Part(Request):
-    type: str
-    text: str | None = None
-    refusal: str | None = None
-    annotations: Any = None
-    logprobs: Any = None
-    image_url: Any = None
-    file_id: Any = None
-    detail: Any = None
-    file_data: Any = None
-    filename: Any = None
-
-
-class Item(Request):
-    """A message, a function call or its output. Other item types are refused."""
-
-    type: str | None = None
-    role: Literal["user", "assistant", "system", "developer"] | None = None
-    content: str | list[Part] | None = None
-    id: str | None = None
-    status: str | None = None
-    phase: str | None = None
-    call_id: str | None = None
-    name: str | None = None
-    arguments: str | None = None
-    namespace: str | None = None
-    output: Any = None
-    summary: Any = None  # of a reasoning item
-    encrypted_content: str | None = None
-
-
-class Tool(Request):
-    type: str
-    name: str | None = None
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-    cache_control: Any = None
-    tools: list["Tool"] | None = None  # of a namespace
 
 
 class ResponsesBody(Request, kw_only=True):
@@ -92,6 +67,7 @@ class ResponsesBody(Request, kw_only=True):
     reasoning: Any = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     background: bool | None = None
+    client_metadata: dict[str, str] | None = None  # of Codex: labels without an effect
     conversation: Any = None
     previous_response_id: str | None = None
     prompt: Any = None
@@ -100,14 +76,19 @@ class ResponsesBody(Request, kw_only=True):
     moderation: Any = None
     ignore_eos: bool | None = None
     min_tokens: Count | None = None
+    # vLLM's, beyond OpenAI's.
+    top_k: Annotated[int, Meta(ge=-1)] | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    request_id: str | None = None
     seed: int | None = None
     stop: str | list[str] | None = None
 
 
 _IGNORED_VALUES: dict[str, tuple[Any, ...]] = {
     "store": (False,),
-    "service_tier": ("auto", "default"),
-    "reasoning": ({}, {"effort": "none"}),
     "background": (False,),
     "conversation": (),
     "previous_response_id": (),
@@ -125,7 +106,13 @@ def parse_responses(raw: bytes) -> InferenceRequest:
     refuse_unsupported(body, _IGNORED_VALUES)
     check_range("temperature", body.temperature, 0, 2)
     check_range("top_p", body.top_p, 0, 1)
-    messages: list[dict[str, Any]] = []
+    check_range("min_p", body.min_p, 0, 1)
+    check_range("repetition_penalty", body.repetition_penalty, 0.01, 100)
+    check_range("frequency_penalty", body.frequency_penalty, -2, 2)
+    check_range("presence_penalty", body.presence_penalty, -2, 2)
+    check_range("seed", body.seed, -(2**63), 2**63 - 1)
+    conversation = Conversation()
+    messages, media = conversation.messages, conversation.media
     if body.instructions:
         messages.append({"role": "system", "content": body.instructions})
     before = len(messages)
@@ -141,9 +128,13 @@ def parse_responses(raw: bytes) -> InferenceRequest:
         messages.append({"role": "user", "content": body.input})
     else:
         for index, item in enumerate(body.input):
-            _add_item(messages, index, item)
-    every = without_namespaces(body.tools or [])
-    given = [_chat_tool(index, each) for index, each in enumerate(every)]
+            conversation.add(index, item)
+        conversation.end_outputs()
+    verbosity: dict[str, Any] = {}
+    if isinstance(body.text, dict) and body.text.get("verbosity") is not None:
+        verbosity = {"verbosity": body.text["verbosity"]}
+    every, notes = offered(body.tools or [])
+    given = [chat_tool(index, each) for index, each in enumerate(every)]
     if body.tool_choice == "none":
         given = []
     return InferenceRequest(
@@ -154,17 +145,27 @@ def parse_responses(raw: bytes) -> InferenceRequest:
         single_tool_call=body.parallel_tool_calls is False,
         engine_parameters=request.engine_parameters_of(
             _chat_choice(body.tool_choice), _format(body.text), given
-        ),
+        )
+        | media_parts.needed(media),
         max_tokens=body.max_output_tokens,
         logprobs=_alternatives(body),
         temperature=body.temperature,
         top_p=body.top_p,
+        top_k=body.top_k if body.top_k is None or body.top_k > 0 else 0,
+        min_p=body.min_p,
+        repetition_penalty=body.repetition_penalty,
+        frequency_penalty=body.frequency_penalty,
+        presence_penalty=body.presence_penalty,
+        client_request_id=client_id_of(body.request_id),
         seed=body.seed,
+        reasoning_effort=effort_of(body.reasoning),
+        service_tier=request.tier_of(body.service_tier),
         stop=stops_of("stop", body.stop),
         ignore_eos=bool(body.ignore_eos),
         min_tokens=body.min_tokens or 0,
         stream=bool(body.stream),
         include_usage=True,
+        extra_fields={} if verbosity.get("verbosity") in (None, "medium") else verbosity,
         truncation=body.truncation or "disabled",
         end_user=check_label("user", body.user or body.safety_identifier),
         prompt=reference_of(body.prompt, before) if body.prompt is not None else None,
@@ -172,12 +173,26 @@ def parse_responses(raw: bytes) -> InferenceRequest:
             "prompt": body.prompt,
             "instructions": body.instructions,
             "metadata": body.metadata or {},
+            "notes": notes,
+            "labels": {
+                name: value
+                for name in ("user", "safety_identifier", "prompt_cache_key")
+                if (value := getattr(body, name)) is not None
+            },
             "parallel_tool_calls": body.parallel_tool_calls is not False,
-            "tools": [_tool_object(each) for each in body.tools or ()],
+            "tools": [tool_object(each) for each in body.tools or ()],
             "namespaces": namespaces_of(body.tools or []),
             "tool_choice": body.tool_choice or "auto",
-            "text": {"format": _requested_format(body.text) or {"type": "text"}},
-            "named": {"response_format": "text.format", "strict": "tools[].strict"},
+            "text": {"format": _requested_format(body.text) or {"type": "text"}} | verbosity,
+            "named": {
+                **media,
+                "messages": "input",
+                "max_tokens": "max_output_tokens",
+                "response_format": "text.format",
+                "strict": "tools[].strict",
+                "verbosity": "text.verbosity",
+                "reasoning_effort": "reasoning.effort",
+            },
         },
     )
 
@@ -196,7 +211,7 @@ def parse_items(raw: bytes) -> ItemsBody:
     """Raises the error that a request with the same items would get."""
     body = decode(_items_decoder, raw)
     for index, item in enumerate(body.items or ()):
-        _add_item([], index, item)
+        Conversation().add(index, item)
     return body
 
 
@@ -218,69 +233,6 @@ def _alternatives(body: ResponsesBody) -> int | None:
     return None
 
 
-def flat_name(namespace: str, name: str) -> str:
-    """A namespaced tool's name for the model: names of functions have no other structure."""
-    return f"{namespace}__{name}"
-
-
-def without_namespaces(tools: list[Tool]) -> list[Tool]:
-    """The tools with those of namespaces in their place, under their flat names."""
-    flat = []
-    for tool in tools:
-        if tool.type == "namespace" and tool.name and tool.tools:
-            flat += [
-                msgspec.structs.replace(each, name=flat_name(tool.name, each.name or ""))
-                for each in tool.tools
-            ]
-        else:
-            flat.append(tool)
-    return flat
-
-
-def namespaces_of(tools: list[Tool]) -> dict[str, tuple[str, str]]:
-    """Namespace and own name by flat name."""
-    return {
-        flat_name(tool.name, each.name or ""): (tool.name, each.name or "")
-        for tool in tools
-        if tool.type == "namespace" and tool.name
-        for each in tool.tools or ()
-    }
-
-
-def _chat_tool(index: int, tool: Tool) -> request.Tool:
-    if tool.type != "function" or not tool.name:
-        raise UnsupportedParameter(
-            f"tools[{index}] is not a function; this model supports functions only.",
-            next_step="Send type function with a name.",
-            param=f"tools[{index}].type",
-        )
-    function = request.FunctionDefinition(
-        name=tool.name,
-        description=tool.description,
-        parameters=tool.parameters,
-        strict=tool.strict,
-    )
-    return request.Tool(type="function", function=function, cache_control=tool.cache_control)
-
-
-def _tool_object(tool: Tool) -> dict[str, Any]:
-    if tool.type == "namespace":
-        inner = [_tool_object(each) for each in tool.tools or ()]
-        return {
-            "type": "namespace",
-            "name": tool.name,
-            "description": tool.description,
-            "tools": inner,
-        }
-    return {
-        "type": "function",
-        "name": tool.name,
-        "description": tool.description,
-        "parameters": tool.parameters,
-        "strict": bool(tool.strict),
-    }
-
-
 def _chat_choice(given: Any) -> Any:
     if isinstance(given, dict) and given.get("type") == "function":
         return {"type": "function", "function": {"name": str(given.get("name"))}}
@@ -292,9 +244,9 @@ def _requested_format(text: Any) -> Any:
     if text is None:
         return None
     unknown = set(text) - {"format", "verbosity"} if isinstance(text, dict) else {""}
-    if unknown or text.get("verbosity") not in (None, "medium"):
+    if unknown:
         raise UnsupportedParameter(
-            "text supports format only; this model has no verbosity setting.",
+            "text supports format and verbosity only.",
             next_step="Remove the other fields of text.",
             param="text",
         )
@@ -310,60 +262,3 @@ def _format(text: Any) -> Any:
             "json_schema": {k: v for k, v in form.items() if k != "type"},
         }
     return form
-
-
-def _add_item(messages: list[dict[str, Any]], index: int, item: Item) -> None:
-    """Appends the item. Consecutive function calls join one assistant message. Reasoning of earlier
-    turns is not shown to the model again."""
-    if item.type == "reasoning":
-        return
-    if item.type == "function_call" and item.name and item.call_id:
-        name = flat_name(item.namespace, item.name) if item.namespace else item.name
-        function = {"name": name, "arguments": item.arguments or "{}"}
-        call = {"id": item.call_id, "type": "function", "function": function}
-        if not messages or messages[-1]["role"] != "assistant":
-            messages.append({"role": "assistant", "content": None})
-        messages[-1].setdefault("tool_calls", []).append(call)
-    elif item.type == "function_call_output" and item.call_id:
-        content = item.output
-        if isinstance(content, list):
-            content = "".join(_output_text(index, part) for part in content)
-        elif not isinstance(content, str):
-            raise _not_a_message(index)
-        messages.append({"role": "tool", "tool_call_id": item.call_id, "content": content})
-    else:
-        messages.append(_message(index, item))
-
-
-def _output_text(index: int, part: Any) -> str:
-    if isinstance(part, dict) and isinstance(part.get("text"), str):
-        return str(part["text"])
-    raise _not_a_message(index)
-
-
-def _message(index: int, item: Item) -> dict[str, Any]:
-    if item.type not in (None, "message") or item.role is None or item.content is None:
-        raise _not_a_message(index)
-    if isinstance(item.content, str):
-        return {"role": item.role, "content": item.content}
-    return {"role": item.role, "content": [_part(index, i, p) for i, p in enumerate(item.content)]}
-
-
-def _part(item: int, index: int, part: Part) -> dict[str, Any]:
-    text = part.refusal if part.type == "refusal" else part.text
-    if part.type not in ("input_text", "output_text", "text", "refusal") or text is None:
-        where = f"input[{item}].content[{index}]"
-        raise UnsupportedParameter(
-            f"{where} is not text; this model supports text only.",
-            next_step="Send parts of type input_text.",
-            param=where,
-        )
-    return {"type": "text", "text": text}
-
-
-def _not_a_message(index: int) -> UnsupportedParameter:
-    return UnsupportedParameter(
-        f"input[{index}] is not a message, a function call or a text output of one.",
-        next_step="Send items with a role and content, or function_call and function_call_output.",
-        param=f"input[{index}]",
-    )

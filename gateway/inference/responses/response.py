@@ -40,6 +40,8 @@ class ResponsesSurface:
         incomplete_reason = _INCOMPLETE.get(choice.finish_reason or "stop")
         status = "incomplete" if incomplete_reason else "completed"
         output = []
+        if choice.reasoning:
+            output.append(_reasoning(info, "".join(choice.reasoning)))
         if text or not choice.calls:
             logprobs = _logprobs(info, request, delta)
             output.append(_message(_item_id(info), text, status, logprobs))
@@ -51,8 +53,8 @@ class ResponsesSurface:
 
 
 class ResponseStream:
-    """Events are numbered from 0 without gaps. With tools, the type of the first item is unknown until
-    it arrives."""
+    """Events are numbered from 0 without gaps. The type of the first item is unknown until it
+    arrives."""
 
     def __init__(
         self,
@@ -65,6 +67,7 @@ class ResponseStream:
         self._request = request
         self._number = 0
         self._text: list[str] | None = None  # of the open message
+        self._thought: list[str] | None = None  # of the open reasoning item
         self._logprobs: list[dict[str, Any]] = []  # of its tokens, when requested
         self._output: list[dict[str, Any]] = []
 
@@ -72,12 +75,16 @@ class ResponseStream:
         started = response_object(self._info, self._request, "in_progress", [])
         begun = self._event("response.created", response=started)
         begun += self._event("response.in_progress", response=started)
-        return begun if self._request.tools else begun + self._open_message()
+        return begun
 
     def delta(self, delta: Delta) -> bytes:
         parts = []
         logprobs = _logprobs(self._info, self._request, delta)
+        if delta.reasoning:
+            parts.append(self._reason(delta.reasoning))
+            logprobs = logprobs if delta.text else []
         if delta.text or logprobs:
+            parts.append(self._close_reasoning())
             if self._text is None:
                 parts.append(self._open_message())
             assert self._text is not None
@@ -86,18 +93,56 @@ class ResponseStream:
             payload = {"delta": delta.text, "logprobs": logprobs, **self._position()}
             parts.append(self._event("response.output_text.delta", **payload))
         for call in delta.calls:
+            parts.append(self._close_reasoning())
             parts += [self._close_message("completed"), self._add_function_call(call)]
         return b"".join(parts)
 
     def end(self, usage: Usage, choices: Sequence[ChoiceOutput]) -> bytes:
         incomplete_reason = _INCOMPLETE.get(choices[0].finish_reason or "stop")
-        before = b"" if self._output or self._text is not None else self._open_message()
+        before = self._close_reasoning()
+        if not self._output and self._text is None:
+            before += self._open_message()
         before += self._close_message("incomplete" if incomplete_reason else "completed")
         final = _finished(self._info, self._request, self._output, incomplete_reason, usage)
         if self._on_finished is not None:
             self._on_finished(final)
         name = "response.incomplete" if incomplete_reason else "response.completed"
         return before + self._event(name, response=final)
+
+    def _reason(self, text: str) -> bytes:
+        begun = b""
+        if self._thought is None:
+            begun, self._thought = self._close_message("completed"), []
+            item = {**_reasoning(self._info, "", len(self._output)), "content": []}
+            begun += self._event(
+                "response.output_item.added",
+                output_index=len(self._output),
+                item={**item, "status": "in_progress"},
+            ) + self._event(
+                "response.content_part.added", part=_thought(""), **self._thought_position()
+            )
+        self._thought.append(text)
+        return begun + self._event(
+            "response.reasoning_text.delta", delta=text, **self._thought_position()
+        )
+
+    def _close_reasoning(self) -> bytes:
+        if self._thought is None:
+            return b""
+        text, position, index = "".join(self._thought), self._thought_position(), len(self._output)
+        item = _reasoning(self._info, text, index)
+        self._thought = None
+        self._output.append(item)
+        return (
+            self._event("response.reasoning_text.done", text=text, **position)
+            + self._event("response.content_part.done", part=_thought(text), **position)
+            + self._event("response.output_item.done", output_index=index, item=item)
+        )
+
+    def _thought_position(self) -> dict[str, Any]:
+        index = len(self._output)
+        item = _reasoning(self._info, "", index)["id"]
+        return {"item_id": item, "output_index": index, "content_index": 0}
 
     def _open_message(self) -> bytes:
         self._text, self._logprobs = [], []
@@ -177,8 +222,8 @@ def usage_object(usage: Usage) -> dict[str, Any]:
 def response_object(
     info: ResponseInfo, request: InferenceRequest, status: str, output: list[dict[str, Any]]
 ) -> dict[str, Any]:
-    named = {"user": request.end_user} if request.end_user else {}
-    return named | {
+    labels: dict[str, Any] = request.extra["labels"]
+    return labels | {
         "id": f"resp_{info.request_id.rpartition('_')[2]}",
         "object": "response",
         "created_at": info.created,
@@ -193,8 +238,8 @@ def response_object(
         "parallel_tool_calls": request.extra["parallel_tool_calls"],
         "previous_response_id": None,
         "prompt": request.extra.get("prompt"),
-        "reasoning": {"effort": None, "summary": None},
-        "service_tier": "default",
+        "reasoning": {"effort": request.reasoning_effort, "summary": None},
+        "service_tier": request.service_tier or "default",
         "store": False,
         "temperature": 1.0 if request.temperature is None else request.temperature,
         "text": request.extra["text"],
@@ -225,6 +270,20 @@ def _message(
         "status": status,
         "content": [_part(text, logprobs)],
     }
+
+
+def _reasoning(info: ResponseInfo, text: str, index: int = 0) -> dict[str, Any]:
+    return {
+        "id": f"rs_{info.request_id.rpartition('_')[2]}" + (f"_{index}" if index else ""),
+        "type": "reasoning",
+        "summary": [],
+        "content": [_thought(text)],
+        "status": "completed",
+    }
+
+
+def _thought(text: str) -> dict[str, Any]:
+    return {"type": "reasoning_text", "text": text}
 
 
 def _call(call: ToolCall, status: str, request: InferenceRequest) -> dict[str, Any]:

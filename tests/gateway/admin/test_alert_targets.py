@@ -1,6 +1,5 @@
 """Alerts that could never arrive are refused when they are saved."""
 
-from collections.abc import Iterator
 from contextlib import closing
 
 import httpx
@@ -17,12 +16,6 @@ PRIVATE = [
     "http://[::1]/hook",
     "http://localhost/hook",
 ]
-
-
-@pytest.fixture(scope="module")
-def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    with running_deployment(tmp_path_factory.mktemp("targets")) as made:
-        yield made
 
 
 def save(deployment: Deployment, **more: object) -> httpx.Response:

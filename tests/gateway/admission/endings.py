@@ -33,7 +33,7 @@ from gateway.metering.spool_records import decode_outbox
 from gateway.prompts.tokenizing import load_codec
 from gateway.screening.moderator import PromptBlocked, ScreeningResult
 from gateway.services import Services
-from gateway.streaming.choices import OutputGuard
+from gateway.streaming.output_guard import OutputGuard
 from gateway.upstreams.base import Generation, Job, Mailbox
 from gateway.upstreams.clients import Engines
 from gateway.upstreams.config import Upstream
@@ -137,6 +137,7 @@ class ScriptedEngine(FakeEngine):
 
 class BlockingGuard:
     needs_second_opinion = undecided = False
+    spare = 0
     held, needed = 0, 1
 
     def __init__(self, paid_by: str) -> None:
@@ -145,7 +146,7 @@ class BlockingGuard:
         self.cut_paid_by = paid_by
         self._passed = 0
 
-    def feed(self, text: str) -> str:
+    def feed(self, text: str, *, last: bool = False) -> str:
         self._passed += 1
         self.blocked = self._passed > 1  # after the first piece
         self.action = "block" if self.blocked else None

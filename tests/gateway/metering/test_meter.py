@@ -64,10 +64,15 @@ def counts(event: UsageEvent) -> tuple[int, int, int, int]:
     return event.input_tokens, event.cached_tokens, event.output_tokens, event.waived_tokens
 
 
-def upstream(*, generated: int, reasoning: int = 0, characters: int) -> UpstreamReceipt:
+def upstream(*, generated: int, silent: int = 0, characters: int) -> UpstreamReceipt:
+    """Of an answer whose server kept the text of `silent` tokens of reasoning."""
     fields = asdict(receipt("req_1", generated=generated, delivered=generated))
     return UpstreamReceipt(
-        **fields, counted_by=CountedBy.TOKENIZER, reasoning=reasoning, characters=characters
+        **fields,
+        counted_by=CountedBy.TOKENIZER,
+        reasoning=silent,
+        silent=silent,
+        characters=characters,
     )
 
 
@@ -277,13 +282,21 @@ def test_a_blocked_prompt_is_billed_only_where_the_tenant_pays() -> None:
 
 
 @pytest.mark.parametrize(
-    ("delivered", "status", "output"),
-    [(40, 200, 12), (50, 499, 12), (20, 499, 8), (0, 499, 0), (0, 200, 0)],
+    ("delivered", "status", "silent", "output"),
+    [
+        (40, 200, 4, 12),
+        (50, 499, 4, 12),
+        (20, 499, 4, 8),
+        (20, 499, 0, 6),
+        (0, 499, 4, 0),
+        (0, 200, 4, 0),
+    ],
 )
 def test_an_upstreams_answer_is_billed_by_the_share_that_was_delivered(
-    delivered: int, status: int, output: int
+    delivered: int, status: int, silent: int, output: int
 ) -> None:
-    found = upstream(generated=12, reasoning=4, characters=40)
+    """Reasoning whose text the server kept is billed whole as soon as any of the answer is."""
+    found = upstream(generated=12, silent=silent, characters=40)
     ending = Ending(delivered, 40, "stop", status, prompt_done=True)
     assert counts_of(99, ending, found) == Counts(10, 4, output, 12 - output)
 
@@ -292,6 +305,6 @@ def test_an_upstreams_answer_is_billed_by_the_share_that_was_delivered(
 def test_an_answer_of_reasoning_alone_is_billed_only_when_it_ended(
     status: int, output: int
 ) -> None:
-    found = upstream(generated=5, reasoning=5, characters=0)
+    found = upstream(generated=5, silent=5, characters=0)
     counted = counts_of(99, Ending(0, 0, "stop", status, prompt_done=True), found)
     assert (counted.output, counted.waived) == (output, 5 - output)

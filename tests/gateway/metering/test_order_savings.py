@@ -3,6 +3,8 @@
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gateway.inference.request import InferenceRequest
 from gateway.metering import order_savings
@@ -89,3 +91,19 @@ def test_the_prefixes_that_were_used_least_lately_are_forgotten(
     assert cached(orders, "A", "") == 60
     cached(orders, "C")
     assert [cached(orders, "A", ""), cached(orders, "B", "")] == [60, 0]
+
+
+@given(st.lists(st.tuples(st.text("AB", max_size=4), st.randoms()), max_size=6))
+def test_each_part_counts_as_one_by_one(prompts: list[tuple[str, Any]]) -> None:
+    orders, seen = GivenOrders(), set[str]()
+    for given_names, shuffled in prompts:
+        after = "".join(shuffled.sample(given_names, len(given_names)))
+        expected = 0
+        in_place = known = True
+        for count in range(1, len(given_names) + 1):
+            in_place = in_place and given_names[count - 1] == after[count - 1]
+            known = known and given_names[:count] in seen
+            seen.add(given_names[:count])
+            expected = count if in_place or known else expected
+        found = cached(orders, given_names, after)
+        assert found == 60 * expected // max(1, len(given_names))

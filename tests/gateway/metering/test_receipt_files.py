@@ -129,6 +129,33 @@ def test_what_the_database_lacks_is_stored_once_with_its_receipts(files: Files) 
     assert files.lost() == ()
 
 
+@pytest.mark.parametrize("column", ["prompt", "cached", "generated"])
+def test_the_audit_finds_counts_that_are_not_the_file_s(files: Files, column: str) -> None:
+    one, two = files.id(61), files.id(60)
+    written = [files.receipt(one), *(files.receipt(f"{two}.{n}", prompts=2) for n in (0, 1))]
+    files.write(written)
+    files.recover()
+    with files.database.transaction() as session:
+        assert files_and_events(session, files.settings, files.clock, [files.path]) == []
+        row = session.get_one(EngineReceipt, (f"{two}.1", ""))
+        other = {f"{column}_tokens": getattr(row, f"{column}_tokens") + 1}
+        fields = ("prompt_tokens", "cached_tokens", "generated_tokens", "received_at")
+        kept = {name: getattr(row, name) for name in fields}
+        # Another replica's receipt of the same prompt explains the file's as well.
+        session.add(EngineReceipt(request_id=f"{one}", engine_id="other", **kept | other))
+        session.flush()
+        assert files_and_events(session, files.settings, files.clock, [files.path]) == []
+    files.path.write_text(
+        files.path.read_text().replace(
+            f'"{column}":{getattr(written[2], column)}',
+            f'"{column}":{getattr(written[2], column) + 1}',
+        )
+    )
+    with files.database.read() as session:
+        (found,) = files_and_events(session, files.settings, files.clock, [files.path])
+    assert (found.check, found.kind, found.count) == ("receipt files/receipts", "amount", 2)
+
+
 def test_a_prompt_that_was_processed_in_part_is_opened_with_all_its_tokens(files: Files) -> None:
     name = files.id()
     parts = [replace(files.receipt(f"{name}.{number}"), unprocessed=3) for number in (0, 1)]

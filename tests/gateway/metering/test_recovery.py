@@ -1,6 +1,7 @@
 """Recovery step by step: what is settled when, and how a receipt becomes an event."""
 
 import asyncio
+import sqlite3
 from dataclasses import replace as replaced
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from core.events import CountedBy, EngineCount, SettledBy, UsageEvent
 from engine.protocol import FinishReason
 from gateway.metering.recovery import Recovery, event_of_receipt
 from gateway.metering.spool import SpoolFile
-from gateway.metering.spool_statements import insert_opened, move_to_outbox
+from gateway.metering.spool_statements import insert_opened, move_to_outbox, move_to_parked
 from gateway.upstreams.base import RequestStillRunning
 from tests.gateway.metering.test_spool import (
     NOW,
@@ -212,3 +213,23 @@ async def test_a_running_request_is_asked_about_in_every_round(tmp_path: Path) -
     assert [await rescue.round(), await rescue.round()] == [0, 0]
     assert rounds == ["req_1", "req_1"]
     rescue.close()
+
+
+async def test_a_file_whose_parked_records_cannot_be_put_back_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = SpoolFile(tmp_path / "dead.db")
+    file.commit(move_to_outbox(closed("req_1")))
+    file.commit(move_to_parked(1, "the database was at fault"))
+    file.close()
+    books, plain = Books(), SpoolFile.commit
+
+    def _full(*_: object) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    monkeypatch.setattr(SpoolFile, "commit", _full)
+    rescue = recovery(tmp_path, books, Receipts(), FakeClock(NOW))
+    assert await rescue.round() == 0 and rescue.adopted() == []
+    monkeypatch.setattr(SpoolFile, "commit", plain)
+    await rescue.round()
+    assert list(books.got) == ["req_1"] and not (tmp_path / "dead.db").exists()

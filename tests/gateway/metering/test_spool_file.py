@@ -3,17 +3,21 @@
 import asyncio
 import errno
 import sqlite3
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from core import metrics
 from core.batches.jobs import LineResult
+from core.errors import Unavailable
 from core.events import ModerationEvent
 from core.settings import Settings
+from gateway.metering import shipper as shipper_module
 from gateway.metering import spool_watch
 from gateway.metering.shipper import Shipper
-from gateway.metering.spool import Spool, SpoolFile, read_outbox
+from gateway.metering.spool import Spool, SpoolFile, count_parked, read_outbox
 from gateway.metering.spool_records import decode_outbox, request_id_of
 from gateway.metering.spool_statements import (
     delete_shipped,
@@ -151,10 +155,11 @@ async def test_a_refused_commit_is_tried_again_by_the_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class _Loop:
-        later: list[object]
+        def __init__(self) -> None:
+            self.later: list[tuple[float, Callable[[], None]]] = []
 
-        def call_later(self, seconds: float, call: object) -> None:
-            self.later = [seconds, call]
+        def call_later(self, seconds: float, call: Callable[[], None]) -> None:
+            self.later.append((seconds, call))
 
     spool, loop = Spool(SpoolFile(tmp_path / "1.db")), _Loop()
     await spool.open(opened("req_1"))
@@ -167,12 +172,18 @@ async def test_a_refused_commit_is_tried_again_by_the_loop(
     monkeypatch.setattr(spool.file, "append", _full)
     spool._batch = [insert_opened(opened("req_1"))]  # of a client that gets the error
     spool.flush()
-    assert not hasattr(loop, "later"), "there is nothing to be kept"
+    assert not loop.later, "there is nothing to be kept"
     spool._batch = [insert_opened(opened("req_1")), *move_to_outbox(closed("req_1"))]
     spool.flush()
-    assert loop.later == [1.0, spool.flush]
+    for _ in range(50):  # clients that come meanwhile
+        spool._batch = [insert_opened(opened("req_2"))]
+        spool.flush()
+    [(seconds, again)] = loop.later
+    assert seconds == 1.0, "and one attempt a second, not one for each that failed"
+    again()
+    assert len(loop.later) == 2, "the disk is still full"
     monkeypatch.setattr(spool.file, "append", plain)
-    spool.flush()
+    loop.later[1][1]()
     assert (spool.file.waiting, spool.file.open_requests()) == (1, [])
     spool.file.close()
 
@@ -192,3 +203,59 @@ def test_a_command_waits_for_the_shipper_and_no_longer_than_it_must(
     assert spool_watch.wait_until_shipped(Settings(data_dir=tmp_path)).unshipped == 0
     assert len(waits) == 1
     file.close()
+
+
+async def test_with_less_room_than_the_reserve_only_admitted_requests_are_recorded(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    spool = Spool(SpoolFile(tmp_path / "1.db", reserve=2**62))
+    for _ in range(3):
+        with pytest.raises(Unavailable) as caught:
+            await spool.open(opened("req_1"))
+    assert caught.value.code == "spool_unavailable" and spool.file.open_requests() == []
+    assert [each.message.partition(" is ")[2] for each in caplog.records] == [
+        "full: requests are refused"
+    ]
+    await spool.close(closed("req_2"))
+    assert spool.file.waiting == 1
+    spool.file.close()
+
+
+@pytest.mark.parametrize(("left", "shrinks"), [(10, True), (1400, False)])
+def test_what_an_outage_took_of_the_disk_is_given_back(
+    tmp_path: Path, left: int, shrinks: bool
+) -> None:
+    file = SpoolFile(tmp_path / "1.db", reserve=2**16)
+    file.commit([each for i in range(2000) for each in move_to_outbox(closed(f"req_{i}"))])
+    file.commit([delete_shipped(2000 - left)])
+    file.connection.execute("pragma wal_checkpoint(passive)")
+    before = file.path.stat().st_size
+    file.shrink()
+    assert (file.path.stat().st_size < before / 10) is shrinks
+    assert len(read_outbox(file.connection, 5000)) == left
+    file.shrink()
+    file.close()
+
+
+async def test_a_disk_that_cannot_be_read_for_a_while_does_not_end_the_shipper(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spool, books = Spool(SpoolFile(tmp_path / "1.db")), Books()
+    spool.bind(asyncio.get_running_loop())
+    asked = threading.Event()
+
+    def _fails(_connection: object) -> int:
+        asked.set()
+        raise sqlite3.OperationalError("disk I/O error")
+
+    monkeypatch.setattr(shipper_module, "count_parked", _fails)
+    shipper = Shipper(spool, books, pause_s=0.0)
+    shipper.start()
+    assert await asyncio.to_thread(asked.wait, 60)
+    monkeypatch.setattr(shipper_module, "count_parked", count_parked)
+    await spool.close(closed("req_1"))
+    async with asyncio.timeout(60):
+        while not books.got:
+            await asyncio.sleep(0.01)
+    await asyncio.to_thread(shipper.stop, 30)
+    spool.file.close()

@@ -45,6 +45,7 @@ PATTERN = {"name": "secret", "pattern": "[㐀-㐅]+", "longest": 64}
 TOOLS = [{"type": "function", "function": {"name": "send", "parameters": {"type": "object"}}}]
 EXTRA = {
     "instructions": None,
+    "labels": {},
     "metadata": {},
     "parallel_tool_calls": True,
     "tools": [],

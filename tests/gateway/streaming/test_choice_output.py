@@ -174,6 +174,7 @@ class Asking:
     blocked = False
     action: str | None = None
     needs_second_opinion = undecided = True
+    spare = 0
     needed, cut_paid_by, cuts = 1, "tenant", ()
 
     def __init__(self, blocks: bool) -> None:
@@ -187,7 +188,7 @@ class Asking:
     def clean(self, text: str, *, record: bool = False) -> str | None:
         return text
 
-    def feed(self, text: str) -> str:
+    def feed(self, text: str, *, last: bool = False) -> str:
         self._text += text
         return ""
 
@@ -282,7 +283,7 @@ def test_a_model_without_reasoning_has_no_tokens_of_it() -> None:
 class Blocking(Asking):
     """Releases what was judged before the word that it blocks."""
 
-    def feed(self, text: str) -> str:
+    def feed(self, text: str, *, last: bool = False) -> str:
         before, found, _ = text.partition("swordfish")
         self.blocked = bool(found)
         return before

@@ -23,6 +23,7 @@ class Guard:
     action: str | None = None
     cut_paid_by = "tenant"
     needs_second_opinion = undecided = False
+    spare = 0
 
     def __init__(self) -> None:
         self._stream = StreamGuard(default_policy(), SCREENER)
@@ -42,7 +43,7 @@ class Guard:
     def clean(self, text: str, *, record: bool = False) -> str | None:
         return self._stream.clean(text, record=record)
 
-    def feed(self, text: str) -> str:
+    def feed(self, text: str, *, last: bool = False) -> str:
         return self._stream.feed(0, text).text
 
     def flush(self) -> str:

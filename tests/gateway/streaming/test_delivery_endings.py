@@ -79,12 +79,13 @@ class Judge:
     """A guard that lets everything pass, with a finding."""
 
     blocked = needs_second_opinion = undecided = False
+    spare = 0
     held, needed, cuts, cut_paid_by = 0, 1, (), "tenant"
 
     def __init__(self, action: str | None) -> None:
         self.action = action
 
-    def feed(self, text: str) -> str:
+    def feed(self, text: str, *, last: bool = False) -> str:
         return text
 
     def flush(self) -> str:

@@ -65,6 +65,8 @@ def test_messages(deployment: Deployment, thinks: int) -> None:
 def test_responses(client: OpenAI, thinks: int) -> None:
     answer = client.responses.create(model=MODEL, input="How is the weather?")
     assert answer.output_text == "Fair."
+    thought: Any = answer.output[0]
+    assert thought.type == "reasoning" and thought.content[0].text == "It may rain."
     assert answer.usage is not None
     assert 0 < answer.usage.output_tokens_details.reasoning_tokens < thinks
 

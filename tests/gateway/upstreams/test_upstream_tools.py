@@ -123,7 +123,7 @@ def test_a_call_passes_the_guard_as_any_text(
         made = plain(*given, **named)
         for each in made:
             feed = each.feed
-            each.feed = lambda text, _feed=feed: (seen.append(text), _feed(text))[1]
+            each.feed = lambda text, _feed=feed, **how: (seen.append(text), _feed(text, **how))[1]
         return made
 
     monkeypatch.setattr(moderator, "guard", _guard)
