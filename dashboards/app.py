@@ -4,6 +4,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 from urllib.parse import urlsplit
 
+from sqlalchemy.exc import DataError
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
@@ -12,6 +13,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Mount
 from starlette.staticfiles import StaticFiles
 
+from core.database import unstorable
 from core.errors import Forbidden, TollhouseError
 from dashboards.pages.routes import ROUTES
 from dashboards.render import HERE, page
@@ -38,7 +40,11 @@ Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 def create_dashboard(deps: DashboardDeps) -> Asgi:
     routes = [Mount("/static", StaticFiles(directory=HERE / "static")), *ROUTES]
-    handlers: dict[Any, Any] = {TollhouseError: _error_page, HTTPException: _http_error_page}
+    handlers: dict[Any, Any] = {
+        TollhouseError: _error_page,
+        HTTPException: _http_error_page,
+        DataError: _data_error_page,
+    }
     app = Starlette(routes=routes, exception_handlers=handlers)
     app.state.deps = deps
     return _SessionMiddleware(app, deps)
@@ -110,6 +116,11 @@ def _error_page(request: Request, error: Exception) -> Response:
     return page(
         request, "error.html", error.status, message=error.message, next_step=error.next_step
     )
+
+
+def _data_error_page(request: Request, error: Exception) -> Response:
+    assert isinstance(error, DataError)
+    return _error_page(request, unstorable(error))
 
 
 def _http_error_page(request: Request, error: Exception) -> Response:

@@ -9,7 +9,7 @@ from typing import Any
 from markupsafe import Markup, escape
 
 from core.money import decimal_of
-from dashboards.formats import badge_class, markup_code, minor, money, time_html
+from dashboards.formats import badge_class, exact, markup_code, minor, money, time_html
 from dashboards.scales import grouped
 from dashboards.tables import Column, Table
 
@@ -21,8 +21,9 @@ _NOTHING = '<td class="num zero"'
 
 def lines(table: Table, now: datetime) -> list[list[Markup | None]]:
     """The cells of each row; None where the template inserts the row's forms."""
+    columns = table.shown
     return [
-        [_cell(column, row, table.currency_of(row), now) for column in table.columns]
+        [_cell(column, row, table.currency_of(row), now) for column in columns]
         for row in table.rows
     ]
 
@@ -61,7 +62,7 @@ def _amount(value: int) -> str:
 _DRAWN: dict[str, Callable[[Any, str], str]] = {
     "money": _money,
     "exact": lambda value, currency: (
-        f"{_NUMBER}{escape(decimal_of(value))} {escape(currency)}</td>"
+        f"{_NUMBER}{escape(exact(value, currency))} {escape(currency)}</td>"
     ),
     "minor": lambda value, currency: f"{_amount(value)}>{escape(minor(value, currency))}</td>",
     "whole": lambda value, _: f"{_NUMBER}{grouped(value)}</td>",

@@ -13,6 +13,7 @@ from dashboards.scales import Axis, Label, Number, axis_for, short
 WIDTH, HEIGHT = 720, 240
 LEFT, RIGHT, TOP, BOTTOM = 64, 12, 12, 34
 PLOT_W, PLOT_H = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
+_WIDEST = 56.0  # of a bar
 STYLES = 8  # series classes in the stylesheet; further series are combined as "Other"
 
 
@@ -23,17 +24,23 @@ class Series:
 
 
 def stacked_bars(
-    title: str, labels: Sequence[str], series: Sequence[Series], label: Label = short
+    title: str,
+    labels: Sequence[str],
+    series: Sequence[Series],
+    label: Label = short,
+    value: Label | None = None,
 ) -> str:
-    """One bar per label with the series stacked: up from zero, and credits and refunds down from it."""
+    """One bar per label with the series stacked: up from zero, and credits and refunds down from it.
+    `label` writes the axis, `value` what the pointer shows, with its unit."""
     _check(labels, series)
+    said = value or label
     columns = [[each.values[i] for each in series] for i in range(len(labels))]
     highest = max((sum(v for v in column if v > 0) for column in columns), default=0)
     lowest = min((sum(v for v in column if v < 0) for column in columns), default=0)
     axis = axis_for(highest, lowest)
     zero = TOP + PLOT_H - axis.position(0, PLOT_H)
     slot = PLOT_W / max(len(labels), 1)
-    bar = max(1.0, slot * 0.72)
+    bar = min(_WIDEST, max(1.0, slot * 0.72))
     marks: list[str] = []
     for index, name in enumerate(labels):
         x = LEFT + index * slot + (slot - bar) / 2
@@ -45,7 +52,7 @@ def stacked_bars(
             rises = each.values[index] > 0
             up, down = (up - height, down) if rises else (up, down + height)
             edge = up if rises else down - height
-            label_text = f"{name}, {each.name}: {label(each.values[index])}"
+            label_text = f"{name}, {each.name}: {said(each.values[index])}"
             marks.append(
                 f'<rect class="s{number % STYLES}" x="{x:.1f}" y="{edge:.1f}" width="{bar:.1f}" '
                 f'height="{height:.1f}"><title>{escape(label_text)}</title></rect>'
@@ -53,22 +60,29 @@ def stacked_bars(
     return _frame(title, series, axis, labels, label, marks)
 
 
-def lines(title: str, labels: Sequence[str], series: Sequence[Series], label: Label = short) -> str:
+def lines(
+    title: str,
+    labels: Sequence[str],
+    series: Sequence[Series],
+    label: Label = short,
+    value: Label | None = None,
+) -> str:
     """One line per series, with a dot at each value."""
     _check(labels, series)
+    said = value or label
     every = [v for each in series for v in each.values]
     axis = axis_for(max(every, default=0), min(every, default=0))
     step = PLOT_W / max(len(labels), 1)
     marks: list[str] = []
     for number, each in enumerate(series):
         points = [
-            (LEFT + (i + 0.5) * step, TOP + PLOT_H - axis.position(value, PLOT_H))
-            for i, value in enumerate(each.values)
+            (LEFT + (i + 0.5) * step, TOP + PLOT_H - axis.position(number_at, PLOT_H))
+            for i, number_at in enumerate(each.values)
         ]
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
         marks.append(f'<polyline class="l{number % STYLES}" points="{path}"/>')
-        for (x, y), name, value in zip(points, labels, each.values, strict=True):
-            label_text = f"{name}, {each.name}: {label(value)}"
+        for (x, y), name, number_at in zip(points, labels, each.values, strict=True):
+            label_text = f"{name}, {each.name}: {said(number_at)}"
             marks.append(
                 f'<circle class="s{number % STYLES}" cx="{x:.1f}" cy="{y:.1f}" r="2.5">'
                 f"<title>{escape(label_text)}</title></circle>"
@@ -148,10 +162,16 @@ def _frame(
     )
     return (
         f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
+        'preserveAspectRatio="xMinYMid meet" '
         f'aria-label="{escape(described)} The table below shows the numbers.">'
         f"{_grid(axis, label)}{''.join(marks)}{_names(labels)}</svg>"
-        f"{legend(series) if len(series) > 1 else ''}"
+        f"{'' if _said(title, series) else legend(series)}"
     )
+
+
+def _said(title: str, series: Sequence[Series]) -> bool:
+    """Whether the title names the only series already, as "Spend" does "spend"."""
+    return not series or (len(series) == 1 and series[0].name.lower() in title.lower())
 
 
 def _grid(axis: Axis, label: Label) -> str:

@@ -140,4 +140,8 @@ def _shares_of(sums: dict[str, int], names: dict[str, str]) -> list[Share]:
     found = [Share(names.get(each, each), 100 * sums[each] / whole) for each in largest]
     rest = whole - sum(sums[each] for each in largest)
     count = len(sums) - len(largest)
-    return [*found, Share(f"{count} others", 100 * rest / whole)] if count else found
+    return (
+        [*found, Share(f"{count} other{'s' if count > 1 else ''}", 100 * rest / whole)]
+        if count
+        else found
+    )

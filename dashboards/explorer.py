@@ -1,4 +1,4 @@
-"""What the query bar of Requests and Usage shows: the query, presets, and facets with counts."""
+"""What the query bar of Requests and Usage shows: the query, periods, and facets with counts."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -46,9 +46,25 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True)
+class CustomPeriod:
+    """The form of a first and a last day."""
+
+    span: Range
+    today: date  # the last day that can be chosen
+    on: bool = False  # no preset is the period that is shown
+    kept: Sequence[tuple[str, str]] = ()  # other parameters of the page
+
+    @property
+    def words(self) -> str:
+        first, last = self.span.first, self.span.last
+        return f"{first:%d %b %Y} to {last:%d %b %Y}" if self.on else "Custom"
+
+
+@dataclass(frozen=True, slots=True)
 class Bar:
     text: str
     presets: Sequence[Link] = ()
+    custom: CustomPeriod | None = None
     facets: Sequence[tuple[str, Sequence[Link]]] = ()
     kept: Sequence[tuple[str, str]] = ()  # other parameters of the page
     problem: str = ""
@@ -98,6 +114,10 @@ def bar_of(
         wanted = query.over(since)
         on = wanted.span(today, 1) == explored.span
         presets.append(Link(words, address(request, q=str(wanted)), on))
+    kept = [(name, request.query_params.get(name, "")) for name in ("by", "sort", "compare")]
+    kept = [pair for pair in kept if pair[1]]
+    other = [("q", str(query.over(""))), *kept]
+    custom = CustomPeriod(explored.span, today, not any(each.on for each in presets), other)
     counts = _counts(session, scope, explored.span)
     facets = []
     for column, title in _FACETS.items():
@@ -106,8 +126,7 @@ def bar_of(
             names = _names(session, scope, column, [value for value, _ in values])
             facets.append((title, _facet(request, query, column, values, names)))
     facets.append(("Status", _statuses(request, query, counts)))
-    kept = [(name, request.query_params.get(name, "")) for name in ("by", "sort", "compare")]
-    return Bar(str(query), presets, facets, [pair for pair in kept if pair[1]])
+    return Bar(str(query), presets, custom, facets, kept)
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +218,18 @@ def _statuses(request: Request, query: Query, counts: _Counts) -> list[Link]:
             ("5xx", "Server errors", counts.failed),
         )
     ]
+
+
+def day_presets(request: Request, span: Range, today: date) -> tuple[list[Link], CustomPeriod]:
+    """Periods of a page whose URL has `from` and `to` instead of a query."""
+    asked = request.query_params
+    kept = [(name, asked[name]) for name in ("by", "compare") if asked.get(name)]
+    links = []
+    for since, words in PRESETS.items():
+        own = Query(since=since).span(today, 1)
+        days = [("from", str(own.first)), ("to", str(own.last))]
+        links.append(Link(words, f"?{urlencode([*days, *kept])}", own == span))
+    return links, CustomPeriod(span, today, not any(each.on for each in links), kept)
 
 
 def before(span: Range) -> Range:

@@ -1,13 +1,14 @@
 """Formatting of values: money, times, shares, and the colours of states."""
 
 import re
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from decimal import Context, Decimal
 
 from markupsafe import Markup, escape
 
 from core.money import decimal_of, format_minor, minor_digits, round_to_minor, units_of_minor
-from dashboards.scales import grouped
+from dashboards.scales import Label, grouped
 
 
 def money(units: int, currency: str) -> str:
@@ -21,11 +22,19 @@ def money(units: int, currency: str) -> str:
     return f"{_grouped_decimal(format_minor(rounded, currency))} {currency}"
 
 
+def money_label(currency: str) -> Label:
+    """What the pointer shows of a chart of picounits."""
+    return lambda units: money(int(units), currency)
+
+
 _TWO_DIGITS = Context(prec=2)
 
 
-def exact(units: int) -> str:
-    return decimal_of(units)
+def exact(units: int, currency: str = "") -> str:
+    """Every digit, thousands grouped; of a currency at least its minor digits. Files have it plain."""
+    whole, _, fraction = decimal_of(units).partition(".")
+    fraction = fraction.ljust(minor_digits(currency) if currency else 0, "0")
+    return _grouped_decimal(f"{whole}.{fraction}" if fraction else whole)
 
 
 def minor(amount: int, currency: str) -> str:
@@ -58,6 +67,11 @@ def time_html(value: datetime, now: datetime) -> Markup:
     )
 
 
+def counted(count: int, noun: str) -> str:
+    """`1 request`, `2 requests`."""
+    return f"{grouped(count)} {noun}{'' if count == 1 else 's'}"
+
+
 def day(value: datetime | None) -> str:
     return value.astimezone(UTC).strftime("%Y-%m-%d") if value else "–"
 
@@ -66,11 +80,11 @@ def share(part: int, whole: int) -> str:
     return f"{100 * part / whole:.1f} %" if whole else "–"
 
 
-def change(now: int, before: int) -> str:
+def change(now: int, before: int, shown: Callable[[int], str] = grouped) -> str:
     """`+12 % against 1 200 before`."""
     if before == 0:
-        return "0 before"
-    return f"{100 * (now - before) / before:+.1f} % against {grouped(before)} before"
+        return f"{shown(0)} before"
+    return f"{100 * (now - before) / abs(before):+.1f} % against {shown(before)} before"
 
 
 def markup_code(text: object) -> Markup:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from html import escape
 
-WIDTH, ROW, HEAD, LEFT = 720, 30, 26, 110
+WIDTH, ROW, HEAD, LEFT = 720, 30, 30, 116  # room for the larger text of a phone
 SHADES = 9
 
 
@@ -16,7 +16,7 @@ def heat_map(
     width = (WIDTH - LEFT) / max(1, len(columns))
     height = HEAD + ROW * len(rows)
     marks = [
-        f'<text class="name" x="{LEFT + (index + 0.5) * width:.1f}" y="16">{escape(name)}</text>'
+        f'<text class="name" x="{LEFT + (index + 0.5) * width:.1f}" y="21">{escape(name)}</text>'
         for index, name in enumerate(columns)
     ]
     for line, (name, values) in enumerate(rows):

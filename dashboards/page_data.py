@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from core.errors import TollhouseError
-from dashboards.explorer import Bar, Link
+from dashboards.explorer import Bar, CustomPeriod, Link
 from dashboards.filters import Range
 from dashboards.render import page
 from dashboards.tables import Table
@@ -61,6 +61,11 @@ class Form:
     wrong: str = ""  # name of the refused input
 
     @property
+    def id(self) -> str:
+        """Of its title: `New member` has `new-member`."""
+        return self.title.lower().replace(" ", "-")
+
+    @property
     def has_file(self) -> bool:
         return any(each.kind == "file" for each in self.inputs)
 
@@ -82,7 +87,9 @@ class PageData:
     forms: Sequence[Form] = ()
     span: Range | None = None  # shows the date filter
     bar: Bar | None = None  # shows the query bar instead
-    views: Sequence[Link] = ()  # beside the query bar
+    presets: Sequence[Link] = ()  # periods, where there is no query bar
+    custom: CustomPeriod | None = None  # beside them
+    views: Sequence[Link] = ()  # beside the periods
     live: bool = False  # its first table can be kept up to date
     groups: dict[str, str] = field(default_factory=dict)
     by: str = ""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, func, select, tuple_
+from sqlalchemy import ColumnElement, Select, case, func, select, tuple_
 from sqlalchemy.orm import Session
 from sqlalchemy.sql import coercions, roles, visitors
 
@@ -146,6 +146,22 @@ def page_of(
         _cursor_at(rows[0], newest, after=False) if has_earlier else "",
         _cursor_at(rows[-1], newest, after=True) if has_later else "",
     )
+
+
+def counts(session: Session, log_query: LogQuery) -> tuple[int, int, int]:
+    """All matching requests, those with a status of 400 to 499, and of 500 or above. BadRequest where
+    days of them were moved to another store."""
+    if moved_requests.reaches(session, log_query):
+        raise BadRequest(
+            "Some of these days were moved to ClickHouse, where single requests are not compared.",
+            next_step="Filter by model, adapter, key, project and member only.",
+            param="q",
+        )
+    status = UsageEventRow.status
+    refused = func.sum(case((status.between(400, 499), 1), else_=0))
+    failed = func.sum(case((status >= 500, 1), else_=0))
+    row = session.execute(_matching(log_query, [func.count(), refused, failed])).one()
+    return int(row[0]), int(row[1] or 0), int(row[2] or 0)
 
 
 def last_batch(session: Session) -> int:

@@ -45,7 +45,10 @@ def short(value: Number) -> str:
     for limit, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if size >= limit:
             return f"{value / limit:.3g} {unit}"
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
+    if not isinstance(value, float):
+        return str(value)
+    rounded = Decimal(f"{value:.3g}").normalize()
+    return f"{rounded:f}"  # 0.00005, which `g` writes as 5e-05
 
 
 def grouped(value: int) -> str:
@@ -54,3 +57,12 @@ def grouped(value: int) -> str:
 
 
 Label = Callable[[Number], str]
+
+
+def count_of(noun: str) -> Label:
+    """`1 token`, `1 234 567 tokens`."""
+
+    def _said(value: Number) -> str:
+        return f"{grouped(int(value))} {noun}{'' if value == 1 else 's'}"
+
+    return _said

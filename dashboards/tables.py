@@ -49,7 +49,8 @@ class Table:
     totals: bool = True
     empty: str = "Nothing yet."  # shown if there are no rows: what to do next
     sort: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # column -> (URL, aria-sort)
-    next_step: tuple[str, str] | None = None  # (path, label) of the button below `empty`
+    # (path or #id of a form on the page, label) of the button below `empty`
+    next_step: tuple[str, str] | None = None
 
     @property
     def total(self) -> dict[str, int]:
@@ -59,6 +60,15 @@ class Table:
             for column in self.columns
             if column.kind in _SUMMED
         }
+
+    @property
+    def shown(self) -> list[Column]:
+        """The columns without those of acts that no row has."""
+        return [
+            column
+            for column in self.columns
+            if column.kind != "acts" or any(row[column.key] for row in self.rows)
+        ]
 
     @property
     def explained(self) -> list[Column]:

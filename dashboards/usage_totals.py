@@ -6,15 +6,16 @@ Tiles, charts, table and CSV of a page come from one `UsageTotals`, so they alwa
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from sqlalchemy.orm import Session
 
-from billing.origin_rollups import OTHERS
+from billing import origin_rollups
+from billing.origin_rollups import OTHERS, known_since
 from billing.rollups import ADJUSTMENT
 from billing.tables.columns import AMOUNT_COLUMNS, QUANTITY_COLUMNS
-from billing.usage_buckets import BucketQuery, usage_buckets
+from billing.usage_buckets import COUNTED, BucketQuery, usage_buckets
 from core.tenants.scope import TenantScope
 from dashboards.charts import STYLES, Series
 from dashboards.entity_names import names_of
@@ -50,7 +51,10 @@ class UsageTotals:
     group_by: str
     labels: list[str]  # one per bucket
     counts: dict[str, dict[str, int]]  # group -> column -> sum over the range
-    steps: dict[str, list[dict[str, int]]]  # group -> one entry per bucket
+    steps: dict[
+        str, list[dict[str, int]]
+    ]  # group -> one entry per bucket; of groups that are drawn
+    whole: list[dict[str, int]]  # the sums of all groups, one entry per bucket
     names: dict[str, str] = field(default_factory=dict)  # group -> display name
 
     def total(self, column: str) -> int:
@@ -58,25 +62,20 @@ class UsageTotals:
 
     def series(self, column: str) -> list[Series]:
         """The largest groups, and the rest as "Other", so that no colour repeats."""
-        ranked = sorted(self.counts, key=lambda group: -self.counts[group][column])
-        shown = ranked if len(ranked) <= STYLES else ranked[: STYLES - 1]
-        rest = ranked[len(shown) :]
+        ranked = sorted(self.steps, key=lambda group: -self.counts[group][column])
+        shown = ranked if len(self.counts) <= STYLES else ranked[: STYLES - 1]
         series = [
             Series(self.name(group), [step[column] for step in self.steps[group]])
             for group in shown
         ]
-        if rest:
-            other = [
-                sum(self.steps[group][i][column] for group in rest) for i in range(len(self.labels))
-            ]
-            series.append(Series("Other", other))
+        if len(shown) < len(self.counts):
+            told = [sum(values) for values in zip(*(each.values for each in series), strict=True)]
+            rest = zip(self.per_step(column), told, strict=True)
+            series.append(Series("Other", [whole - own for whole, own in rest]))
         return series
 
     def per_step(self, column: str) -> list[int]:
-        return [
-            sum(steps[index][column] for steps in self.steps.values())
-            for index in range(len(self.labels))
-        ]
+        return [step[column] for step in self.whole]
 
     def name(self, group: str) -> str:
         if group == OTHERS:
@@ -86,7 +85,7 @@ class UsageTotals:
 
 def by_region(found: UsageTotals, regions: Mapping[str, str]) -> UsageTotals:
     """Totals by engine as totals by the region of each engine."""
-    merged = UsageTotals("region", found.labels, {}, {})
+    merged = UsageTotals("region", found.labels, {}, {}, found.whole)
     for engine, sums in found.counts.items():
         name = regions.get(engine, "")
         steps = found.steps[engine]
@@ -121,9 +120,9 @@ def read(
 ) -> UsageTotals:
     width = span.width
     limit = min(width.most, span.days * 86400 // width.seconds)
-    if group_by == "end_user":
-        filters = {"most_names": MOST_END_USERS, **filters}
     query = BucketQuery(span.start, span.end, width, (group_by,), limit, **filters)
+    if query.origin == "end_user" and not query.charges and known_since(session, span.start):
+        return _largest_end_users(session, scope, span, query)
     page = usage_buckets(session, scope, query)
     found = list(page.buckets)
     if group_by == "member_id" and not scope.project_id and not filters:
@@ -140,7 +139,36 @@ def read(
             for column, value in (*row.counts.items(), *row.amounts.items()):
                 counts[group][column] += value
                 steps[group][index][column] += value
+    whole = [dict(zero) for _ in found]
+    for each in steps.values():
+        for step, sums in zip(whole, each, strict=True):
+            for column, value in sums.items():
+                step[column] += value
     form = "%H:%M" if width.seconds < 86400 else "%d %b"
     labels = [bucket.start.strftime(form) for bucket in found]
     names = names_of(session, scope, counts) if group_by in _BY_ID else {}
-    return UsageTotals(group_by, labels, dict(counts), dict(steps), names)
+    return UsageTotals(group_by, labels, dict(counts), dict(steps), whole, names)
+
+
+def _largest_end_users(
+    session: Session, scope: TenantScope, span: Range, query: BucketQuery
+) -> UsageTotals:
+    """A tenant may have millions of end users: a hundred are told apart, and few of them drawn."""
+    columns = ("requests", *COUNTED)
+    found = origin_rollups.largest_end_users(
+        session,
+        scope,
+        (span.start, span.end),
+        columns,
+        most=MOST_END_USERS,
+        drawn=STYLES,
+        projects=query.project_ids,
+    )
+    zero = dict.fromkeys((*QUANTITY_COLUMNS, *AMOUNT_COLUMNS), 0)
+    days = [span.start + timedelta(days=number) for number in range(span.days)]
+    counts = {name: zero | sums for name, sums in found.by_name.items()}
+    steps = {
+        name: [zero | by_day.get(day, {}) for day in days] for name, by_day in found.drawn.items()
+    }
+    whole = [zero | found.by_day.get(day, {}) for day in days]
+    return UsageTotals("end_user", [f"{day:%d %b}" for day in days], counts, steps, whole)

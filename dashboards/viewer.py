@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime
 from decimal import Decimal
 from typing import Protocol
 
@@ -70,3 +71,6 @@ class DashboardDeps:
     four_eyes_above: Decimal | None = None  # acts on money above it need a second operator
     secure_cookies: bool = False  # set if served over TLS
     single_sign_on: bool = False
+    tasks_since: datetime | None = (
+        None  # when this gateway began to run the tasks; None: workers do
+    )

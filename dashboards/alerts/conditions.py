@@ -46,7 +46,7 @@ def figures(session: Session, now: datetime, backend: DashboardBackend) -> Figur
     engines = backend.engines()
     settings = {each.name: each.value for each in backend.configuration()}
     return Figures(
-        measures.read(session, now),
+        measures.read(session, now, int(settings["TOLLHOUSE_EVENTS_DAYS"])),
         backend.gauges(),
         sum(each.waiting for each in engines),
         [each.kv_share for each in engines if each.kv_share is not None],
@@ -105,6 +105,8 @@ _MEASURES: dict[str, tuple[str, Callable[[Figures], float | None]]] = {
     "AuditLate": _stored("tollhouse_audit_age_seconds"),
     "ReconciliationOff": _stored("tollhouse_audit_differences"),
     "EventsParked": _stored("tollhouse_parked_events"),
+    "ClickHouseDown": _stored("tollhouse_clickhouse_down"),
+    "DaysNotMoved": _stored("tollhouse_unmoved_age_seconds"),
     "ExportsParked": _stored("tollhouse_parked_exports"),
     "DeadLetters": _stored("tollhouse_dead_letters_waiting"),
 }

@@ -174,4 +174,64 @@ USAGE_ALERTS = (
         ),
         "seconds",
     ),
+    Alert(
+        "ClickHouseDown",
+        "max(tollhouse_clickhouse_down)",
+        ">",
+        0,
+        "5m",
+        "critical",
+        "Moved days of usage cannot be read: ClickHouse does not answer, or is not the one that has them",
+        "Restore ClickHouse. Requests are served and billed meanwhile, and no day is moved or dropped.",
+        Runbook(
+            "Closed days of raw events and charges are on ClickHouse, and nobody can read them there. "
+            "Exports of these days and queries on their events fail with 503, audits are not clean, "
+            "and usage that arrives very late waits as `unchecked`. Current usage does not need "
+            "ClickHouse.",
+            (
+                "`tollhouse doctor` says what ClickHouse answers, and up to which day usage is moved.",
+                "[Requests](/requests) says so in a line above the requests that PostgreSQL holds.",
+            ),
+            (
+                "Restore the server that `TOLLHOUSE_EVENTS_URL` names, with its data: it has the only "
+                "copy of moved days.",
+                "If the variable is not set, or names another database, name the one that has the days "
+                "and restart gateways and workers.",
+                "Run `tollhouse audit`: it compares every moved day with what it was closed with.",
+            ),
+            "`tollhouse_clickhouse_down` is 0, and the audit is clean on "
+            "[Reconciliation](/operator/reconciliation). Usage that waited as `unchecked` is released by "
+            "itself.",
+        ),
+    ),
+    Alert(
+        "DaysNotMoved",
+        "max(tollhouse_unmoved_age_seconds)",
+        ">",
+        21_600,
+        "10m",
+        "warning",
+        "A closed day of usage has waited for six hours to be moved to ClickHouse",
+        "See the workers' log of billing.move_days, and that the disk of PostgreSQL has space.",
+        Runbook(
+            "PostgreSQL keeps more days of raw events and charges than `TOLLHOUSE_EVENTS_DAYS`, and its "
+            "disk fills. Nothing is lost or billed twice: a day is read from where it is.",
+            (
+                "`tollhouse doctor` names the oldest day that waits, and how many do.",
+                "The workers' log of `billing.move_days` says why: ClickHouse does not answer, or holds "
+                "something else than what the day was closed with.",
+                "[Dead letters](/operator/dead-letters) shows the task if it exhausted its retries.",
+            ),
+            (
+                "If ClickHouse does not answer, follow [ClickHouseDown](#ClickHouseDown).",
+                "If no worker runs the queue `invoices`, start one: `tollhouse worker`.",
+                "If the sums differ, run `tollhouse audit`: it says which side was changed. The next run "
+                "copies the day anew.",
+                "If the log says nothing, usage of that day waits for the service roll-ups: see that a "
+                "worker has the queue `rating`.",
+            ),
+            "`tollhouse_unmoved_age_seconds` is 0.",
+        ),
+        "seconds",
+    ),
 )

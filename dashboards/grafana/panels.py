@@ -255,6 +255,14 @@ BILLING = (
         ((_rate("tollhouse_payment_commands_total", "outcome"), "{{outcome}}"),),
     ),
     Panel("Parked exports", "short", (("max(tollhouse_parked_exports)", "exports"),)),
+    Panel(
+        "Days that wait to be moved",
+        "s",
+        (("max(tollhouse_unmoved_age_seconds)", "oldest"),),
+    ),
+    Panel(
+        "ClickHouse of moved days", "short", (("max(tollhouse_clickhouse_down)", "1: not readable"),)
+    ),
 )  # fmt: skip
 
 SAFETY = (

@@ -71,8 +71,11 @@ def page_of(request: Request, problem: str = "", name: str = "") -> Response:
         )
     if can_edit:
         columns.append(Column("acts", "Change", "acts"))
-    empty = "No adapters yet. Upload one below, in the format that PEFT saves."
-    table = Table("Adapters", columns, rows, viewer.currency, totals=False, empty=empty)
+    empty = "No adapters yet. They are uploaded in the format that PEFT saves."
+    step = ("#new-adapter", "Upload an adapter") if can_edit else None
+    table = Table(
+        "Adapters", columns, rows, viewer.currency, totals=False, empty=empty, next_step=step
+    )
     if wants_csv(request):
         return table.csv("adapters")
     page_data = PageData(

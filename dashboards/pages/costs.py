@@ -2,6 +2,7 @@
 
 from datetime import datetime, timedelta
 from typing import Any
+from urllib.parse import urlencode
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
@@ -13,9 +14,10 @@ from billing import budgets
 from billing.models import BillingAccount, Budget, CreditGrant, OrganisationLink
 from billing.organisations import percent
 from core.money import round_half_away
-from dashboards import charts, savings, usage_totals
+from dashboards import charts, compared_periods, explorer, savings, usage_totals
+from dashboards.explorer import day_presets
 from dashboards.filters import Range, choice, date_range
-from dashboards.formats import exact, money, share
+from dashboards.formats import change, exact, money, money_label, share
 from dashboards.page_data import Chart, PageData, Tile, show
 from dashboards.pages.common import deps_of, viewer_of, wants_csv
 from dashboards.render import svg
@@ -94,6 +96,10 @@ def costs(request: Request) -> Response:
         this_month = found
         if (span.first, span.last) != (month.first, month.last):
             this_month = usage_totals.read(session, viewer.scope, month, now, "model")
+        earlier = None
+        if compared_periods.wanted(request):
+            past = explorer.before(span)
+            earlier = usage_totals.read(session, viewer.scope, past, now, group_by)
         corrected = usage_totals.corrections(session, viewer.scope, month)
         saved = savings.read(session, viewer.scope, span)
         tiles = _remaining_tiles(session, viewer, now)
@@ -102,14 +108,18 @@ def costs(request: Request) -> Response:
     if wants_csv(request):
         return table.csv(f"costs-{span.first}-{span.last}")
     forecast_amount = forecast(this_month.total("amount"), corrected, month.start, now)
+    presets, custom = day_presets(request, span, now.date())
     page_data = PageData(
         "Costs",
         "Usage at the prices pinned when each request was admitted, before tax and credits.",
         span=span,
+        presets=presets,
+        custom=custom,
+        views=[_compare_link(request)],
         groups=usage_totals.GROUPS,
         by=group_by,
         tiles=[
-            *_spend_tiles(found, viewer, forecast_amount),
+            *_spend_tiles(found, viewer, forecast_amount, earlier),
             *_markup_tiles(found.total("amount"), viewer.currency, markup_ppm),
             *tiles,
             *_saved_tiles(saved, viewer.currency),
@@ -120,15 +130,29 @@ def costs(request: Request) -> Response:
     return show(request, page_data)
 
 
+def _compare_link(request: Request) -> explorer.Link:
+    asked, on = request.query_params, compared_periods.wanted(request)
+    kept = {name: asked[name] for name in ("from", "to", "by") if asked.get(name)}
+    href = f"?{urlencode(kept if on else kept | {'compare': '1'})}"
+    return explorer.Link("Compare with the period before", href, on)
+
+
 def _spend_tiles(
-    found: usage_totals.UsageTotals, viewer: Viewer, forecast_amount: int
+    found: usage_totals.UsageTotals,
+    viewer: Viewer,
+    forecast_amount: int,
+    earlier: usage_totals.UsageTotals | None,
 ) -> list[Tile]:
+    against = ""
+    if earlier is not None:
+        before = earlier.total("amount")
+        against = change(found.total("amount"), before, lambda units: money(units, viewer.currency))
     spent, cached = found.total("amount"), found.total("cached_tokens")
     return [
         Tile(
             "Spend",
             money(spent, viewer.currency),
-            f"exactly {exact(spent)}",
+            against or f"exactly {exact(spent)}",
             "The sum of the charges in this period.",
         ),
         Tile(
@@ -220,19 +244,20 @@ def _charts(found: usage_totals.UsageTotals, currency: str) -> list[Chart]:
         running += amount
         line.append(running)
     total = [charts.Series("spend", line)]
+    value = money_label(currency)
     return [
         Chart(
             f"By day, {currency}",
-            svg(charts.stacked_bars("Spend", found.labels, parts, money_label)),
+            svg(charts.stacked_bars("Spend", found.labels, parts, amount_axis, value)),
         ),
         Chart(
             f"Cumulative, {currency}",
-            svg(charts.lines("Spend, cumulative", found.labels, total, money_label)),
+            svg(charts.lines("Spend, cumulative", found.labels, total, amount_axis, value)),
         ),
     ]
 
 
-def money_label(units: Number) -> str:
+def amount_axis(units: Number) -> str:
     return short(float(units) / 1e12)
 
 

@@ -87,7 +87,14 @@ def page_of(request: Request) -> Response:
             *([_new_schedule(viewer)] if can_edit else []),
         ],
         after=[
-            Table("Schedules", columns, form_fields, totals=False, empty=_NO_SCHEDULE),
+            Table(
+                "Schedules",
+                columns,
+                form_fields,
+                totals=False,
+                empty=_NO_SCHEDULE,
+                next_step=("#new-schedule", "Create a schedule") if can_edit else None,
+            ),
             Table("Export runs", JOBS, ran, totals=False, empty=_NO_JOB),
         ],
         link=("/webhooks", "Get a webhook when a scheduled export is written"),
@@ -95,7 +102,7 @@ def page_of(request: Request) -> Response:
     return show(request, page_data)
 
 
-_NO_SCHEDULE = "No schedules. Create one above to write a file each day, week or month."
+_NO_SCHEDULE = "No schedules. A schedule writes a file each day, week or month."
 _NO_JOB = "None yet. Files that you download above are not listed here."
 
 

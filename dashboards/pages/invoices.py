@@ -64,8 +64,11 @@ def invoice_list(request: Request) -> Response:
         ).all()
         credit = _credit(session, tenant_id, viewer.currency, now)
     rows = [invoice_row(each, root) for each in found]
-    empty = "None yet. The first draft appears when the billing period ends. Until then, see Costs."
-    table = Table("Invoices, newest first", INVOICES, rows, totals=False, empty=empty)
+    empty = "None yet. The first draft appears when the billing period ends."
+    step = ("/costs", "See the costs so far")
+    table = Table(
+        "Invoices, newest first", INVOICES, rows, totals=False, empty=empty, next_step=step
+    )
     if wants_csv(request):
         return table.csv("invoices")
     labels = {each.id: each.label or "draft" for each in found}

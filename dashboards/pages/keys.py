@@ -23,6 +23,7 @@ from dashboards.pages.common import (
     viewer_of,
     wants_csv,
 )
+from dashboards.pages.playground import of_ended_page
 from dashboards.tables import Column, Table
 
 PATH = "/keys"
@@ -47,7 +48,11 @@ def page_of(request: Request) -> Response:
     with deps.database.read() as session:
         projects = organisations.projects(session, viewer.scope)
         names = {each.id: each.name for each in projects}
-        rows = [_row(key, names, now, can_edit) for key in keys.all_of(session, viewer.scope)]
+        rows = [
+            _row(key, names, now, can_edit)
+            for key in keys.all_of(session, viewer.scope)
+            if not of_ended_page(key, now)
+        ]
     columns = [*COLUMNS, Column("acts", "Change", "acts")] if can_edit else COLUMNS
     empty = "No keys yet. Create one above; it works with any OpenAI or Anthropic SDK."
     table = Table("Keys of this organisation", columns, rows, totals=False, empty=empty)

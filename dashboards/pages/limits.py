@@ -119,9 +119,18 @@ def page_of(request: Request) -> Response:
         for each in spent:
             each["acts"] = _end_form(each) if may_spend else []
         columns = [*BUDGETS, Column("acts", "Change", "acts")] if may_spend else BUDGETS
-        empty = "No budgets: spend is limited by credit only. Set a budget below."
+        empty = "No budgets: spend is limited by credit only."
         tables.insert(
-            1, Table("Budgets", columns, spent, viewer.currency, totals=False, empty=empty)
+            1,
+            Table(
+                "Budgets",
+                columns,
+                spent,
+                viewer.currency,
+                totals=False,
+                empty=empty,
+                next_step=("#new-budget", "Set a budget") if may_spend else None,
+            ),
         )
     forms = [*([_new_rule()] if may_set else []), *([_new_budget(targets)] if may_spend else [])]
     page_data = PageData(

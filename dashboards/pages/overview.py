@@ -9,19 +9,19 @@ from starlette.routing import Route
 from billing.usage_buckets import Width
 from dashboards import charts, service_totals, usage_totals
 from dashboards.filters import Range
-from dashboards.formats import exact, money, share
+from dashboards.formats import exact, money, money_label, share
 from dashboards.page_data import Chart, PageData, Tile, show
 from dashboards.pages.common import deps_of, root_of, viewer_of
 from dashboards.pages.costs import (
+    amount_axis,
     costs_table,
     forecast,
     markup_of,
-    money_label,
     with_markup,
 )
 from dashboards.pages.usage import usage_table
 from dashboards.render import svg
-from dashboards.scales import grouped, short
+from dashboards.scales import count_of, grouped, short
 
 
 def overview(request: Request) -> Response:
@@ -47,7 +47,8 @@ def overview(request: Request) -> Response:
         "This month by model",
         models.labels,
         models.series(column),
-        money_label if sees_costs else short,
+        amount_axis if sees_costs else short,
+        money_label(viewer.currency) if sees_costs else count_of("token"),
     )
     cached, input_tokens = models.total("cached_tokens"), models.total("input_tokens")
     failed, answered = last_day.sums["failed"], last_day.sums["answers"]

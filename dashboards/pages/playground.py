@@ -15,7 +15,7 @@ from billing.prices import load_price_book
 from billing.pricing import PPM, Component
 from core.errors import NotFound, TollhouseError
 from core.tenants import keys
-from core.tenants.models import Project, Tenant
+from core.tenants.models import ApiKey, Project, Tenant
 from dashboards.pages.common import deps_of, viewer_of
 from dashboards.render import page
 from dashboards.viewer import Viewer
@@ -86,6 +86,17 @@ def _issue(request: Request, project_id: str) -> str:
             scopes=keys.KeyScopes(routes=frozenset({_ROUTE})),
             expires_at=deps.clock.now() + KEY_AGE,
         ).secret
+
+
+def of_ended_page(key: ApiKey, now: datetime) -> bool:
+    """Whether the key was of a playground page and has expired: each visit makes one, and a list of
+    keys would be full of them."""
+    return (
+        key.name == KEY_NAME
+        and key.expires_at is not None
+        and key.expires_at <= now
+        and key.expires_at - key.created_at <= KEY_AGE + timedelta(minutes=1)
+    )
 
 
 def _choices(session: Session, tenant_id: str, names: Iterable[str], now: datetime) -> list[Choice]:

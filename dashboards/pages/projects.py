@@ -55,7 +55,8 @@ def page_of(request: Request) -> Response:
         rows,
         viewer.currency,
         totals=False,
-        empty="No projects yet. A key belongs to a project: create the first one below.",
+        empty="No projects yet. A key belongs to a project.",
+        next_step=("#new-project", "Create a project") if can_edit else None,
     )
     if wants_csv(request):
         return table.csv("projects")

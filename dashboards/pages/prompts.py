@@ -52,6 +52,7 @@ def page_of(request: Request) -> Response:
         rows,
         totals=False,
         empty="No prompts yet. Requests name one by its id, with the texts of its variables.",
+        next_step=("#new-prompt", "Create a prompt") if can_edit else None,
     )
     if wants_csv(request):
         return table.csv("prompts")
@@ -91,7 +92,8 @@ def _forms(prompts: list[PromptTemplate]) -> list[Form]:
         Input("system", "System message", "area", required=False),
         Input("user", "User message", "area", required=False, hint="{{name}} is a placeholder."),
     ]
-    new = Form(PATH, "Create prompt", {"act": "create"}, [Input("name", "Name"), *texts])
+    fields = [Input("name", "Name"), *texts]
+    new = Form(PATH, "Create prompt", {"act": "create"}, fields, title="New prompt")
     if not prompts:
         return [new]
     listed = Input("prompt", "Prompt", "select", options=[(each.id, each.name) for each in prompts])

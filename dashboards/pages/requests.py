@@ -19,17 +19,19 @@ from core.events import UsageKind
 from core.ids import moment_of
 from core.tenants.models import ApiKey, Member, Project
 from core.tenants.scope import TenantScope
-from dashboards import charts, explorer, moved_requests, request_log
+from dashboards import charts, compared_periods, explorer, moved_requests, request_log
 from dashboards.backend import EngineView
+from dashboards.compared_periods import Outcomes
 from dashboards.filters import Range, choice
-from dashboards.formats import moment
+from dashboards.formats import change, counted, moment, money
 from dashboards.live_requests import live_response
-from dashboards.page_data import PageData, show
+from dashboards.page_data import PageData, Tile, show
 from dashboards.pages.common import deps_of, root_of, viewer_of, wants_csv
-from dashboards.query_filters import filters_of
+from dashboards.query_filters import Filters, filters_of
 from dashboards.render import page, svg
 from dashboards.scales import grouped
 from dashboards.tables import Column, Table, csv_stream
+from dashboards.viewer import Viewer
 from moderation.models import Decision
 
 PAGE_ROWS = 50
@@ -86,6 +88,7 @@ def _requests(request: Request) -> Response:
             )
         found = request_log.page_of(session, log_query, cursor, PAGE_ROWS, lacks)
         bar = explorer.bar_of(request, session, viewer.scope, explored, today)
+        compared, problem = _compared(request, session, (viewer, filters, span))
     root = root_of(request)
     table = Table(
         _caption(found, log_query),
@@ -100,11 +103,13 @@ def _requests(request: Request) -> Response:
     page_data = PageData(
         "Requests",
         _LEAD,
+        tiles=_tiles(*compared, viewer.currency, sees_costs) if compared else [],
         tables=[table],
         bar=bar,
+        views=[compared_periods.link(request)],
         pager=_pager(request, found, log_query),
         live=log_query.by_time and log_query.falling and not cursor,
-        problem=f"Moved days are not shown. {lacks[0]}" if lacks else "",
+        problem=f"Moved days are not shown. {lacks[0]}" if lacks else problem,
     )
     return show(request, page_data)
 
@@ -124,6 +129,40 @@ def live(request: Request) -> Response:
         return Table("", columns, [_row(*each, root) for each in rows], viewer.currency)
 
     return live_response(request, deps.database, deps.clock, log_query, _table)
+
+
+def _compared(
+    request: Request, session: Session, asked: tuple[Viewer, Filters, Range]
+) -> tuple[tuple[Outcomes, Outcomes] | None, str]:
+    """The period and the one before if they are wanted, or why they are not compared."""
+    viewer, filters, span = asked
+    if not compared_periods.wanted(request):
+        return None, ""
+    now = deps_of(request).clock.now()
+    try:
+        return compared_periods.outcomes(session, viewer.scope, filters, span, now), ""
+    except BadRequest as error:
+        return None, f"The periods are not compared. {error}"
+
+
+def _tiles(found: Outcomes, earlier: Outcomes, currency: str, sees_costs: bool) -> list[Tile]:
+    def _tokens(title: str, column: str) -> Tile:
+        now, then = found.usage.total(column), earlier.usage.total(column)
+        return Tile(title, grouped(now), change(now, then))
+
+    def _count(title: str, now: int, then: int, about: str) -> Tile:
+        return Tile(title, grouped(now), change(now, then), about)
+
+    spent, before = found.usage.total("amount"), earlier.usage.total("amount")
+    against = change(spent, before, lambda units: money(units, currency))
+    return [
+        _count("Requests", found.requests, earlier.requests, "That match, whatever their status."),
+        _count("Rejected", found.refused, earlier.refused, "Status 400 to 499."),
+        _count("Server errors", found.failed, earlier.failed, "Status 500 or above."),
+        _tokens("Input tokens", "input_tokens"),
+        _tokens("Output tokens", "output_tokens"),
+        *([Tile("Charges", money(spent, currency), against)] if sees_costs else []),
+    ]
 
 
 _LEAD = "One row per request. Prompts and responses are not stored."
@@ -155,7 +194,7 @@ def _sort_links(
 def _caption(found: request_log.LogPage, log_query: request_log.LogQuery) -> str:
     if not found.rows:
         return "Requests"
-    count = f"{len(found.rows)} requests"
+    count = counted(len(found.rows), "request")
     if not log_query.by_time:
         return f"{count}, sorted among the newest {grouped(request_log.SORTED)} that match"
     first, last = found.rows[0][0].occurred_at, found.rows[-1][0].occurred_at
@@ -251,7 +290,7 @@ def _curl(request: Request, event: UsageEventRow) -> str:
     if event.streamed:
         body["stream"] = True
     site = f"{request.url.scheme}://{request.url.netloc}"
-    text = json.dumps(body, indent=2).replace("'", "'\\''")
+    text = json.dumps(body, indent=2, ensure_ascii=False).replace("'", "'\\''")
     return (
         f"curl {site}{event.route} \\\n"
         '  -H "Authorization: Bearer $TOLLHOUSE_KEY" \\\n'
@@ -293,15 +332,15 @@ _CHATS = ("/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/completi
 def _steps(event: UsageEventRow, *, guarded: bool) -> list[tuple[str, int]]:
     """Milliseconds per stage, in order. Those from the queue on add up to the duration."""
     waited = min(event.queue_ms, event.duration_ms)
-    before = [("in limits and guard" if guarded else "in limits", _before_ms(event))]
+    before = [("limits and guard" if guarded else "limits", _before_ms(event))]
     if event.first_token_ms is None:
-        return [*before, ("in the queue", waited), ("processing", event.duration_ms - waited)]
+        return [*before, ("queue", waited), ("processing", event.duration_ms - waited)]
     first = max(waited, event.first_token_ms)
     return [
         *before,
-        ("in the queue", waited),
-        ("to the first token", first - waited),
-        ("first to last token", max(0, event.duration_ms - first)),
+        ("queue", waited),
+        ("prefill", first - waited),
+        ("decode", max(0, event.duration_ms - first)),
     ]
 
 

@@ -8,18 +8,19 @@ from starlette.routing import Route
 
 from dashboards import charts, moderation_totals, usage_totals
 from dashboards.filters import date_range
-from dashboards.formats import share
+from dashboards.formats import counted, share
 from dashboards.page_data import Chart, Form, Input, PageData, Tile, show
 from dashboards.pages.common import (
     Fields,
     deps_of,
     form_handler,
     redirect_with_notice,
+    root_of,
     viewer_of,
     wants_csv,
 )
 from dashboards.render import svg
-from dashboards.scales import grouped
+from dashboards.scales import count_of, grouped
 from dashboards.tables import Column, Table
 from moderation import appeals
 from moderation.models import Appeal, Decision
@@ -36,7 +37,7 @@ CATEGORIES = [
 ]
 DECISIONS = [
     Column("at", "When", "moment"),
-    Column("request", "Request", "code"),
+    Column("request", "Request", link="href", brief=True),
     Column("direction", "Direction"),
     Column("action", "Action", "badge"),
     Column("found", "Categories and scores"),
@@ -44,7 +45,7 @@ DECISIONS = [
 ]
 APPEALS = [
     Column("at", "Opened", "moment"),
-    Column("request", "Request", "code"),
+    Column("request", "Request", link="href", brief=True),
     Column("reason", "Reason"),
     Column("status", "State", "badge"),
     Column("answer", "Answer"),
@@ -64,12 +65,14 @@ def page_of(request: Request) -> Response:
         objected = appeals.appeals(session, viewer.scope)
     may_appeal = deps.auth.may(viewer, "moderation", "write")
     known = {(each.request_id, each.direction) for each in objected}
+    root = root_of(request)
     rows = [
-        _row(each, may_appeal and (each.request_id, each.direction) not in known) for each in latest
+        _row(each, root, may_appeal and (each.request_id, each.direction) not in known)
+        for each in latest
     ]
     columns = [*DECISIONS, Column("acts", "Appeal", "acts")] if may_appeal else DECISIONS
     empty = "Nothing was flagged in this period. Allowed decisions are in the export."
-    table = Table(f"The latest {len(rows)} decisions", columns, rows, totals=False, empty=empty)
+    table = Table(_latest(len(rows)), columns, rows, totals=False, empty=empty)
     if wants_csv(request):
         return table.csv(f"safety-{span.first}-{span.last}")
     by_category = Table("By category", CATEGORIES, counted.rows(), totals=False, empty=empty)
@@ -84,7 +87,7 @@ def page_of(request: Request) -> Response:
             Table(
                 "Appeals",
                 APPEALS,
-                [_appeal(each) for each in objected],
+                [_appeal(each, root) for each in objected],
                 totals=False,
                 empty="No appeals. You can appeal a decision in the table above.",
             )
@@ -92,6 +95,10 @@ def page_of(request: Request) -> Response:
         link=("/safety/policy", "View, test and change the policy"),
     )
     return show(request, page_data)
+
+
+def _latest(count: int) -> str:
+    return "Decisions" if not count else f"The latest {counted(count, 'decision')}"
 
 
 def _tiles(counted: moderation_totals.ModerationTotals, checked: int) -> list[Tile]:
@@ -115,10 +122,11 @@ def _chart(counted: moderation_totals.ModerationTotals) -> Chart:
         )
     ]
     labels = [row["category"] for row in rows]
-    return Chart("By category", svg(charts.stacked_bars("Decisions by category", labels, series)))
+    drawn = charts.stacked_bars("Decisions by category", labels, series, value=count_of("decision"))
+    return Chart("By category", svg(drawn))
 
 
-def _row(each: Decision, may_appeal: bool) -> dict[str, Any]:
+def _row(each: Decision, root: str, may_appeal: bool) -> dict[str, Any]:
     found = [
         f"{name} {each.scores[name]:.2f}" if name in each.scores else name
         for name in each.categories
@@ -128,6 +136,7 @@ def _row(each: Decision, may_appeal: bool) -> dict[str, Any]:
     return {
         "at": each.at,
         "request": each.request_id,
+        "href": f"{root}/requests/{each.request_id}",
         "direction": each.direction,
         "action": each.action,
         "found": ", ".join(found) or "unscanned",
@@ -136,10 +145,11 @@ def _row(each: Decision, may_appeal: bool) -> dict[str, Any]:
     }
 
 
-def _appeal(each: Appeal) -> dict[str, Any]:
+def _appeal(each: Appeal, root: str) -> dict[str, Any]:
     return {
         "at": each.opened_at,
         "request": each.request_id,
+        "href": f"{root}/requests/{each.request_id}",
         "reason": each.reason,
         "status": each.status,
         "answer": each.answer,

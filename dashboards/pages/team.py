@@ -55,8 +55,9 @@ def team(request: Request) -> Response:
         names = names_of(session, viewer.scope, _ids_in(log))
     rows = [_row(each, viewer.role if can_edit else "", deps.single_sign_on) for each in found]
     columns = [*MEMBERS, Column("acts", "Change", "acts")] if can_edit else MEMBERS
-    empty = "No members yet. Add the first one below."
-    table = Table("Members", columns, rows, totals=False, empty=empty)
+    empty = "No members yet. A member signs in with a password or by single sign-on."
+    step = ("#new-member", "Add a member") if can_edit else None
+    table = Table("Members", columns, rows, totals=False, empty=empty, next_step=step)
     changes = [_change_row(each, names) for each in log]
     changed = Table("Latest changes", CHANGES, changes, totals=False, empty="No changes yet.")
     if wants_csv(request):

@@ -7,16 +7,15 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from billing.tables.service import FIRST_COLUMNS, FIRST_TOKEN_MS
-from billing.usage_buckets import Width
 from core.errors import BadRequest
-from dashboards import charts, explorer, service_totals, usage_totals
-from dashboards.filters import Range, choice
+from dashboards import charts, compared_periods, explorer, service_totals, usage_totals
+from dashboards.filters import choice
 from dashboards.formats import change, share
 from dashboards.page_data import Chart, PageData, Tile, show
 from dashboards.pages.common import deps_of, sorted_by, viewer_of, wants_csv
-from dashboards.query_filters import Filters, filters_of
+from dashboards.query_filters import filters_of
 from dashboards.render import svg
-from dashboards.scales import grouped
+from dashboards.scales import count_of, grouped
 from dashboards.service_totals import ServiceTotals
 from dashboards.tables import Column, Table
 
@@ -28,7 +27,6 @@ ABOUT = {
     "waived_tokens": "Tokens generated but not delivered to the client, which are not billed.",
 }
 SERVED = [
-    Column("group", "Group"),
     Column(
         "first_50",
         "First token p50, ms",
@@ -44,7 +42,7 @@ SERVED = [
     Column("first_99", "p99, ms", "figure"),
     Column("speed_50", "Tokens/s p50", "figure", "Of a response, after its first token."),
     Column("speed_95", "p95", "figure", "95 % of responses are faster."),
-    Column("queue", "Mean wait, ms", "figure", "In the plan's queue, before the engine."),
+    Column("queue", "Mean wait, ms", "figure", "In the engine's queue, before its first step."),
     Column("refused", "Rejected", "whole", "Status 400 to 499."),
     Column("failed", "Failed", "whole", "Status 500 or above."),
 ]
@@ -81,14 +79,12 @@ def _usage(request: Request) -> Response:
     usual = _USUAL_DAYS
     if group_by not in usage_totals.GROUPS and explorer.text_of(request):
         usual = 1  # single requests are read
-    elif group_by == "end_user":
-        usual = _EVENT_DAYS  # a day has a row for each of them
     sees_costs = deps.auth.may(viewer, "costs", "read")
     explored = explorer.read_query(request, now.date(), usual, sees_costs)
-    span, compared = explored.span, request.query_params.get("compare") == "1"
+    span, compared = explored.span, compared_periods.wanted(request)
     with deps.database.report() as session:
         filters = filters_of(session, viewer.scope, explored.query)
-        wanted = _rolled_up(filters, group_by, span)
+        wanted = compared_periods.usage_filters(filters, group_by, span)
         if "conditions" in wanted:  # the page shows no amounts
             wanted["charges"] = any(term.field == "cost" for term in explored.query.terms)
         read_by = "engine_id" if group_by == "region" else group_by
@@ -121,15 +117,14 @@ def _usage(request: Request) -> Response:
     drawn = _charts(found, served) if table.rows else []
     speeds = [_speed_row(found.name(group), each) for group, each in by_group.items()]
     speeds.sort(key=lambda row: row["group"])
-    caption = f"Service levels by {usage_totals.ALL_GROUPS[group_by].lower()}"
-    levels = Table(caption, SERVED, speeds, totals=False)
-    words = "Compare with the period before"
-    toggle = explorer.address(request, compare="" if compared else "1")
+    named = usage_totals.ALL_GROUPS[group_by]
+    caption = f"Service levels by {named.lower()}"
+    levels = Table(caption, [Column("group", named), *SERVED], speeds, totals=False)
     page_data = PageData(
         "Usage",
         _LEAD,
         bar=bar,
-        views=[explorer.Link(words, toggle, compared)],
+        views=[compared_periods.link(request)],
         groups=usage_totals.ALL_GROUPS,
         by=group_by,
         tiles=_tiles(found, served, earlier),
@@ -141,31 +136,6 @@ def _usage(request: Request) -> Response:
 
 _LEAD = "Exact token counts and service levels. See Costs for charges."
 _USUAL_DAYS = 30
-_EVENT_DAYS = 7  # so that a page reads a bounded number of events
-_COLUMNS = {
-    "model": "models",
-    "adapter": "adapters",
-    "key_id": "key_ids",
-    "project_id": "project_ids",
-    "member_id": "member_ids",
-}
-
-
-def _rolled_up(filters: Filters, group_by: str, span: Range) -> dict[str, Any]:
-    """Filters of BucketQuery. What the roll-ups do not know is read from the events: days by end user,
-    engine and region are rolled up only by themselves."""
-    if filters.rolled_up is not None and group_by in usage_totals.GROUPS:
-        return {_COLUMNS[name]: values for name, values in filters.rolled_up.items()}
-    by_origin = group_by in usage_totals.ALL_GROUPS and not filters.events
-    if by_origin and span.width is Width.DAY:
-        return {"charges": False}
-    if span.days > _EVENT_DAYS:
-        raise BadRequest(
-            f"This query or grouping reads single requests, and the range has {span.days} days.",
-            next_step=f"Add since:{_EVENT_DAYS}d, or use model, adapter, key, project and member only.",
-            param="q",
-        )
-    return {"conditions": filters.events}
 
 
 def _tiles(
@@ -222,14 +192,24 @@ def _charts(found: usage_totals.UsageTotals, served: ServiceTotals) -> list[Char
     ]
     requests = found.series("requests")
     drawn = [
-        Chart("Tokens", svg(charts.stacked_bars("Tokens by kind", found.labels, tokens))),
-        Chart("Requests", svg(charts.stacked_bars("Requests", found.labels, requests))),
+        Chart(
+            "Tokens",
+            svg(
+                charts.stacked_bars("Tokens by kind", found.labels, tokens, value=count_of("token"))
+            ),
+        ),
+        Chart(
+            "Requests",
+            svg(charts.stacked_bars("Requests", found.labels, requests, value=count_of("request"))),
+        ),
     ]
     classes = [served.sums[name] for name in FIRST_COLUMNS]
     if sum(classes):
         labels = [*(f"≤ {bound} ms" for bound in FIRST_TOKEN_MS), "longer"]
         series = [charts.Series("responses", classes)]
-        picture = charts.stacked_bars("Responses by time to first token", labels, series)
+        picture = charts.stacked_bars(
+            "Responses by time to first token", labels, series, value=count_of("response")
+        )
         drawn.append(Chart("Time to first token", svg(picture)))
     return drawn
 

@@ -48,7 +48,7 @@ MESSAGES = [
     Column("error", "Last error"),
 ]
 _ALL = "all"
-_NO_ENDPOINTS = "No endpoints. Add one below and send it a test message."
+_NO_ENDPOINTS = "No endpoints. An endpoint gets signed messages, and a test message first."
 _NO_ALERTS = (
     "None. A budget can alert a webhook or an e-mail address at each threshold: see Limits."
 )
@@ -86,7 +86,12 @@ def page_of(request: Request) -> Response:
         forms=[_new()] if can_edit else [],
         tables=[
             Table(
-                "Endpoints", [*ENDPOINTS, *acts], endpoint_rows, totals=False, empty=_NO_ENDPOINTS
+                "Endpoints",
+                [*ENDPOINTS, *acts],
+                endpoint_rows,
+                totals=False,
+                empty=_NO_ENDPOINTS,
+                next_step=("#new-endpoint", "Add an endpoint") if acts else None,
             )
         ],
         after=[

@@ -5,6 +5,11 @@
   const links = [...document.querySelectorAll(".side li a, .chips a")];
   if (!links.length) return;
 
+  // A long navigation shows where the page is in it.
+  const side = document.getElementById("sections");
+  const current = side.querySelector("[aria-current]")?.getBoundingClientRect();
+  if (current && current.bottom > side.clientHeight) side.scrollTop += current.bottom - side.clientHeight / 2;
+
   function dialogOf(name) {
     const dialog = document.createElement("dialog");
     dialog.setAttribute("aria-label", name);
@@ -20,17 +25,35 @@
   }
 
   const palette = dialogOf("Commands");
-  const input = element("input", "", { type: "search", "aria-label": "Go to", placeholder: "Go to a page, or type a query such as status:5xx" });
+  const input = element("input", "", { type: "search", "aria-label": "Go to", placeholder: "Go to a page, do something, or type a query such as status:5xx" });
   const list = element("ul", "");
   palette.append(input, list);
   let chosen = 0;
+
+  // What the buttons of the navigation do: the colour scheme, signing out, and for operators another tenant.
+  function commands(typed) {
+    const schemes = [...document.querySelectorAll(".theme button")];
+    const out = document.querySelector('form[action$="/sign-out"] button');
+    const tenant = document.querySelector(".choose");
+    return [
+      ...schemes.map((button) => ({ words: `Colour scheme: ${button.textContent}`, does: () => button.click() })),
+      { words: "Keyboard help", does: () => { palette.close(); help.showModal(); } },
+      ...(out ? [{ words: "Sign out", does: () => out.click() }] : []),
+      ...(tenant && typed && !isQuery(typed) ? [{ words: `View the tenant ${typed}`, always: true, does: () => { tenant.elements.namedItem("tenant").value = typed; tenant.requestSubmit(); } }] : []),
+    ];
+  }
+
+  function isQuery(typed) {
+    return /[:<>]|^req_/.test(typed);
+  }
 
   function listed() {
     const words = input.value.trim().toLowerCase();
     const found = links.filter((link) => link.textContent.toLowerCase().includes(words))
       .map((link) => ({ words: link.textContent.trim(), href: link.href }));
+    found.push(...commands(input.value.trim()).filter((each) => each.always || each.words.toLowerCase().includes(words)));
     const requests = links.find((link) => link.pathname.endsWith("/requests"));
-    if (words && requests && /[:<>]|^req_/.test(words)) {
+    if (words && requests && isQuery(words)) {
       found.push({ words: `Requests: ${input.value}`, href: `${requests.pathname}?q=${encodeURIComponent(input.value)}` });
     }
     return found;
@@ -39,11 +62,15 @@
   function draw() {
     const found = listed();
     chosen = Math.max(0, Math.min(chosen, found.length - 1));
-    list.replaceChildren(...found.map(({ words, href }, index) => {
+    list.replaceChildren(...found.map(({ words, href, does }, index) => {
       const item = document.createElement("li");
-      item.append(element("a", words, { href, "aria-selected": String(index === chosen) }));
+      const chosenNow = { "aria-selected": String(index === chosen) };
+      const entry = element(does ? "button" : "a", words, does ? { type: "button", ...chosenNow } : { href, ...chosenNow });
+      if (does) entry.addEventListener("click", does);
+      item.append(entry);
       return item;
     }));
+    list.children[chosen]?.scrollIntoView({ block: "nearest" });
   }
 
   input.addEventListener("input", () => { chosen = 0; draw(); });
@@ -51,8 +78,7 @@
     const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
     if (step) { chosen += step; draw(); event.preventDefault(); }
     if (event.key === "Enter") {
-      const link = list.querySelectorAll("a")[chosen];
-      if (link) location.assign(link.href);
+      list.children[chosen]?.firstElementChild.click();
       event.preventDefault();
     }
   });

@@ -100,11 +100,19 @@
         if (chunk.error) throw new Error(chunk.error.message);
       }
       history.push({ role: "assistant", content: line.textContent });
+      return true;
     } catch (problem) {
       history.pop();
       line.className = "problem";
       line.textContent += `${line.textContent ? "\n" : ""}${problem.message}`;
+      return false;
     }
+  }
+
+  // As on the other pages: two significant digits below a tenth, so that a fraction of a cent is not nothing.
+  function amount(value) {
+    if (value === 0 || value >= 0.1) return value.toFixed(2);
+    return value.toFixed(Math.max(2, 1 - Math.floor(Math.log10(value))));
   }
 
   // Picounits per token are integers; totals stay far below 2^53.
@@ -112,14 +120,15 @@
     if (!priced.currency) return "–";
     const [input, reused, written] = priced.units.split(" ").map(Number);
     const units = (prompt - cached) * input + cached * reused + output * written;
-    return `${(units / 1e12).toFixed(8)} ${priced.currency}`;
+    return `${amount(units / 1e12)} ${priced.currency}`;
   }
 
   function figures(pane, usage, first, priced) {
     const seconds = (performance.now() - first) / 1000;
     const cached = usage.prompt_tokens_details?.cached_tokens ?? 0;
     const share = usage.prompt_tokens ? Math.round((100 * cached) / usage.prompt_tokens) : 0;
-    show(pane, "prompt", `${usage.prompt_tokens} (${share} % cached)`);
+    show(pane, "prompt", usage.prompt_tokens);
+    show(pane, "cached", `${share} % cached`);
     show(pane, "output", usage.completion_tokens);
     if (usage.completion_tokens > 1) show(pane, "speed", ((usage.completion_tokens - 1) / seconds).toFixed(1));
     show(pane, "cost", cost(priced, usage.prompt_tokens, cached, usage.completion_tokens));
@@ -144,9 +153,16 @@
     return [field("model").value, field("other").value];
   }
 
+  // The messages with what is typed; with nothing typed, those of the last request.
+  function asked() {
+    const typed = field("prompt").value;
+    const sent = histories[0].map(({ role }) => role).lastIndexOf("user");
+    if (!typed && sent >= 0) return histories[0].slice(0, sent + 1);
+    return [...histories[0], { role: "user", content: typed }];
+  }
+
   function samples() {
-    const next = { role: "user", content: field("prompt").value };
-    const text = JSON.stringify(bodyOf(chosen()[0], [...histories[0], next]), null, 2);
+    const text = JSON.stringify(bodyOf(chosen()[0], asked()), null, 2);
     const quoted = text.replaceAll("'", "'\\''");
     document.getElementById("curl").textContent =
       `curl ${location.origin}/v1/chat/completions \\\n  -H "Authorization: Bearer $TOLLHOUSE_KEY" \\\n  -H 'content-type: application/json' \\\n  -d '${quoted}'`;
@@ -185,13 +201,15 @@
       button.disabled = false;
       return;
     }
-    await Promise.all(chosen().map((model, index) => {
-      if (!model) return null;
+    const answered = await Promise.all(chosen().map((model, index) => {
+      if (!model) return true;
       histories[index].push({ role: "user", content: words });
       say(panes[index], "user", words);
       return ask(panes[index], model, histories[index]);
     }));
     button.disabled = false;
+    // An error keeps what was typed.
+    if (answered.every(Boolean) && field("prompt").value === words) field("prompt").value = "";
     samples();
   });
   document.getElementById("again").addEventListener("click", () => {

@@ -9,6 +9,7 @@ from dashboards.navigation import SECTIONS
 TENANT_PATHS = [section.path for section in SECTIONS if not section.operator]
 TENANT_PATHS += ["/safety/policy", "/payment-methods"]
 OPERATOR_PATHS = [section.path for section in SECTIONS if section.operator]
+OPERATOR_PATHS += ["/operator/money-acts/new", "/operator/engines/upstreams"]
 WIDTHS = (320, 1280, 3840)
 # The rest would be told at length. Between the schemes only colours differ, and so can only these rules.
 _RULES = {

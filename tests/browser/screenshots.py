@@ -8,13 +8,15 @@ import argparse
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
+from openai import OpenAI
 from playwright.sync_api import Browser, ViewportSize, sync_playwright
 
 from tests.browser.conftest import CHROMIUM, FLAGS, busy_deployment, signed_in
 from tests.browser.journeys import incident, month_end, new_customer
 from tests.browser.journeys.film import WIDE, Film, MovedClock, picture
-from tests.gateway.deployment import Deployment, running_deployment
+from tests.gateway.deployment import MODEL, Deployment, running_deployment
 
 DOCS = Path(__file__).parents[2] / "docs"
 FOLDER, FILMS = DOCS / "screenshots", DOCS / "screenshots" / "journeys"
@@ -22,7 +24,7 @@ TENANT_PAGES = {
     "overview": "/",
     "usage": "/usage",
     "requests": "/requests",
-    "request": "/requests",
+    "request": "/requests?q=first>0",
     "playground": "/playground",
     "costs": "/costs",
     "invoices": "/invoices",
@@ -53,8 +55,20 @@ def main() -> int:
 
 def _take_pages(browser: Browser) -> None:
     with tempfile.TemporaryDirectory() as folder, busy_deployment(Path(folder)) as deployment:
+        _stream(deployment)
         _take_all(browser, deployment, deployment.key, TENANT_PAGES)
         _take_all(browser, deployment, deployment.services.operator_token, OPERATOR_PAGES)
+
+
+def _stream(deployment: Deployment) -> None:
+    """One streamed answer, whose detail tells prefill from decode."""
+    asked: list[Any] = [{"role": "user", "content": "How is a stream metered?"}]
+    with OpenAI(base_url=f"{deployment.url}/v1", api_key=deployment.key, max_retries=0) as client:
+        chunks = client.chat.completions.create(
+            model=MODEL, messages=asked, max_tokens=20, stream=True
+        )
+        assert list(chunks)
+    deployment.last_event()
 
 
 def _take_journeys(browser: Browser) -> None:

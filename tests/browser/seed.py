@@ -10,7 +10,7 @@ from sqlalchemy import select
 from billing import budgets, credits, prices, reconcile, service_rollups, settlement, usage
 from billing.accounts import ensure_account
 from billing.invoice_run import run
-from billing.models import Invoice
+from billing.models import Invoice, UsageEventRow
 from core.dead_letters import keeper
 from core.events import ModerationEvent, UsageEvent, UsageKind
 from core.ids import new_id
@@ -262,13 +262,16 @@ def _payments(seeder: Seeder) -> None:
 def _safety(seeder: Seeder) -> None:
     chance, services = seeder.chance, seeder.services
     events = []
-    for number in range(160):
+    with services.database.read() as session:
+        own = select(UsageEventRow.request_id).where(UsageEventRow.tenant_id == seeder.tenant_id)
+        served = session.scalars(own.order_by(UsageEventRow.request_id).limit(160)).all()
+    for request_id in served:
         categories = chance.choice(CATEGORIES)
         action = chance.choices(["annotate", "redact", "block"], [6, 2, 2])[0]
         at = seeder.now - timedelta(hours=chance.randrange(1, 24 * 20))
         events.append(
             ModerationEvent(
-                request_id=f"req_seed{number:04d}",
+                request_id=request_id,
                 tenant_id=seeder.tenant_id,
                 project_id="proj_seed",
                 key_id="key_seed",

@@ -2,12 +2,14 @@
 
 import csv
 import re
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 from openai import OpenAI
 from playwright.sync_api import Download, Page, expect
 
+from tests.browser import navigation
 from tests.browser.page_checks import check_page
 from tests.gateway.deployment import MODEL, Deployment
 
@@ -31,7 +33,7 @@ def test_page_file_and_url_hold_the_same_query(deployment: Deployment, page: Pag
         page.get_by_role("button", name="Download CSV").click()
     listed = _rows(waiting.value)
     assert len(listed) == rows.count() and {each["Status"] for each in listed} == {"200"}
-    page.reload()
+    navigation.reload(page)
     expect(page.get_by_role("searchbox")).to_have_value(
         "model:llama-3.1-8b key:checkout -status:error since:2d"
     )
@@ -83,6 +85,30 @@ def test_usage_is_filtered_sorted_grouped_and_compared(deployment: Deployment, p
     assert both == sum(counts) + int(found[2])
 
 
+@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize("path", ["usage", "requests", "costs"])
+def test_a_period_of_ones_own_is_chosen(
+    deployment: Deployment, page: Page, path: str, width: int
+) -> None:
+    page.set_viewport_size({"width": width, "height": 844})
+    page.goto(f"{deployment.url}/dashboard/{path}")
+    page.locator("summary", has_text="Custom").click()
+    today = deployment.services.clock.now().date()
+    first, last = today - timedelta(days=9), today - timedelta(days=4)
+    page.get_by_role("textbox", name="From").fill(str(first))
+    page.get_by_role("textbox", name="To (inclusive)").fill(str(last))
+    wide = page.evaluate("document.documentElement.scrollWidth - window.innerWidth")
+    assert wide <= 0, f"{wide} px too wide"
+    page.get_by_role("button", name="Show period").click()
+    words = f"{first:%d %b %Y} to {last:%d %b %Y}"
+    expect(page.locator("summary", has_text=words)).to_be_visible()
+    if path != "costs":
+        query = page.get_by_role("searchbox", name=re.compile("Query"))
+        expect(query).to_have_value(f"since:{first} until:{last}")
+    page.locator("summary", has_text=words).click()
+    expect(page.get_by_role("textbox", name="To (inclusive)")).to_have_value(str(last))
+
+
 def test_usage_of_single_requests_agrees_with_the_log(deployment: Deployment, page: Page) -> None:
     page.goto(f"{deployment.url}/dashboard/usage?q=output>30000+status:200+since:2d&by=end_user")
     total = int(page.locator("tfoot td").first.inner_text())
@@ -96,7 +122,17 @@ def test_a_request_has_its_timeline_and_its_command(deployment: Deployment, page
     page.goto(f"{deployment.url}/dashboard/requests")
     page.locator("tbody a").first.click()
     timeline = page.locator("svg.timeline").get_attribute("aria-label") or ""
-    assert re.search(r"in limits( and guard)? \d+ ms, in the queue \d+ ms, processing", timeline)
+    assert re.search(r"limits( and guard)? \d+ ms, queue \d+ ms, processing", timeline)
+    page.goto(f"{deployment.url}/dashboard/requests?q=status:200+first>0+since:7d")
+    page.locator("tbody a").first.click()
+    parts = page.locator("svg.timeline").get_attribute("aria-label") or ""
+    found = re.search(r"queue (\d+) ms, prefill (\d+) ms, decode (\d+) ms$", parts)
+    assert found is not None, parts
+    duration = page.locator(".tile", has_text="Duration").locator("dd").inner_text()
+    assert sum(int(ms) for ms in found.groups()) == int(duration.split()[0])
+    expect(page.get_by_text("Prefill: from its first step to the first token")).to_be_visible()
+    page.goto(f"{deployment.url}/dashboard/requests")
+    page.locator("tbody a").first.click()
     command = page.locator("pre code").inner_text()
     assert command.startswith(f"curl {deployment.url}/v1/chat/completions")
     assert f'"model": "{MODEL}"' in command

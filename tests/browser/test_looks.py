@@ -77,13 +77,51 @@ def test_tiles_fill_even_rows(deployment: Deployment, page: Page, width: int) ->
         assert max(counts) - min(counts) <= 1, f"{path}: {counts}"
         ends = [round(row[-1]["x"] + row[-1]["width"]) for row in rows.values()]
         assert max(ends) - min(ends) <= 2, f"{path}: {ends}"
+        assert max(counts) <= 5, f"{path}: {counts} are too narrow for their labels"
+        sizes = page.locator("main .tile dd").evaluate_all(
+            "all => [...new Set(all.map(it => getComputedStyle(it).fontSize))]"
+        )
+        assert len(sizes) == 1, f"{path}: {sizes}"
 
 
-_LABELS = """() => [...document.querySelectorAll("svg.chart")].flatMap((chart) => {
+_BROKEN = """all => all.filter((it) => {
+  const value = document.createRange();
+  value.selectNodeContents(it.querySelector("a") ?? it);
+  if (!it.querySelector("a")) value.setEnd(it.firstChild, it.firstChild.length);
+  return value.getClientRects().length > 1;
+}).map((it) => it.textContent)"""
+
+
+@pytest.mark.parametrize("width", [360, 1280])
+def test_a_figure_stays_on_one_line(deployment: Deployment, page: Page, width: int) -> None:
+    page.goto(f"{deployment.url}/dashboard/requests")
+    page.locator("tbody a").first.click()
+    page.wait_for_url("**/requests/req_*")
+    page.set_viewport_size({"width": width, "height": 900})
+    for path in ("", "/", "/usage", "/costs", "/limits"):
+        if path:
+            page.goto(f"{deployment.url}/dashboard{path}")
+        assert page.locator(".tile dd").evaluate_all(_BROKEN) == [], path
+
+
+def test_the_title_of_a_wide_table_stays_in_view(deployment: Deployment, page: Page) -> None:
+    page.set_viewport_size({"width": 360, "height": 780})
+    page.goto(f"{deployment.url}/dashboard/requests")
+    region, title = page.locator(".scroll").first, page.locator("caption > span").first
+    assert region.evaluate("it => it.scrollWidth - it.clientWidth") > 100, "it scrolls"
+    for left in (0, 100):
+        region.evaluate(f"it => {{ it.scrollLeft = {left}; }}")
+        box = title.bounding_box()
+        assert box is not None and box["x"] >= 0 and box["x"] + box["width"] <= 360
+
+
+_LABELS = """() => [...document.querySelectorAll("svg:is(.chart, .heat)")].flatMap((chart) => {
   const shown = [...chart.querySelectorAll("text")]
     .map((text) => ({ text: text.textContent, box: text.getBoundingClientRect() }))
     .filter(({ box }) => box.width > 0);
-  const outside = shown.filter(({ box }) => box.left < 0 || box.right > innerWidth);
+  const top = chart.getBoundingClientRect().top - 3;
+  const outside = shown.filter(
+    ({ box }) => box.left < 0 || box.right > innerWidth || box.top < top);
   const faults = outside.map(({ text }) => `clipped: ${text}`);
   shown.forEach((one, index) => shown.slice(index + 1).forEach((other) => {
     const [a, b] = [one.box, other.box];
@@ -105,7 +143,21 @@ def test_no_label_of_a_chart_is_clipped_or_covered(
         assert page.evaluate(_LABELS) == [], path
 
 
-def test_a_long_table_scrolls_under_its_head(deployment: Deployment, page: Page) -> None:
+@pytest.mark.parametrize("width", [320, 360, 1280])
+def test_no_label_of_the_cohorts_is_clipped_or_covered(
+    deployment: Deployment, operator_page: Page, width: int
+) -> None:
+    operator_page.set_viewport_size({"width": width, "height": 800})
+    operator_page.goto(f"{deployment.url}/dashboard/operator/cohorts")
+    expect(operator_page.locator("svg.heat")).to_be_visible()
+    assert operator_page.evaluate(_LABELS) == []
+
+
+@pytest.mark.parametrize("size", [(1280, 900), (390, 844)])
+def test_a_long_table_scrolls_under_its_head(
+    deployment: Deployment, page: Page, size: tuple[int, int]
+) -> None:
+    page.set_viewport_size({"width": size[0], "height": size[1]})
     page.goto(f"{deployment.url}/dashboard/requests?q=since:30d")
     region = page.locator(".scroll").first
     head = region.locator("thead th").first
@@ -118,6 +170,29 @@ def test_a_long_table_scrolls_under_its_head(deployment: Deployment, page: Page)
     assert region.evaluate("it => getComputedStyle(it).maxHeight") == "none"
 
 
+def test_the_menu_and_the_head_of_a_table_stay_in_view_on_a_phone(
+    deployment: Deployment, page: Page
+) -> None:
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.goto(f"{deployment.url}/dashboard/requests?q=since:30d")
+    region = page.locator(".scroll").first
+    region.evaluate("it => { it.scrollIntoView(); it.scrollTop = it.scrollHeight; }")
+    bar, head = page.locator(".bar").bounding_box(), region.locator("thead").bounding_box()
+    assert bar is not None and bar["y"] == 0
+    cell = region.locator("thead th").first.bounding_box()
+    assert cell is not None and head is not None
+    assert bar["height"] <= cell["y"] < 200, "right below the menu, not behind it"
+    page.get_by_role("button", name="Menu").click()
+    expect(page.get_by_role("link", name="Invoices", exact=True)).to_be_in_viewport()
+
+
+def test_the_parameters_of_the_playground_are_one_row(deployment: Deployment, page: Page) -> None:
+    page.goto(f"{deployment.url}/dashboard/playground")
+    names = ("model", "other", "max_tokens", "temperature", "top_p", "seed")
+    boxes = [page.locator(f'[name="{name}"]').bounding_box() for name in names]
+    assert len({round(box["y"]) for box in boxes if box is not None}) == 1
+
+
 def test_a_short_name_stays_on_one_line(deployment: Deployment, page: Page) -> None:
     page.set_viewport_size({"width": 390, "height": 844})
     page.goto(f"{deployment.url}/dashboard/costs")
@@ -126,13 +201,14 @@ def test_a_short_name_stays_on_one_line(deployment: Deployment, page: Page) -> N
     assert box is not None and box["height"] < 45
 
 
-@pytest.mark.parametrize("width", [1024, 1152, 1280, 1366])
+@pytest.mark.parametrize("width", [1024, 1152, 1280, 1366, 1440])
 def test_tables_of_many_columns_fit_a_laptop(
     deployment: Deployment, operator_page: Page, width: int
 ) -> None:
     operator_page.set_viewport_size({"width": width, "height": 900})
     by_several = ["margin?by=tenant-model", "margin?by=tenant-adapter"] if width >= 1280 else []
-    for path in ["traffic", "margin", *by_several]:
+    prices = ["prices"] if width >= 1280 else []  # fourteen columns
+    for path in ["traffic", "margin", *by_several, *prices]:
         operator_page.goto(f"{deployment.url}/dashboard/operator/{path}")
         found = operator_page.locator(".scroll").evaluate_all(
             "all => all.map(it => [it.getAttribute('aria-label'), it.scrollWidth - it.clientWidth])"

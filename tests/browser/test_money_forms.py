@@ -3,6 +3,7 @@
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
+from tests.browser import navigation
 from tests.browser.conftest import signed_in
 from tests.browser.page_checks import check_page
 from tests.gateway.deployment import Deployment
@@ -26,7 +27,7 @@ def test_credit_is_granted_after_a_preview_and_the_amount_typed(
     page.get_by_label("Type “7.25” to post").fill("7.25")
     page.get_by_role("button", name="Post").click()
     expect(page.get_by_role("status")).to_have_text("It is posted.")
-    page.reload()
+    navigation.reload(page)
     given = page.get_by_role("region", name="Acts on money")
     expect(given.get_by_role("cell", name=f"goodwill, script {script}")).to_have_count(1)
     context.close()

@@ -38,7 +38,7 @@ def test_it_streams_without_a_pasted_key(deployment: Deployment, page: Page) -> 
     pane = page.locator(".pane").first
     assert int(pane.locator('[data-figure="output"]').inner_text()) > 0
     assert pane.locator(".assistant").inner_text().strip()
-    expect(pane.locator('[data-figure="prompt"]')).to_contain_text("% cached")
+    expect(pane.locator('[data-figure="cached"]')).to_contain_text("% cached")
     assert float(pane.locator('[data-figure="speed"]').inner_text()) > 0
     assert float(pane.locator('[data-figure="cost"]').inner_text().removesuffix(" USD")) > 0
     key = _key(deployment)

@@ -1,4 +1,7 @@
-"""Signed-in clients of the deployment that a test file starts as its fixture `deployment`."""
+"""One running gateway per file, and signed-in clients of it.
+
+A file that needs data has a fixture `deployment` of its own that asks for this one and fills it.
+"""
 
 from collections.abc import Iterator
 from contextlib import closing
@@ -7,7 +10,13 @@ import httpx
 import pytest
 
 from tests.dashboards.browser_client import browser
-from tests.gateway.deployment import Deployment
+from tests.gateway.deployment import Deployment, running_deployment
+
+
+@pytest.fixture(scope="module")
+def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    with running_deployment(tmp_path_factory.mktemp("dashboards")) as made:
+        yield made
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """A ledger account with its running balance by page, CSV, API and command."""
 
 import json
-from collections.abc import Iterator
 
 import httpx
 import pytest
@@ -10,29 +9,28 @@ from billing import credits
 from billing.accounts import ensure_account
 from core.money import Money, units_of
 from gateway.cli.main import main
-from tests.gateway.deployment import Deployment, running_deployment
+from tests.gateway.deployment import Deployment
 
 PAGE = "/dashboard/operator/ledger/cash"
 
 
 @pytest.fixture(scope="module")
-def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+def deployment(deployment: Deployment) -> Deployment:
     """With prepaid credit of 10 and of 2.345678."""
-    with running_deployment(tmp_path_factory.mktemp("account")) as made:
-        services = made.services
-        with services.database.transaction() as session:
-            now = services.clock.now()
-            ensure_account(session, made.tenant_id, now)
-            for amount in ("10", "2.345678"):
-                credits.grant(
-                    session,
-                    tenant_id=made.tenant_id,
-                    kind="prepaid",
-                    money=Money(units_of(amount), "USD"),
-                    reference=f"wire-{amount}",
-                    at=now,
-                )
-        yield made
+    services = deployment.services
+    with services.database.transaction() as session:
+        now = services.clock.now()
+        ensure_account(session, deployment.tenant_id, now)
+        for amount in ("10", "2.345678"):
+            credits.grant(
+                session,
+                tenant_id=deployment.tenant_id,
+                kind="prepaid",
+                money=Money(units_of(amount), "USD"),
+                reference=f"wire-{amount}",
+                at=now,
+            )
+    return deployment
 
 
 def test_the_balance_is_the_same_everywhere(

@@ -1,22 +1,15 @@
 """Add-ons and the limits of billing plans by page, API and command."""
 
 import json
-from collections.abc import Iterator
 
 import httpx
 import pytest
 
 from core.tenants.models import AuditEntry, Tenant
 from gateway.cli.main import main
-from tests.gateway.deployment import Deployment, running_deployment
+from tests.gateway.deployment import Deployment
 
 PLANS = "/dashboard/operator/plans"
-
-
-@pytest.fixture(scope="module")
-def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    with running_deployment(tmp_path_factory.mktemp("add-ons")) as made:
-        yield made
 
 
 def test_add_ons_and_limits_by_page_api_and_command(

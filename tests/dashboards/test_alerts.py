@@ -5,7 +5,6 @@ import re
 import shlex
 import shutil
 import subprocess
-from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from importlib import import_module
@@ -31,7 +30,7 @@ from gateway.cli.main import command_names
 from tests.dashboards.browser_client import browser, with_role
 from tests.deploy.tools import CHART, MISSING, available
 from tests.deploy.tools import render as render_chart
-from tests.gateway.deployment import Deployment, running_deployment
+from tests.gateway.deployment import Deployment
 
 ROOT = Path(__file__).parents[2]
 PAGE = "/dashboard/operator/alerts"
@@ -144,18 +143,6 @@ def test_compose_s_prometheus_reads_the_rules_and_fills_in_the_site(tmp_path: Pa
         [promtool, "test", "rules", str(path)], capture_output=True, text=True, timeout=60
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
-
-
-@pytest.fixture(scope="module")
-def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    with running_deployment(tmp_path_factory.mktemp("alerts")) as made:
-        yield made
-
-
-@pytest.fixture
-def operator(deployment: Deployment) -> Iterator[httpx.Client]:
-    with closing(browser(deployment, deployment.services.operator_token)) as client:
-        yield client
 
 
 def states(client: httpx.Client) -> dict[str, str]:

@@ -1,24 +1,18 @@
 """Bank statements by page, API and command."""
 
 import json
-from collections.abc import Iterator
 from contextlib import closing
-from datetime import timedelta
 from pathlib import Path
 
 import httpx
 import pytest
-from sqlalchemy import select
 
-from billing import invoice_run
-from billing.accounts import Periods, ensure_account, lock_account
-from billing.models import BillingAccount, Invoice
-from billing.subscriptions import create_plan, subscribe
+from billing.models import BillingAccount
 from billing.views import payment_reference
-from core.money import units_of
 from gateway.cli.main import main
+from tests.dashboards.billed import bill_a_fee, first_invoice
 from tests.dashboards.browser_client import browser
-from tests.gateway.deployment import Deployment, running_deployment
+from tests.gateway.deployment import Deployment
 
 PAGE = "/dashboard/operator/bank-lines"
 API = "/admin/v1/bank-lines"
@@ -26,50 +20,32 @@ HEAD = "id,date,amount,currency,text\n"
 
 
 @pytest.fixture(scope="module")
-def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+def deployment(deployment: Deployment) -> Deployment:
     """With a final invoice of 100.00."""
-    with running_deployment(tmp_path_factory.mktemp("bank")) as made:
-        services = made.services
-        long_ago = services.clock.now() - timedelta(days=75)
-        with services.database.transaction() as session:
-            account = ensure_account(session, made.tenant_id, long_ago)
-            fields = {"name": "fees", "currency": account.currency, "base_fee": units_of("100")}
-            create_plan(session, long_ago, fields)
-            subscribe(session, made.tenant_id, "fees", long_ago)
-            starts = services.clock.now().replace(day=1, hour=0, minute=0, second=0, microsecond=0)
-            account = lock_account(session, made.tenant_id)
-            Periods(session).around(account, starts - timedelta(days=15))
-        invoice_run.run(services.database, services.clock)
-        yield made
-
-
-def final(deployment: Deployment) -> Invoice:
-    with deployment.services.database.read() as session:
-        return session.scalars(
-            select(Invoice).where(Invoice.number.is_not(None)).order_by(Invoice.number)
-        ).all()[0]
+    bill_a_fee(deployment)
+    return deployment
 
 
 def test_a_statement_is_imported_and_corrected_by_page(
     deployment: Deployment, operator: httpx.Client
 ) -> None:
-    reference = payment_reference(final(deployment))
+    reference = payment_reference(first_invoice(deployment))
     text = f"{HEAD}p-1,2026-02-10,30.00,USD,{reference}\np-2,2026-02-10,5.00,USD,no name\n"
     file = {"statement": ("bank.csv", text.encode(), "text/csv")}
     shown = operator.post(f"{PAGE}/import", data={"act": "import"}, files=file)
     assert shown.status_code == 200 and "The statement is imported" in shown.text
     assert "no known reference" in shown.text and "30.00" in shown.text
-    assert final(deployment).paid_minor == 3000
+    assert first_invoice(deployment).paid_minor == 3000
     rows = operator.get(API, params={"status": "unmatched"}).json()["data"]
     (waits,) = [each for each in rows if each["bank_id"] == "p-2"]
     wrong = operator.post(PAGE, data={"act": "assign", "id": waits["id"], "target": "nobody"})
     assert wrong.status_code == 400 and "nobody" in wrong.text
-    sent = {"act": "assign", "id": waits["id"], "target": final(deployment).label}
+    sent = {"act": "assign", "id": waits["id"], "target": first_invoice(deployment).label}
     assert operator.post(PAGE, data=sent).status_code == 200
-    assert final(deployment).paid_minor == 3500
+    assert first_invoice(deployment).paid_minor == 3500
     undo = {"act": "unassign", "id": waits["id"], "reason": "not theirs"}
     assert operator.post(PAGE, data=undo).status_code == 200
-    assert final(deployment).paid_minor == 3000
+    assert first_invoice(deployment).paid_minor == 3000
     gone = operator.post(PAGE, data={"act": "ignore", "id": waits["id"], "reason": "interest"})
     assert gone.status_code == 200 and "dismissed" in gone.text
     assert "p-2" in operator.get(f"{PAGE}?format=csv").text
@@ -80,17 +56,19 @@ def test_a_statement_is_imported_and_corrected_by_page(
 
 
 def test_the_same_by_api(deployment: Deployment, operator: httpx.Client) -> None:
-    before = final(deployment).paid_minor
-    content = f"{HEAD}a-1,2026-02-11,2.50,USD,{final(deployment).label}\na-2,2026-02-11,1,USD,x\n"
+    before = first_invoice(deployment).paid_minor
+    content = (
+        f"{HEAD}a-1,2026-02-11,2.50,USD,{first_invoice(deployment).label}\na-2,2026-02-11,1,USD,x\n"
+    )
     path = "/admin/v1/bank-statements"
     made = operator.post(path, json={"content": content})
     assert made.status_code == 201 and (made.json()["matched"], made.json()["unmatched"]) == (1, 1)
     assert operator.post(path, json={"content": content}).json()["known"] == 2
-    assert final(deployment).paid_minor == before + 250
+    assert first_invoice(deployment).paid_minor == before + 250
     (first, second) = sorted(made.json()["data"], key=lambda each: each["bank_id"])
-    assert first["acts"][0]["invoice"] == final(deployment).label
+    assert first["acts"][0]["invoice"] == first_invoice(deployment).label
     taken = operator.post(f"{API}/{first['id']}/unassign", json={"reason": "twice"})
-    assert taken.json()["status"] == "unmatched" and final(deployment).paid_minor == before
+    assert taken.json()["status"] == "unmatched" and first_invoice(deployment).paid_minor == before
     assigned = operator.post(f"{API}/{first['id']}/assign", json={"target": deployment.tenant_id})
     assert assigned.json()["status"] == "matched"
     dropped = operator.post(f"{API}/{second['id']}/dismiss", json={"reason": "interest"})
@@ -112,7 +90,7 @@ def test_the_same_by_command(
     monkeypatch.setenv("TOLLHOUSE_DATA_DIR", str(deployment.services.settings.data_dir))
     file = tmp_path / "bank.csv"
     file.write_text(
-        f"nr;date;amount;currency;text\nc-1;2026-02-12;1,25;USD;{final(deployment).label}\n"
+        f"nr;date;amount;currency;text\nc-1;2026-02-12;1,25;USD;{first_invoice(deployment).label}\n"
         "c-2;2026-02-12;1,00;USD;nothing\n"
     )
     assert main(["payment", "import", str(file), "--column", "id=nr", "--json"]) == 0
@@ -120,7 +98,7 @@ def test_the_same_by_command(
     assert rows["c-1"]["status"] == "matched" and rows["c-2"]["status"] == "unmatched"
     first, second = rows["c-1"]["id"], rows["c-2"]["id"]
     assert main(["payment", "unassign", "--line", first, "--reason", "wrong"]) == 0
-    label = final(deployment).label or ""
+    label = first_invoice(deployment).label or ""
     assert main(["payment", "assign", "--line", first, label]) == 0
     assert main(["payment", "ignore", "--line", second, "--reason", "interest"]) == 0
     capsys.readouterr()
@@ -181,7 +159,7 @@ def test_payment_methods_by_api_and_page(deployment: Deployment, operator: httpx
 
 
 def test_a_tenant_sees_how_to_pay_by_wire(deployment: Deployment) -> None:
-    invoice = final(deployment)
+    invoice = first_invoice(deployment)
     with closing(browser(deployment, deployment.key)) as owner:
         page = owner.get(f"/dashboard/invoices/{invoice.id}").text
     assert f"By wire, state the reference {payment_reference(invoice)[:4]}" in page

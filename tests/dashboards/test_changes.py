@@ -19,8 +19,7 @@ from billing.payments import posting
 from billing.payments.fake import FakePayments
 from core.dead_letters import keeper
 from core.events import ModerationEvent
-from core.heartbeat_models import QueueHeartbeat
-from core.queue import QUEUES, TASKS
+from core.queue import TASKS
 from core.tenants.keys import all_of
 from core.tenants.scope import scope_of_operator
 from moderation.records import store
@@ -291,6 +290,15 @@ def test_the_operator_chooses_whose_pages_are_shown(
     assert "viewing <strong>Harbour</strong>" in shown.text
     assert "operator.look" in operator.get("/dashboard/team").text
     assert send(operator, "/operator/look", act="look", tenant="nobody").status_code == 404
+    send(operator, "/operator/tenants", act="create", name="harbour-two", display_name="Quay")
+    assert (
+        "viewing <strong>Quay</strong>"
+        in send(operator, "/operator/look", act="look", tenant="QUAY").text
+    )
+    several = send(operator, "/operator/look", act="look", tenant="Harb")
+    assert several.status_code == 404 and "harbour, harbour-two." in several.text
+    assert send(operator, "/operator/look", act="look", tenant="%").status_code == 404
+    assert send(operator, "/operator/look", act="look", tenant=" ").status_code == 404
     away = send(operator, "/operator/look", act="look", tenant=tenant_id, page="//evil.example")
     assert away.url.path == "/dashboard/"
     with closing(browser(deployment, deployment.services.operator_token)) as second:
@@ -458,22 +466,3 @@ def test_a_page_of_another_tenant_s_request_or_invoice_is_not_found(
         assert request_id not in stranger.get("/dashboard/requests").text
         assert stranger.get("/dashboard/invoices/inv_foreign/lines/1").status_code == 404
         assert "No requests match" in stranger.get("/dashboard/requests").text
-
-
-def test_an_audit_runs_from_its_page_and_a_dead_worker_is_shown(
-    deployment: Deployment, operator: httpx.Client
-) -> None:
-    before = operator.get("/dashboard/operator/reconciliation?format=csv")
-    assert before.status_code == 200
-    done = send(operator, "/operator/reconciliation", act="audit")
-    assert "The audit has run." in done.text and "Latest runs" in done.text
-    health = operator.get("/dashboard/operator/health").text
-    assert "has not run yet" not in health
-    services = deployment.services
-    with services.database.transaction() as session:
-        for queue in QUEUES:
-            gone = services.clock.now() - timedelta(minutes=10)
-            at = gone if queue == "rating" else services.clock.now()
-            session.merge(QueueHeartbeat(queue=queue, at=at))
-    health = operator.get("/dashboard/operator/health").text
-    assert "no worker: rating silent for" in health and ">bad<" in health

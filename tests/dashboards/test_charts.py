@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dashboards.charts import PLOT_H, TOP, Series, blocks, lines, meter, stacked_bars
-from dashboards.pages.costs import forecast, money_label
+from dashboards.pages.costs import amount_axis, forecast
 from dashboards.scales import axis_for, grouped, short
 
 values = st.integers(0, 10**12)
@@ -96,11 +96,18 @@ def test_a_refund_is_drawn_below_zero_as_deep_as_it_is(rows: list[tuple[int, int
 
 def test_a_chart_of_nothing_says_zero_and_no_fraction() -> None:
     for drawn in (
-        stacked_bars("Spend", ["a"], [Series("s", [0])], money_label),
-        lines("Spend", ["a"], [Series("s", [0])], money_label),
+        stacked_bars("Spend", ["a"], [Series("s", [0])], amount_axis),
+        lines("Spend", ["a"], [Series("s", [0])], amount_axis),
     ):
         ticks = [each.text for each in _svg(drawn).iter("text") if each.get("class") == "tick"]
         assert ticks == ["0"]
+
+
+def test_a_single_series_is_named_unless_the_title_does() -> None:
+    one = [Series("ann-client", [1])]
+    for drawn in (stacked_bars("Requests", ["a"], one), lines("Requests", ["a"], one)):
+        assert "ann-client</li>" in drawn
+    assert "<li>" not in lines("Spend, cumulative", ["a"], [Series("spend", [1])])
 
 
 def test_a_correction_is_not_extrapolated() -> None:
@@ -122,6 +129,7 @@ def test_a_meter_never_runs_over() -> None:
 def test_numbers_read_well() -> None:
     assert short(1_234_567) == "1.23 M"
     assert short(950) == "950"
+    assert [short(each) for each in (0.00005, 0.0, 2.5)] == ["0.00005", "0", "2.5"]
     assert grouped(1234567) == "1\u202f234\u202f567"
 
 

@@ -1,7 +1,6 @@
 """The engine map: each engine's sequences, adapters and tenants, by hand and on the page."""
 
 import re
-from collections.abc import Iterator
 from contextlib import closing
 from datetime import timedelta
 
@@ -11,25 +10,13 @@ import pytest
 from billing.models import DailyEngineTime
 from core.tenants.models import Adapter
 from dashboards.backend import EngineView
-from dashboards.engine_map import cards, sequences
+from dashboards.engine_map import _shares_of, cards, sequences
 from engine.protocol import AdapterState, EngineStats
 from tests.dashboards.browser_client import browser, with_role
-from tests.gateway.deployment import Deployment, running_deployment
+from tests.gateway.deployment import Deployment
 
 PAGE = "/dashboard/operator/engines"
 DIGESTS = [f"{number:064x}" for number in range(11)]
-
-
-@pytest.fixture(scope="module")
-def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    with running_deployment(tmp_path_factory.mktemp("map")) as made:
-        yield made
-
-
-@pytest.fixture
-def operator(deployment: Deployment) -> Iterator[httpx.Client]:
-    with closing(browser(deployment, deployment.services.operator_token)) as client:
-        yield client
 
 
 @pytest.mark.parametrize(
@@ -49,6 +36,13 @@ def test_each_sequence_is_a_square_and_the_rest_is_counted(
     assert (drawn.count('class="run"'), drawn.count('class="wait"')) == (filled, outlined)
     assert f"{running} running, {waiting} waiting" in drawn
     assert re.findall(r"and (\d+) more", drawn) == ([rest] if rest else [])
+
+
+@pytest.mark.parametrize(("tenants", "said"), [(5, None), (6, "1 other"), (7, "2 others")])
+def test_the_tenants_that_are_not_named_are_counted(tenants: int, said: str | None) -> None:
+    shares = _shares_of({f"t{number}": 10 for number in range(tenants)}, {})
+    rest = [each.tenant for each in shares if "other" in each.tenant]
+    assert rest == ([said] if said else [])
 
 
 def test_a_card_names_adapters_and_the_tenants_whose_time_it_was(deployment: Deployment) -> None:

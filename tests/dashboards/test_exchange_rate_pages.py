@@ -1,7 +1,6 @@
 """Exchange rates by page, API and command, and reports in one currency."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -13,29 +12,28 @@ from billing.usage import record
 from core.tenants.models import AuditEntry
 from gateway.cli.main import main
 from tests.dashboards.usage_events import usage_event
-from tests.gateway.deployment import Deployment, running_deployment
+from tests.gateway.deployment import Deployment
 
 PAGE = "/dashboard/operator/exchange-rates"
 API = "/admin/v1/exchange-rates"
 
 
 @pytest.fixture(scope="module")
-def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+def deployment(deployment: Deployment) -> Deployment:
     """With usage of 0.15 dollars today."""
-    with running_deployment(tmp_path_factory.mktemp("rates")) as made:
-        services = made.services
-        with services.database.transaction() as session:
-            price = ensure_default_prices(session, services.clock, "tiny").id
-            event = usage_event(
-                services.clock.now(),
-                price,
-                tenant_id=made.tenant_id,
-                input_tokens=1_000_000,
-                output_tokens=0,
-            )
-            record(session, [event], services.clock)
-        rate_all(services.database, services.clock)
-        yield made
+    services = deployment.services
+    with services.database.transaction() as session:
+        price = ensure_default_prices(session, services.clock, "tiny").id
+        event = usage_event(
+            services.clock.now(),
+            price,
+            tenant_id=deployment.tenant_id,
+            input_tokens=1_000_000,
+            output_tokens=0,
+        )
+        record(session, [event], services.clock)
+    rate_all(services.database, services.clock)
+    return deployment
 
 
 def test_a_rate_is_recorded_and_reports_use_and_show_it(

@@ -2,7 +2,6 @@
 
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import closing
 
 import httpx
@@ -11,15 +10,9 @@ import pytest
 from core.tenants.organisations import create_tenant
 from dashboards import live_requests
 from tests.dashboards.browser_client import browser, with_role
-from tests.gateway.deployment import MODEL, Deployment, running_deployment
+from tests.gateway.deployment import MODEL, Deployment
 
 LIVE = "/dashboard/requests/live"
-
-
-@pytest.fixture(scope="module")
-def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    with running_deployment(tmp_path_factory.mktemp("live")) as made:
-        yield made
 
 
 @pytest.fixture(autouse=True)

@@ -1,8 +1,6 @@
 """The margin by page, CSV, API and command: the same figures, and what is wrong is refused."""
 
 import json
-from collections.abc import Iterator
-from contextlib import closing
 from datetime import timedelta
 
 import httpx
@@ -14,41 +12,33 @@ from billing.rating_worker import rate_all
 from billing.usage import record
 from core.tenants.models import AuditEntry
 from gateway.cli.main import main
-from tests.dashboards.browser_client import browser
 from tests.dashboards.usage_events import usage_event
-from tests.gateway.deployment import Deployment, running_deployment
+from tests.gateway.deployment import Deployment
 
 PAGE = "/dashboard/operator/margin"
 
 
 @pytest.fixture(scope="module")
-def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+def deployment(deployment: Deployment) -> Deployment:
     """One request of 1,000,000 input tokens (0.15) that took 40 s of an engine."""
-    with running_deployment(tmp_path_factory.mktemp("margin")) as made:
-        services = made.services
-        now = services.clock.now()
-        with services.database.transaction() as session:
-            price = ensure_default_prices(session, services.clock, "tiny").id
-            event = usage_event(
-                now - timedelta(hours=1),
-                price,
-                tenant_id=made.tenant_id,
-                input_tokens=1_000_000,
-                output_tokens=0,
-                adapter="law",
-                engine_id="gpu-1",
-                busy_us=40_000_000,
-            )
-            record(session, [event], services.clock)
-        rate_all(services.database, services.clock)
-        service_rollups.sum_all(services.database, services.clock)
-        yield made
-
-
-@pytest.fixture
-def operator(deployment: Deployment) -> Iterator[httpx.Client]:
-    with closing(browser(deployment, deployment.services.operator_token)) as client:
-        yield client
+    services = deployment.services
+    now = services.clock.now()
+    with services.database.transaction() as session:
+        price = ensure_default_prices(session, services.clock, "tiny").id
+        event = usage_event(
+            now - timedelta(hours=1),
+            price,
+            tenant_id=deployment.tenant_id,
+            input_tokens=1_000_000,
+            output_tokens=0,
+            adapter="law",
+            engine_id="gpu-1",
+            busy_us=40_000_000,
+        )
+        record(session, [event], services.clock)
+    rate_all(services.database, services.clock)
+    service_rollups.sum_all(services.database, services.clock)
+    return deployment
 
 
 def headers(deployment: Deployment) -> dict[str, str]:

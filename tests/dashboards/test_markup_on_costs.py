@@ -14,7 +14,7 @@ from tests.gateway.deployment import Deployment, running_deployment
 
 def totals(**amounts: int) -> UsageTotals:
     counts = {name: defaultdict(int, amount=units) for name, units in amounts.items()}
-    return UsageTotals("model", [], counts, {})  # type: ignore[arg-type]
+    return UsageTotals("model", [], counts, {}, [])  # type: ignore[arg-type]
 
 
 def test_rows_with_the_mark_up_sum_to_the_mark_up_of_the_whole() -> None:

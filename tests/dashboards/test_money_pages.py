@@ -3,19 +3,17 @@
 import re
 from collections.abc import Iterator
 from contextlib import closing
-from datetime import timedelta
 
 import httpx
 import pytest
 from sqlalchemy import select
 
-from billing import invoice_run, usage
-from billing.accounts import ensure_account
-from billing.models import BillingAccount, Invoice, MoneyAct, ParkedEvent, Plan, TaxRate
-from billing.subscriptions import create_plan, subscribe
+from billing import usage
+from billing.models import BillingAccount, MoneyAct, ParkedEvent, Plan, TaxRate
 from core.money import units_of
 from core.tenants import operators
 from core.tenants.models import AuditEntry
+from tests.dashboards.billed import bill_a_fee, first_invoice
 from tests.dashboards.browser_client import browser
 from tests.gateway.deployment import Deployment, running_deployment
 
@@ -27,26 +25,8 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]
     """With a final invoice of 100.00 and the rule of a second person above 50."""
     settings = {"four_eyes_above": "50"}
     with running_deployment(tmp_path_factory.mktemp("money"), settings=settings) as made:
-        services = made.services
-        long_ago = services.clock.now() - timedelta(days=75)
-        with services.database.transaction() as session:
-            account = ensure_account(session, made.tenant_id, long_ago)
-            fields = {"name": "fees", "currency": account.currency, "base_fee": units_of("100")}
-            create_plan(session, long_ago, fields)
-            subscribe(session, made.tenant_id, "fees", long_ago)
-            starts = services.clock.now().replace(day=1, hour=0, minute=0, second=0, microsecond=0)
-            from billing.accounts import Periods, lock_account
-
-            account = lock_account(session, made.tenant_id)
-            Periods(session).around(account, starts - timedelta(days=15))
-        invoice_run.run(services.database, services.clock)
+        bill_a_fee(made)
         yield made
-
-
-@pytest.fixture
-def operator(deployment: Deployment) -> Iterator[httpx.Client]:
-    with closing(browser(deployment, deployment.services.operator_token)) as client:
-        yield client
 
 
 @pytest.fixture(scope="module")
@@ -56,16 +36,26 @@ def ann(deployment: Deployment) -> str:
         return operators.add(session, services.clock, "operator", "ann", "accountant")[1]
 
 
-def final(deployment: Deployment) -> Invoice:
-    with deployment.services.database.read() as session:
-        query = select(Invoice).where(Invoice.number.is_not(None))
-        return session.scalars(query.order_by(Invoice.number)).all()[0]
-
-
 def reference(page: str) -> str:
     found = re.search(r'name="reference" value="([^"]+)"', page)
     assert found is not None, page[-3000:]
     return found[1]
+
+
+def test_without_a_kind_the_acts_are_offered(
+    operator: httpx.Client, deployment: Deployment
+) -> None:
+    assert "New act…" in operator.get("/dashboard/operator/money-acts").text
+    offered = operator.get(NEW)
+    assert offered.status_code == 200 and "Grant credit" in offered.text
+    unknown = operator.get(NEW, params={"kind": "bribe"})
+    assert unknown.status_code == 400 and "There is no act" in unknown.text
+    nobody = operator.get(NEW, params={"kind": "grant", "of": "nobody"})
+    assert nobody.status_code == 400 and 'value="nobody"' in nobody.text
+    chosen = operator.get(NEW, params={"kind": "grant", "of": "demo"})
+    assert chosen.status_code == 200 and chosen.url.params["target"] == deployment.tenant_id
+    number = first_invoice(deployment).label
+    assert f"Invoice {number}" in operator.get(NEW, params={"kind": "void", "of": number}).text
 
 
 def test_an_act_is_previewed_confirmed_by_its_amount_and_posted_once(
@@ -116,7 +106,7 @@ def test_a_grant_is_undone_with_a_preview_and_the_amount_typed(
 def test_a_large_act_waits_for_the_accountant_and_not_for_who_asked(
     operator: httpx.Client, deployment: Deployment, ann: str
 ) -> None:
-    invoice = final(deployment)
+    invoice = first_invoice(deployment)
     page = operator.get(f"/dashboard/operator/invoices/{invoice.id}").text
     assert "Write off…" in page and "Book a wire…" in page
     fields = {"kind": "write_off", "target": invoice.id, "reason": "insolvent"}
@@ -154,7 +144,7 @@ def test_a_refused_preview_keeps_the_form(operator: httpx.Client, deployment: De
 def test_invoices_of_all_tenants_are_searched_and_written(
     operator: httpx.Client, deployment: Deployment
 ) -> None:
-    invoice = final(deployment)
+    invoice = first_invoice(deployment)
     page = operator.get("/dashboard/operator/invoices", params={"q": invoice.label}).text
     assert str(invoice.label) in page and "Over 90 days" not in page.split("<table")[1]
     none = operator.get("/dashboard/operator/invoices", params={"q": "nothing"}).text
@@ -168,17 +158,16 @@ def test_billing_details_and_the_subscription_are_changed(
     operator: httpx.Client, deployment: Deployment
 ) -> None:
     path = f"/dashboard/operator/tenants/{deployment.tenant_id}/billing"
-    fields = {"act": "details", "legal_name": "Demo AG", "address": "Weg 1\r\nBern"}
-    fields |= {"tax_region": "DE", "tax_id": "DE1", "collection": "manual"}
-    refused = operator.post(path, data=fields)
-    assert refused.status_code == 400 and "Demo AG" in refused.text
-    saved = operator.post(path, data=fields | {"tax_id": "DE136695976"})
+    fields = {"act": "details", "collection": "manual", "prepaid_only": "no"}
+    refused = operator.post(path, data=fields | {"payment_terms_days": "999"})
+    assert refused.status_code == 400 and 'value="999"' in refused.text
+    saved = operator.post(path, data=fields | {"payment_terms_days": "45"})
     assert "billing details are saved" in saved.text, saved.text[-2000:]
     with deployment.services.database.read() as session:
         account = session.get_one(BillingAccount, deployment.tenant_id)
-        assert (account.legal_name, account.address) == ("Demo AG", "Weg 1\nBern")
+        assert account.payment_terms_days == 45
         rows = session.scalars(select(AuditEntry).where(AuditEntry.action == "billing.change"))
-        assert [each.after["legal_name"] for each in rows if each.after] == ["Demo AG"]
+        assert [each.after["payment_terms_days"] for each in rows if each.after] == [45]
     paused = operator.post(path, data={"act": "pause", "until": "2099-01-01"})
     assert "Resume now" in paused.text
     assert "End the subscription" in operator.post(path, data={"act": "resume"}).text

@@ -1,7 +1,6 @@
 """A month is signed off on one page, over the API and by command, by a person."""
 
 import json
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -13,15 +12,9 @@ from billing.models import AuditRun
 from core.tenants import operators
 from gateway.cli.main import main
 from tests.dashboards.browser_client import browser
-from tests.gateway.deployment import Deployment, running_deployment
+from tests.gateway.deployment import Deployment
 
 PATH = "/dashboard/operator/month-end"
-
-
-@pytest.fixture(scope="module")
-def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    with running_deployment(tmp_path_factory.mktemp("month")) as made:
-        yield made
 
 
 def test_a_month_is_signed_after_its_checklist(

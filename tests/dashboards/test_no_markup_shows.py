@@ -1,30 +1,18 @@
 """Backticks are for our sources: no page shows one, with or without data, nor in a refused form."""
 
 import re
-from collections.abc import Iterator
-from contextlib import closing
 from html import unescape
 
 import httpx
 import pytest
 
 from dashboards.navigation import SECTIONS
-from tests.dashboards.browser_client import browser
-from tests.gateway.deployment import Deployment, running_deployment
 
 PATHS = [
     *(section.path for section in SECTIONS),
     *("/safety/policy", "/payment-methods", "/operator/engines/upstreams", "/operator/engines/map"),
     *("/usage?q=price:1", "/usage?by=end_user", "/costs?by=key_id", "/requests?q=cost>x"),
 ]
-
-
-@pytest.fixture(scope="module")
-def operator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
-    with running_deployment(tmp_path_factory.mktemp("markup")) as made:
-        deployment: Deployment = made
-        with closing(browser(deployment, deployment.services.operator_token)) as client:
-            yield client
 
 
 def shown(page: str) -> str:

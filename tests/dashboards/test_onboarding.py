@@ -1,16 +1,14 @@
 """A new customer from one form to a first answer; one-time secrets; refused forms keep what was typed."""
 
 import re
-from collections.abc import Iterator
 from contextlib import closing
 
 import httpx
-import pytest
 from sqlalchemy import func, select
 
 from core.tenants.models import ApiKey, Project, Tenant
 from tests.dashboards.browser_client import browser
-from tests.gateway.deployment import MODEL, Deployment, running_deployment
+from tests.gateway.deployment import MODEL, Deployment
 
 CUSTOMER = {
     "act": "create",
@@ -26,12 +24,6 @@ CUSTOMER = {
     "project": "production",
     "key": "first",
 }
-
-
-@pytest.fixture(scope="module")
-def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    with running_deployment(tmp_path_factory.mktemp("onboarding")) as made:
-        yield made
 
 
 def key_in(page: str) -> str:

@@ -1,6 +1,5 @@
 """What operators do on pages: drain and resume an engine, and read the settings in force."""
 
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -11,21 +10,9 @@ from sqlalchemy import text
 from core.settings import Settings, load_settings
 from core.settings_in_force import settings_in_force
 from tests.dashboards.browser_client import browser, with_role
-from tests.gateway.deployment import MODEL, Deployment, running_deployment
+from tests.gateway.deployment import MODEL, Deployment
 
 PAGE = "/dashboard/operator/engines"
-
-
-@pytest.fixture(scope="module")
-def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    with running_deployment(tmp_path_factory.mktemp("operations")) as made:
-        yield made
-
-
-@pytest.fixture
-def operator(deployment: Deployment) -> Iterator[httpx.Client]:
-    with closing(browser(deployment, deployment.services.operator_token)) as client:
-        yield client
 
 
 def ask(deployment: Deployment) -> int:

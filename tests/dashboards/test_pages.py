@@ -2,7 +2,6 @@
 
 import re
 import time
-from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 
@@ -12,18 +11,12 @@ from openai import AuthenticationError, OpenAI
 
 from billing.rating_worker import rate_all
 from tests.dashboards.browser_client import browser, with_role
-from tests.gateway.deployment import MODEL, Deployment, running_deployment
+from tests.gateway.deployment import MODEL, Deployment
 
 PAGES = (
     *("/", "/usage", "/costs", "/requests", "/keys", "/adapters", "/limits", "/invoices"),
     *("/safety", "/playground", "/team"),
 )
-
-
-@pytest.fixture(scope="module")
-def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    with running_deployment(tmp_path_factory.mktemp("pages")) as made:
-        yield made
 
 
 def test_a_stranger_is_sent_to_sign_in(deployment: Deployment) -> None:

@@ -3,32 +3,18 @@
 import csv
 import io
 import re
-from collections.abc import Iterator
 from contextlib import closing
 
 import httpx
-import pytest
 
 from billing.models import AuditRun
 from core.tenants import organisations
 from core.tenants.keys import issue
 from core.tenants.scope import scope_of_operator
 from tests.dashboards.browser_client import browser, with_role
-from tests.gateway.deployment import Deployment, running_deployment
+from tests.gateway.deployment import Deployment
 
 SPACE = "\u202f"  # between groups of three digits
-
-
-@pytest.fixture(scope="module")
-def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    with running_deployment(tmp_path_factory.mktemp("values")) as made:
-        yield made
-
-
-@pytest.fixture
-def operator(deployment: Deployment) -> Iterator[httpx.Client]:
-    with closing(browser(deployment, deployment.services.operator_token)) as client:
-        yield client
 
 
 def test_picounits_of_an_audit_are_grouped_on_the_page_and_plain_in_the_file(

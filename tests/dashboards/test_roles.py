@@ -1,7 +1,6 @@
 """Who sees which page: casbin's matrix, and operator pages for nobody but the operator."""
 
 import re
-from collections.abc import Iterator
 from contextlib import closing
 
 import httpx
@@ -10,7 +9,7 @@ import pytest
 from core.tenants.roles import MEMBER_ROLES
 from dashboards.navigation import SECTIONS
 from tests.dashboards.browser_client import browser, with_role
-from tests.gateway.deployment import Deployment, running_deployment
+from tests.gateway.deployment import Deployment
 
 # By the default policy: what each role of a tenant may open.
 VIEWER = {
@@ -33,12 +32,6 @@ ALLOWED = {
     "owner": {section.path for section in SECTIONS if not section.operator},
 }
 OPERATORS = [section.path for section in SECTIONS if section.operator]
-
-
-@pytest.fixture(scope="module")
-def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    with running_deployment(tmp_path_factory.mktemp("roles")) as made:
-        yield made
 
 
 @pytest.mark.parametrize("role", MEMBER_ROLES)

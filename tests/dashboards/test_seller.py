@@ -3,7 +3,6 @@
 import json
 import re
 from base64 import b64encode
-from collections.abc import Iterator
 from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
@@ -21,7 +20,7 @@ from dashboards.invoice_rows import totals
 from gateway.cli.main import main
 from tests.billing.test_sellers import png
 from tests.dashboards.browser_client import browser, with_role
-from tests.gateway.deployment import Deployment, running_deployment
+from tests.gateway.deployment import Deployment
 
 PAGE, INVOICES = "/dashboard/operator/seller", "/dashboard/invoices"
 FIELDS = {
@@ -35,12 +34,6 @@ FIELDS = {
     "number_prefix": "EX",
     "next_number": "42",
 }
-
-
-@pytest.fixture(scope="module")
-def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    with running_deployment(tmp_path_factory.mktemp("seller")) as made:
-        yield made
 
 
 def api(deployment: Deployment) -> dict[str, str]:

@@ -1,6 +1,6 @@
 """Requests of all tenants in a period, against figures computed by hand."""
 
-from collections.abc import Iterator
+import re
 from datetime import UTC, datetime, timedelta
 
 import httpx
@@ -8,14 +8,14 @@ import pytest
 from msgspec.structs import replace
 from sqlalchemy.orm import Session
 
-from billing import usage
+from billing import reconcile, usage
 from billing.prices import ensure_default_prices
 from core.clock import Clock, FakeClock
 from core.database import Database
 from core.events import SettledBy, UsageEvent, UsageKind
 from dashboards import traffic
 from tests.dashboards.usage_events import usage_event
-from tests.gateway.deployment import Deployment, running_deployment
+from tests.gateway.deployment import Deployment
 
 NOW = datetime(2026, 11, 5, 12, tzinfo=UTC)
 PAGE = "/dashboard/operator/traffic"
@@ -95,11 +95,10 @@ def test_no_requests_are_no_errors(database: Database) -> None:
 
 
 @pytest.fixture(scope="module")
-def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    with running_deployment(tmp_path_factory.mktemp("traffic")) as made:
-        with made.services.database.transaction() as session:
-            _record(session, made.services.clock)
-        yield made
+def deployment(deployment: Deployment) -> Deployment:
+    with deployment.services.database.transaction() as session:
+        _record(session, deployment.services.clock)
+    return deployment
 
 
 def test_the_page_shows_burn_and_causes(operator: httpx.Client) -> None:
@@ -113,6 +112,23 @@ def test_the_page_shows_burn_and_causes(operator: httpx.Client) -> None:
     assert "84.21 %" in wide and "1.6×" in wide  # 3 of 19 failed, 10 % allowed
     sheet = operator.get(f"{PAGE}?format=csv").text.splitlines()
     assert sheet[1].startswith("tiny,20,2,")
+
+
+def test_health_answers_whether_it_is_well_and_where_it_hurts(
+    operator: httpx.Client, deployment: Deployment
+) -> None:
+    reconcile.audit_and_store(deployment.services.database, deployment.services.clock)
+    page = operator.get("/dashboard/operator/health").text
+    tiles, tables = page.split("</dl>")[0], page.partition("Errors by cause, last hour")[2]
+    assert "111.1×" in tiles, "2 of 18 failed in the last hour, 0.1 % allowed"
+    assert "/operator/traffic?period=1h" in tiles and "KV in use" in tiles
+    for cause in ("503", "404", "400"):
+        assert f">{cause}<" in tables
+    held = page.partition("Alerts that hold now")[2].partition("Errors by cause")[0]
+    count = re.search(r"<dt>Alerts</dt><dd[^>]*><a[^>]*>(\d+)</a>", tiles)
+    assert count is not None and int(count[1]) == held.count("<tr>") - 1 > 0
+    assert "/operator/alerts#" in held, "each leads to its runbook"
+    assert "Latest audits" in page and "Configuration in force" in page
 
 
 @pytest.mark.parametrize("wrong", ["period=1y", "objective=100", "objective=0", "objective=NaN"])

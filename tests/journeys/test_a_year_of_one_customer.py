@@ -1,6 +1,6 @@
 """A year of one customer to the last cent: trial, yearly plan in advance with a commitment, usage
-beyond it, bank transfers, a refund, a change of the tax rate, late usage, a cancellation, and what is
-left in the wallet.
+beyond it, bank transfers, a refund, a change of the tax rate, late usage, a cancellation, what is
+left in the wallet, and the year reported in euros at the rates of its days.
 
 The sheet, by hand (net, tax, total in dollars; usage is 10 dollars per million output tokens):
 
@@ -19,15 +19,25 @@ Tax: 229.90 + 95 + 190 - 19 + 439 - 76.83 + 42 = 900.07.
 Wallet: 481.21 - 242 = 239.21.
 Revenue: 5644.90 - 900.07 - 239.21 = 4505.62, of which 0.0036 is rounding, because
 1200 * 242 / 365 = 795.616438356164.
+
+The same in euros, by hand. One euro in dollars is 1.25 on January 20 and 30, February 10, March 13,
+June 30, July 20 and October 5; 1.19 on March 3 and April 17; 1.12 on April 2; 1.10 on August 3; 1.20 on
+October 2; 1.21 on November 3; 1.30 on December 30. A day without a rate has that of the days before it.
+
+Billed: 1439.90 / 1.25 + 595 / 1.19 + 1190 / 1.12 + 2539 / 1.10 - 481.21 / 1.20 + 242 / 1.21
+= 1151.92 + 500 + 1062.50 + 2308.1818 - 401.0083 + 200 = 4821.5935.
+Collected: 1151.92 + 500 + 1062.50 + 2308.1818 = 5022.6018. Credited and refunded: 119 / 1.19 = 100.
+Used: (10 + 500 + 1000 + 100 + 2000 + 200) / 1.25 = 3048. Left in the wallet: 239.21 / 1.30.
 """
 
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from typing import Any
 
 import pytest
 
 from billing import (
     credit_notes,
+    exchange_rates,
     invoice_run,
     invoices,
     journal,
@@ -39,6 +49,7 @@ from billing import (
     tax_rates,
 )
 from billing.accounts import ensure_account
+from billing.exchange_rates import Converter, RateDraft
 from billing.ledger import AccountKind
 from billing.models import Payment, Plan
 from billing.views import invoice_json
@@ -46,6 +57,8 @@ from core.clock import FakeClock
 from core.database import Database
 from core.events import UsageEvent
 from core.money import decimal_of, units_of
+from dashboards import revenue
+from dashboards.filters import Range
 from tests.billing.conftest import START, Deployment, deployment_of
 
 SHEET = {
@@ -55,6 +68,15 @@ SHEET = {
     "TH-000004": ("2100.00", "439.00", "2539.00"),
     "TH-000005": ("-404.38", "-76.83", "-481.21"),
     "TH-000006": ("200.00", "42.00", "242.00"),
+}
+DOLLARS_OF_A_EURO = {
+    "1.25": ("01-20", "01-30", "02-10", "03-13", "06-30", "07-20", "10-05"),
+    "1.19": ("03-03", "04-17"),
+    "1.12": ("04-02",),
+    "1.10": ("08-03",),
+    "1.20": ("10-02",),
+    "1.21": ("11-03",),
+    "1.30": ("12-30",),
 }
 
 
@@ -203,6 +225,26 @@ def test_a_year_agrees_with_the_sheet_to_the_last_cent(story: Story) -> None:
         "bad_debt": "0",
     }
     _compare_the_journals(story)
+    _compare_the_report_in_euros(story)
+
+
+def _compare_the_report_in_euros(story: Story) -> None:
+    drafts = [
+        RateDraft(f"2026-{day}", "EUR", "USD", rate)
+        for rate, days in DOLLARS_OF_A_EURO.items()
+        for day in days
+    ]
+    year = Range(date(2026, 1, 1), date(2026, 12, 31))
+    with story.deployment.database.transaction() as session:
+        books = journal.trial_balance(session)
+        exchange_rates.record(session, story.deployment.clock, drafts, "ann")
+        euros = Converter.load(session, "EUR", year.first, year.last)
+        found = revenue.read_in(session, year, euros)
+        assert journal.trial_balance(session) == books
+    assert (found.billed, found.collected) == (482_159, 502_260)
+    assert (found.credited, found.refunded) == (10_000, 10_000)
+    assert (found.outstanding, found.used) == (0, units_of("3048"))
+    assert found.deferred == units_of("184.007692307692")
 
 
 def _refund(story: Story, payment: Payment) -> None:

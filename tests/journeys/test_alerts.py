@@ -46,6 +46,11 @@ from tests.journeys.deployments import (
 pytestmark = pytest.mark.proof
 RULES = ROOT / "dashboards/grafana/alerts.yaml"
 SCRAPES = ROOT / "deploy/prometheus.yaml"
+BILLING = (
+    *("RatingLate", "AuditLate", "ReconciliationOff", "InvoicesFailed", "DeadLetters"),
+    *("EventsParked", "ExportsParked", "SpoolParked", "TenantsLeftOut", "SpoolStuck"),
+)
+STREAM = ("StreamStuck",)
 _SAMPLE = re.compile(r"^(\w+)(?:\{[^}]*\})? (\S+)", re.MULTILINE)
 
 
@@ -183,14 +188,8 @@ def serve_one(site: Site) -> None:
 
 @pytest.mark.timeout(300)
 def test_every_billing_alert_is_raised_by_its_fault(site: Site) -> None:
-    ages = {"RatingLate", "AuditLate"}
-    flags = {
-        *("ReconciliationOff", "InvoicesFailed", "DeadLetters", "EventsParked", "ExportsParked"),
-        *("SpoolParked", "TenantsLeftOut"),
-    }
-    billing = [*ages, *flags, "SpoolStuck"]
     site.first = site.scrape()
-    assert [alert for alert in billing if site.raised(alert)] == []
+    assert [alert for alert in BILLING if site.raised(alert)] == []
 
     with site.database.transaction() as session:
         version = ensure_default_prices(session, SystemClock(), "demo")

@@ -1,5 +1,6 @@
 """A database restored from a backup: what the engines' receipt files still hold is billed again."""
 
+import json
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -10,6 +11,8 @@ import pytest
 from core.clock import FakeClock
 from core.database import Database
 from core.settings import Settings
+from gateway.cli.main import main
+from gateway.metering import receipt_files as receipt_files_module
 from gateway.metering.receipt_files import files_and_events, receipt_files
 from tests.journeys.deployments import Command, RunningGateway, serve
 from tests.journeys.test_kill import events_of
@@ -26,8 +29,19 @@ def ask(deployment: RunningGateway, count: int, prompt: object = "Tell me of the
         assert answer.status_code == 200, answer.text
 
 
+def audit(capsys: pytest.CaptureFixture[str]) -> list[tuple[str, str, int]]:
+    """The differences of `tollhouse audit`, which exits 1 where there are any."""
+    capsys.readouterr()
+    status = main(["audit", "--json"])
+    report = json.loads(capsys.readouterr().out)
+    assert (status == 0) == report["clean"] == (not report["differences"])
+    return [(each["check"], each["kind"], each["count"]) for each in report["differences"]]
+
+
 @pytest.mark.proof
-def test_usage_that_a_restored_database_lacks_comes_from_receipts(tmp_path: Path) -> None:
+def test_usage_that_a_restored_database_lacks_comes_from_receipts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     command, path = Command(tmp_path), tmp_path / "tollhouse.db"
     url = f"sqlite:///{path}"
     deployment = serve(command)
@@ -50,6 +64,11 @@ def test_usage_that_a_restored_database_lacks_comes_from_receipts(tmp_path: Path
     (tmp_path / "bak").replace(path)
     lost = before.keys() - events_of(url).keys()
     assert len(lost) == 4
+    monkeypatch.setattr(receipt_files_module, "MIN_AGE_S", 0.0)
+    for name, value in command.settings.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("TOLLHOUSE_DATA_DIR", str(tmp_path))
+    assert audit(capsys) == [("receipt files/events", "lost", 4)]
 
     serve(command).stop()  # a start of the engine keeps the receipts
     assert lost == before.keys() - events_of(url).keys()
@@ -69,3 +88,12 @@ def test_usage_that_a_restored_database_lacks_comes_from_receipts(tmp_path: Path
         assert new["settled_by"] == "receipt"
     report = command.json("audit")
     assert report["clean"], report
+    assert audit(capsys) == []
+    for file in receipt_files(settings):  # the engine has counted more than the gateway reported
+        records = [json.loads(line) for line in file.read_text().splitlines()]
+        for record in records:
+            if "receipt" in record:
+                record["receipt"]["generated"] += 1
+        file.write_text("".join(f"{json.dumps(record)}\n" for record in records))
+    ((check, kind, count),) = audit(capsys)
+    assert (check, kind) == ("receipt files/receipts", "amount") and count >= len(after)

@@ -53,7 +53,8 @@ def page_of(request: Request) -> Response:
         ]
     empty = "No line has this state." if status else "No statement is imported yet."
     columns = [*_COLUMNS, Column("acts", "Change", "acts")] if may_write else _COLUMNS
-    table = Table("Lines, newest first", columns, rows, totals=False, empty=empty)
+    step = (PATH, "Show all") if status else ("#import", "Import a statement")
+    table = Table("Lines, newest first", columns, rows, totals=False, empty=empty, next_step=step)
     if wants_csv(request):
         return Table("", _COLUMNS, rows, totals=False).csv("bank-lines")
     states = [("", "any"), *((each, each) for each in wires.STATES)]

@@ -11,11 +11,11 @@ from core.money import units_of_minor
 from dashboards import charts, cohorts
 from dashboards.cohorts import MONTHS, Cohort
 from dashboards.filters import choice
-from dashboards.formats import minor
+from dashboards.formats import minor, money_label
 from dashboards.heat_map import heat_map
 from dashboards.page_data import Chart, Form, Input, PageData, Tile, show
 from dashboards.pages.common import deps_of, operator_of, wants_csv
-from dashboards.pages.costs import money_label
+from dashboards.pages.costs import amount_axis
 from dashboards.render import svg
 from dashboards.revenue import last_months
 from dashboards.scales import grouped
@@ -81,7 +81,8 @@ def _charts(found: list[Cohort], currency: str, months: list[str]) -> list[Chart
     rows = [(each.month, [each.retained(age) for age in range(MONTHS)]) for each in found]
     shares = heat_map("Share of each month's new customers that is billed later", rows, _AGES)
     names, series = months, _by_month(found, currency, months)
-    stacked = charts.stacked_bars(f"Billed by cohort, {currency}", names, series, money_label)
+    title, value = f"Billed by cohort, {currency}", money_label(currency)
+    stacked = charts.stacked_bars(title, names, series, amount_axis, value)
     return [
         Chart("Retained customers, % by months after the first invoice", svg(shares)),
         Chart(f"Billed by month and cohort, {currency}", svg(stacked)),

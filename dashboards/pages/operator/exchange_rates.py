@@ -33,8 +33,11 @@ def page_of(request: Request) -> Response:
     deps = deps_of(request)
     with deps.database.read() as session:
         rows = [exchange_rates.describe(each) for each in exchange_rates.listed(session)]
-    empty = "No rates yet. Record one, or paste a file."
-    table = Table("Exchange rates, newest first", _COLUMNS, rows, totals=False, empty=empty)
+    empty = "No rates yet. Without them, currencies are not converted."
+    step = ("#rate-of-a-day", "Record a rate")
+    table = Table(
+        "Exchange rates, newest first", _COLUMNS, rows, totals=False, empty=empty, next_step=step
+    )
     if wants_csv(request):
         return table.csv("exchange-rates")
     page_data = PageData(

@@ -1,4 +1,5 @@
-"""Health: the state of each component, as this gateway process sees it, and what to do."""
+"""Health: the state of each component, as this gateway process sees it, the service in the last hour, and
+what to do."""
 
 from datetime import datetime, timedelta
 from typing import Any
@@ -15,6 +16,7 @@ from core.dead_letter_models import DeadLetter
 from dashboards.backend import ComponentStatus
 from dashboards.page_data import PageData, Tile, show
 from dashboards.pages.common import deps_of, operator_of, root_of, wants_csv
+from dashboards.pages.operator import service_now
 from dashboards.tables import Column, Table
 
 PATH = "/operator/health"
@@ -22,6 +24,7 @@ LATE = timedelta(minutes=5)
 _ORDER = {"bad": 0, "warn": 1, "good": 2}
 _MOST_REMARKS = 3
 AUDIT_LATE = timedelta(hours=3)
+_STARTING = timedelta(seconds=2 * heartbeats.EVERY_S)  # in which each queue beats once
 COLUMNS = [
     Column("part", "Component", link="href"),
     Column("state", "State", "badge"),
@@ -36,7 +39,8 @@ def page_of(request: Request) -> Response:
     now = deps.clock.now()
     with deps.database.read() as session:
         began = deps.clock.monotonic()
-        checks = [check(session, now) for check in _CHECKS]
+        tasks = _tasks(session, now, deps.tasks_since)
+        checks = [tasks, *(check(session, now) for check in _CHECKS)]
         took_ms = (deps.clock.monotonic() - began) * 1000
     parts = [
         *deps.backend.parts(),
@@ -62,30 +66,51 @@ def page_of(request: Request) -> Response:
         return table.csv("health")
     bad = sum(each.state == "bad" for each in parts)
     warn = sum(each.state == "warn" for each in parts)
-    words = f"{bad} failing" if bad else f"{warn} with warnings" if warn else "healthy"
+    with deps.database.report() as session:
+        service = service_now.read(session, deps, now)
+    words = f"{bad} failing" if bad else f"{warn} to check" if warn else "healthy"
     page_data = PageData(
         "Health",
+        "Is it well, where does it hurt, what to do: as of this moment, and in the last hour. "
         "`tollhouse doctor` also checks the disk, the clock, the broker and payments of a machine.",
         tiles=[
-            Tile("Status", words, state="bad" if bad else "warn" if warn else "good"),
-            Tile("Failing", str(bad), state="bad" if bad else ""),
-            Tile("With warnings", str(warn), state="warn" if warn else ""),
-            Tile("Components", str(len(parts))),
+            Tile(
+                "Status",
+                words,
+                f"{warn} with warnings, of {len(parts)} components",
+                state="bad" if bad else "warn" if warn else "good",
+            ),
+            *service_now.tiles(service, root),
         ],
+        links=_LINKS,
         remarks=[
             f"{each.name}: {each.summary}. {each.next_step}"
             for each in parts
             if each.state in ("bad", "warn")
         ][:_MOST_REMARKS],
-        tables=[table],
+        tables=[table, *service_now.tables(service, root)],
     )
     return show(request, page_data)
 
 
-def _tasks(session: Session, now: datetime) -> ComponentStatus:
+_LINKS = [
+    ("/operator/traffic", "Traffic"),
+    ("/operator/engines", "Engines: drain, resume"),
+    ("/operator/engines/upstreams", "Reload upstreams"),
+    ("/operator/dead-letters", "Dead letters"),
+    ("/operator/reconciliation", "Audit now"),
+    ("/operator/configuration", "Configuration in force"),
+]
+
+
+def _tasks(session: Session, now: datetime, since: datetime | None) -> ComponentStatus:
+    """`since`: when this gateway began to run the tasks; None if workers do."""
     silent = heartbeats.silent_queues(session, now)
     if not silent:
         return ComponentStatus("tasks", "good", "every queue has a worker")
+    if since is not None and now - since < _STARTING:
+        waits = ", ".join(silent)
+        return ComponentStatus("tasks", "good", f"starting: first heartbeats due for {waits}")
     dead = any(at is not None for at in silent.values())
     return ComponentStatus(
         "tasks",
@@ -177,6 +202,6 @@ def _payments(session: Session, now: datetime) -> ComponentStatus:
     )
 
 
-_CHECKS = (_tasks, _rating, _audit, _dead, _parked, _messages, _payments)
+_CHECKS = (_rating, _audit, _dead, _parked, _messages, _payments)
 
 ROUTES = [Route(PATH, page_of)]

@@ -1,6 +1,8 @@
 """The ledger of all tenants: trial balance, earned and deferred revenue, transactions with search."""
 
 from datetime import datetime, timedelta
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 from urllib.parse import urlencode
 
@@ -33,9 +35,9 @@ _BALANCE = [
     Column("account", "Account", link="href"),
     Column("code", "Code", "code"),
     Column("currency", "Currency"),
-    Column("debit", "Debit", "money"),
-    Column("credit", "Credit", "money"),
-    Column("balance", "Balance", "money", "Debits less credits; all balances sum to zero."),
+    Column("debit", "Debit", "exact"),
+    Column("credit", "Credit", "exact"),
+    Column("balance", "Balance", "exact", "Debits less credits; all balances sum to zero."),
 ]
 _MONTHS = [
     Column("month", "Month"),
@@ -48,8 +50,8 @@ _TRANSACTIONS = [
     Column("kind", "Kind", "badge"),
     Column("reference", "Reference", "code"),
     Column("account", "Account"),
-    Column("debit", "Debit", "money"),
-    Column("credit", "Credit", "money"),
+    Column("debit", "Debit", "exact"),
+    Column("credit", "Credit", "exact"),
     Column("memo", "Memo"),
 ]
 
@@ -68,6 +70,7 @@ def page_of(request: Request) -> Response:
         [row for each in found for row in _entries(each)],
         totals=False,
         empty="No transaction matches." if search else "Nothing is posted yet.",
+        next_step=(PATH, "Show all") if search else None,
     )
     if wants_csv(request):
         return table.csv("ledger")
@@ -79,11 +82,7 @@ def page_of(request: Request) -> Response:
             Table(
                 "Trial balance",
                 _BALANCE,
-                [
-                    _plain(each, ("debit", "credit", "balance"))
-                    | {"href": f"{root}{PATH}/{each['account']}?currency={each['currency']}"}
-                    for each in balances
-                ],
+                _balances(balances, root),
                 totals=False,
                 empty="Nothing is posted yet.",
             ),
@@ -98,6 +97,23 @@ def page_of(request: Request) -> Response:
         ],
     )
     return show(request, page_data)
+
+
+def _balances(found: list[dict[str, Any]], root: str) -> list[dict[str, Any]]:
+    """Each account, and below those of a currency their sums."""
+    rows: list[dict[str, Any]] = []
+    for currency, own in groupby(found, key=itemgetter("currency")):
+        accounts = [_plain(each, _SIDES) for each in own]
+        rows += [
+            each | {"href": f"{root}{PATH}/{each['account']}?currency={currency}"}
+            for each in accounts
+        ]
+        sums = {side: sum(each[side] for each in accounts) for side in _SIDES}
+        rows.append({"account": "Total", "code": "", "currency": currency, "href": ""} | sums)
+    return rows
+
+
+_SIDES = ("debit", "credit", "balance")
 
 
 def _search(given: str) -> Input:

@@ -103,7 +103,7 @@ def page_of(request: Request) -> Response:
     may_write = deps.auth.may(viewer, "prices", "write")
     page_data = PageData(
         "Margin",
-        f"{gpus} {'GPU' if gpus == 1 else 'GPUs'} for {seconds / 3600:,.0f} hours at {rate} "
+        f"{gpus} {'GPU' if gpus == 1 else 'GPUs'} for {_hours(seconds)} hours at {rate} "
         f"{currency} per GPU-hour.",
         tiles=[*_time_tiles(report), *_capacity_tiles(report, seconds, gpus, rate)],
         tables=[table],
@@ -175,6 +175,12 @@ def _capacity_tiles(report: MarginReport, seconds: int, gpus: Decimal, rate: Dec
     ]
 
 
+def _hours(seconds: int) -> str:
+    """Of a day and more whole hours; fewer with two digits, so that minutes are not nothing."""
+    hours = seconds / 3600
+    return f"{hours:,.0f}" if hours >= 24 else f"{hours:.2g}"
+
+
 def _remarks(report: MarginReport) -> list[str]:
     remarks = [
         "GPU-hours include idle time, from the first day of the period, or the installation if that "
@@ -220,7 +226,14 @@ def _price_table(prices: list[EnginePrice]) -> Table:
         }
         for each in prices
     ]
-    return Table("Engine prices", _PRICES, rows, totals=False, empty="No engine has a price yet.")
+    return Table(
+        "Engine prices",
+        _PRICES,
+        rows,
+        totals=False,
+        empty="No engine has a price yet.",
+        next_step=("#new-engine-price", "Set a price"),
+    )
 
 
 def _price_form() -> Form:

@@ -1,24 +1,22 @@
 """Acts on money: those that wait for a second operator, the latest, and the form of each with a preview
 of its postings."""
 
-from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import urlencode
 
-from sqlalchemy import select
 from sqlalchemy.orm import Session
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from billing import dunning, money_acts
+from billing.act_requests import DETAILS, FEES, Kind, Subject
 from billing.act_reversals import can_be_undone
-from billing.models import Invoice, MoneyAct, Payment, Plan
-from billing.money_act_kinds import ActRequest, Kind
+from billing.models import Invoice, MoneyAct, Payment
 from billing.money_acts import FourEyes, Preview
-from core.errors import BadRequest, TollhouseError
+from core.errors import TollhouseError
 from core.ids import new_id
-from core.money import decimal_of, format_minor, round_to_minor, units_of
+from core.money import decimal_of, format_minor, round_to_minor
 from core.tenants.models import Tenant
 from dashboards.page_data import Form, Input, PageData, Rejected, Tile, show
 from dashboards.pages.common import (
@@ -29,6 +27,13 @@ from dashboards.pages.common import (
     redirect_with_notice,
     require_confirmation,
     root_of,
+)
+from dashboards.pages.operator.money_act_choice import choice_page
+from dashboards.pages.operator.money_act_forms import (
+    asked_for,
+    complete,
+    inputs_of,
+    prefilled,
 )
 from dashboards.tables import Column, Table
 
@@ -45,6 +50,8 @@ TITLES = {
     Kind.WIRE: "Book a wire",
     Kind.PLAN: "Change the plan",
     Kind.ADD_ON: "Set an add-on",
+    Kind.TAX: "Change tax details",
+    Kind.ADDRESS: "Change the billing address",
     Kind.UNDO: "Undo an act",
 }
 _ACTS = [
@@ -99,8 +106,8 @@ def page_of(request: Request) -> Response:
     rule = f"above {above}" if above is not None else "off"
     page_data = PageData(
         "Acts on money",
-        "Grants, credit notes, refunds, voids, write-offs, wires and changes of plan, and who confirmed "
-        "them.",
+        "Grants, credit notes, refunds, voids, write-offs, wires and changes of plan, tax and address, "
+        "and who confirmed them.",
         tiles=[
             Tile("Waiting", str(len(waits)), state="warn" if waits else ""),
             Tile(
@@ -110,6 +117,7 @@ def page_of(request: Request) -> Response:
             ),
             Tile("You are", viewer.scope.actor.removeprefix("operator:")),
         ],
+        links=[(NEW, "New act…")],
         tables=[
             Table(
                 "Waiting for a second operator",
@@ -145,7 +153,7 @@ def _row(session: Session, act: Any, root: str) -> dict[str, Any]:
         "what": TITLES[Kind(act.kind)],
         "about": f"{name}, {invoice.label}" if invoice else name,
         "href": root + path,
-        "amount": act.amount,
+        "amount": act.amount if act.amount or act.kind in FEES else None,
         "currency": act.currency,
         "reason": act.reason,
         "status": act.status,
@@ -185,6 +193,10 @@ def _reject(request: Request, form_fields: Fields) -> Response:
 def new_page(request: Request) -> Response:
     """The form of one act; with its amount, also the preview and the confirmation."""
     operator_of(request, "money", "write")
+    if request.method == "GET" and not (
+        request.query_params.get("kind") in list(Kind) and request.query_params.get("target")
+    ):
+        return choice_page(request, NEW, PATH, TITLES)
     deps, problem = deps_of(request), ""
     rejected: Rejected | None = getattr(request.state, "rejected", None)
     given = rejected.fields if rejected else dict(request.query_params)
@@ -193,13 +205,13 @@ def new_page(request: Request) -> Response:
     status = 200
     with deps.database.transaction() as session:
         about, path = _about(session, given.get("target", ""))
-        plans = list(session.scalars(select(Plan.name).order_by(Plan.name)))
-        if _complete(kind, given):
+        if complete(kind, given):
             try:
-                seen = money_acts.preview(session, deps.clock, _asked(kind, given))
+                seen = money_acts.preview(session, deps.clock, asked_for(kind, given))
             except TollhouseError as error:
                 problem, status = str(error), error.status
-    inputs = _inputs(kind, given, plans)
+        inputs = inputs_of(session, kind, prefilled(session, kind, given))
+        typed = _confirmation(session, kind, seen.subject) if seen else ""
     fields = {"kind": kind.value, "target": given.get("target", "")}
     ask = Form(NEW, "Preview", fields, inputs, method="get", act="preview", problem=problem)
     rule = FourEyes.of(deps.four_eyes_above)
@@ -209,18 +221,10 @@ def new_page(request: Request) -> Response:
         actions=[ask],
         tables=[_postings(seen)] if seen else [],
         remarks=seen.remarks if seen else [],
-        forms=[_post_form(kind, given, seen, rule)] if seen else [],
+        forms=[_post_form(kind, given, seen, (typed, rule))] if seen else [],
         back=(path, "Back"),
     )
     return show(request, page_data, status)
-
-
-def _complete(kind: Kind, given: Fields) -> bool:
-    if kind is Kind.PLAN:
-        return bool(given.get("plan"))
-    if kind in (Kind.VOID, Kind.WRITE_OFF, Kind.UNDO):
-        return bool(given.get("reason"))
-    return bool(given.get("amount") and given.get("reason"))
 
 
 def _about(session: Session, target: str) -> tuple[str, str]:
@@ -242,84 +246,6 @@ def _about(session: Session, target: str) -> tuple[str, str]:
     )
 
 
-def _inputs(kind: Kind, given: Fields, plans: list[str]) -> list[Input]:
-    value = given.get
-    amount = Input("amount", "Amount", value=value("amount", ""), hint="in major units, as 12.50")
-    reason = Input("reason", "Reason", value=value("reason", ""), hint="for the audit log")
-    if kind is Kind.GRANT:
-        kinds = [("promo", "promotional: our cost"), ("prepaid", "prepaid: cash received")]
-        expires = value("expires_on", "")
-        return [
-            amount,
-            Input("credit", "Kind", "select", value("credit", "promo"), kinds),
-            Input("expires_on", "Expires on", "date", expires, required=False, hint="00:00 UTC"),
-            reason,
-        ]
-    if kind is Kind.CREDIT_NOTE:
-        ways = [("no", "to the wallet"), ("yes", "left to a refund")]
-        paid = Input("refund", "What was paid goes", "select", value("refund", "no"), ways)
-        return [_labelled(amount, "Net amount"), paid, reason]
-    if kind is Kind.WIRE:
-        name = value("reason", "")
-        return [amount, Input("reason", "Bank reference", value=name, hint="booked once")]
-    if kind is Kind.PLAN:
-        options = [(each, each) for each in plans]
-        return [
-            Input("plan", "Plan", "select", value("plan", ""), options),
-            Input("seats", "Seats", "number", value("seats", "0")),
-            Input(
-                "base_fee",
-                "Agreed base fee",
-                value=value("base_fee", ""),
-                required=False,
-                hint="empty: the plan's",
-            ),
-            _labelled(reason, "Reason", required=False),
-        ]
-    return [amount, reason] if kind is Kind.REFUND else [reason]
-
-
-def _labelled(each: Input, label: str, required: bool = True) -> Input:
-    return Input(each.name, label, each.kind, each.value, required=required, hint=each.hint)
-
-
-def _asked(kind: Kind, given: Fields) -> ActRequest:
-    terms: dict[str, Any] = {}
-    if kind is Kind.GRANT:
-        terms = {"kind": given.get("credit", "promo")}
-        if given.get("expires_on"):
-            day = _day(given["expires_on"])
-            terms["expires_at"] = day.isoformat()
-    elif kind is Kind.CREDIT_NOTE:
-        terms = {"refund": given.get("refund", "no")}
-    elif kind is Kind.PLAN:
-        agreed = {"base_fee": given["base_fee"]} if given.get("base_fee") else {}
-        seats = given.get("seats") or "0"
-        terms = {"plan": given.get("plan", ""), "seats": seats, "overrides": agreed}
-    wire = kind is Kind.WIRE
-    reason = given.get("reason", "")[:500]
-    reference = f"manual:{reason[:120]}" if wire else f"page:{given.get('reference', '')[:60]}"
-    amount = given.get("amount") if "amount" in given and kind is not Kind.PLAN else None
-    target = given.get("target", "")[:120]
-    return ActRequest(kind, target, reference, _units(amount), reason, terms)
-
-
-def _day(written: str) -> datetime:
-    try:
-        return datetime.strptime(written, "%Y-%m-%d").replace(tzinfo=UTC)
-    except ValueError:
-        raise BadRequest(f"{written[:20]!r} is not a date.", param="expires_on") from None
-
-
-def _units(amount: str | None) -> int | None:
-    if not amount:
-        return None
-    try:
-        return units_of(amount)
-    except ValueError as error:
-        raise BadRequest(f"{error}.", next_step="Write it as 12.50.", param="amount") from None
-
-
 def _postings(seen: Preview) -> Table:
     rows = [
         {
@@ -330,34 +256,46 @@ def _postings(seen: Preview) -> Table:
         }
         for each in seen.postings
     ]
-    empty = "No posting now; the next invoice follows the new plan."
+    empty = "No posting now; the next invoice follows the change."
     currency = seen.subject.currency
     return Table("What will be posted", _POSTINGS, rows, currency, totals=False, empty=empty)
 
 
-def _post_form(kind: Kind, given: Fields, seen: Preview, rule: FourEyes) -> Form:
+def _post_form(kind: Kind, given: Fields, seen: Preview, asked: tuple[str, FourEyes]) -> Form:
+    """`asked` is what confirms the act, and the rule of the second person."""
+    typed, rule = asked
     second = rule.needs_second(seen.subject.amount)
     kept = {name: value for name, value in given.items() if name not in ("act", "confirm")}
     fields = kept | {"reference": given.get("reference") or new_id("form")}
     amount = _typed(seen.subject.amount, seen.subject.currency)
     if second:
         about = f"{amount} {seen.subject.currency} needs a second operator, who confirms it later."
-    elif kind is Kind.PLAN:
-        about = "Changes the plan at once, and writes your name to the audit log."
+    elif kind is Kind.PLAN or not seen.subject.amount:
+        about = "Changes it at once, and writes your name to the audit log."
     else:
         about = f"Posts {amount} {seen.subject.currency} at once, and writes your name to the audit log."
-    words = "Ask for confirmation" if second else ("Change" if kind is Kind.PLAN else "Post")
+    words = "Ask for confirmation" if second else ("Change" if kind in _CHANGES else "Post")
     danger = kind in (Kind.VOID, Kind.WRITE_OFF, Kind.UNDO)
     return Form(
         NEW,
         words,
         fields,
-        confirm=amount,
+        confirm=typed,
         act="post",
-        title="Confirm by the amount",
+        title="Confirm by the amount" if typed == amount else "Confirm by the tenant's name",
         about=about,
         danger=danger,
     )
+
+
+_CHANGES = (Kind.PLAN, *DETAILS)
+
+
+def _confirmation(session: Session, kind: Kind, subject: Subject) -> str:
+    """What is typed to confirm: the amount, or the tenant's name where there is none."""
+    if kind in FEES or subject.amount:
+        return _typed(subject.amount, subject.currency)
+    return session.get_one(Tenant, subject.tenant_id).name
 
 
 def _typed(units: int, currency: str) -> str:
@@ -371,9 +309,9 @@ def _post(request: Request, form_fields: Fields) -> Response:
     kind = money_acts.kind_of(form_fields.get("kind", ""))
     rule = FourEyes.of(deps.four_eyes_above)
     with deps.database.transaction() as session:
-        asked = _asked(kind, form_fields)
+        asked = asked_for(kind, form_fields)
         seen = money_acts.preview(session, deps.clock, asked)
-        require_confirmation(form_fields, _typed(seen.subject.amount, seen.subject.currency))
+        require_confirmation(form_fields, _confirmation(session, kind, seen.subject))
         act = money_acts.submit(session, deps.clock, asked, viewer.scope.actor, rule)
         path = _about(session, form_fields.get("target", ""))[1]
     dunning.settle(deps.database, deps.clock)

@@ -89,10 +89,14 @@ def page_of(request: Request) -> Response:
             )
         ],
         tables=[table],
+        remarks=[_BLOCKED] if bad else [],
         forms=[] if bad or own else [_form(month)],
         after=[Table("Signatures", _SIGNED, rows, totals=False, empty="No month is signed.")],
     )
     return show(request, page_data)
+
+
+_BLOCKED = "It can be signed when no check is bad. Each check leads to the page that settles it."
 
 
 def _form(month: str) -> Form:

@@ -74,13 +74,21 @@ def page_of(request: Request) -> Response:
         "Billing plans that tenants subscribe to, and the tax rates of regions. A plan never changes; "
         "a contract's own amounts are set with the subscription.",
         tables=[
-            Table("Billing plans", _PLANS, rows, totals=False, empty="No billing plan yet."),
+            Table(
+                "Billing plans",
+                _PLANS,
+                rows,
+                totals=False,
+                empty="No billing plan yet. Without one, tenants pay for usage alone.",
+                next_step=("#new-plan", "Create a plan"),
+            ),
             Table(
                 "Add-ons",
                 _ADD_ONS,
                 [each | {"fee": int(each["fee"]["units"])} for each in extras],
                 totals=False,
-                empty="No add-on yet.",
+                empty="No add-on yet. Tenants have add-ons beside a plan.",
+                next_step=("#new-add-on", "Create an add-on"),
             ),
             Table(
                 "Tax rates",
@@ -88,6 +96,7 @@ def page_of(request: Request) -> Response:
                 [_rate(each) for each in rates],
                 totals=False,
                 empty="No tax rate: invoices have no tax.",
+                next_step=("#new-tax-rate", "Set a tax rate"),
             ),
         ],
         forms=[_plan_form(limits), _add_on_form(), _rate_form(deps.clock.now())],

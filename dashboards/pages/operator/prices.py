@@ -52,6 +52,18 @@ _FIELDS = (
     *("input", "cached_input", "output", "request", "adapter", "gpu_second", "moderation"),
     *("audio_second", "image", "character"),
 )
+_WORDS = {
+    "input": "Input per million tokens",
+    "cached_input": "Cached input per million tokens",
+    "output": "Output per million tokens",
+    "request": "Per request",
+    "adapter": "Per request with an adapter",
+    "gpu_second": "Per GPU second",
+    "moderation": "Per moderation call",
+    "audio_second": "Per audio second",
+    "image": "Per image",
+    "character": "Per million characters",
+}
 
 
 def page_of(request: Request) -> Response:
@@ -67,8 +79,15 @@ def page_of(request: Request) -> Response:
         named = session.execute(select(Tenant.id, Tenant.name).where(Tenant.id.in_(ids)))
         names = {row[0]: row[1] for row in named}
     rows = [_row(each, names, now) for each in found]
-    empty = "No prices yet. A model without a price cannot be used. Save one below."
-    table = Table("Price versions", COLUMNS, rows, totals=False, empty=empty)
+    empty = "No prices yet. A model without a price cannot be used."
+    table = Table(
+        "Price versions",
+        COLUMNS,
+        rows,
+        totals=False,
+        empty=empty,
+        next_step=("#new-version", "Save a price"),
+    )
     if wants_csv(request):
         return table.csv("prices")
     served = list(deps.backend.base_models())
@@ -94,7 +113,7 @@ def _row(each: PriceVersionRow, names: dict[str, str], now: datetime) -> dict[st
         name: _rate_text(Component(name), rates) for name in ("input", "cached_input", "output")
     }
     others = [
-        f"{name} {_rate_text(Component(name), rates)}"
+        f"{_WORDS[name].lower().replace('gpu', 'GPU')} {_rate_text(Component(name), rates)}"
         for name in _FIELDS[3:]
         if Component(name) in rates
     ]
@@ -136,10 +155,8 @@ def _form(served: list[str]) -> Form:
         Input("currency", "Currency", value="USD"),
     ]
     for name in _FIELDS:
-        words = name.replace("_", " ").capitalize()
-        per = " per million tokens" if name in usual else " each"
         value = usual.get(name, "")
-        inputs.append(Input(name, words + per, "number", value, required=name in usual))
+        inputs.append(Input(name, _WORDS[name], "number", value, required=name in usual))
     inputs.append(Input("from", "From", "date", required=False, hint="default: now"))
     inputs.append(Input("note", "Note", required=False))
     return Form(

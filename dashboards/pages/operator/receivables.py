@@ -1,6 +1,7 @@
 """Invoices and payments of all tenants: search, states, open amounts by age, and an invoice with its
 acts."""
 
+from dataclasses import replace
 from typing import Any
 from urllib.parse import urlencode
 
@@ -10,9 +11,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from billing import invoices, receivables
+from billing.act_requests import Kind
 from billing.exchange_rates import Converter
 from billing.models import CreditNote, Payment
-from billing.money_act_kinds import Kind
 from billing.settlement import open_minor
 from billing.views import project_names
 from core.money import format_minor
@@ -37,6 +38,7 @@ from dashboards.pages.operator.exchange_rates import rates_tables, reporting_inp
 from dashboards.pages.operator.money_acts import acts_table, link, start
 from dashboards.tables import Column, Table
 
+BANK_LINES_PATH = "/operator/bank-lines"
 PATH, PAYMENTS_PATH = "/operator/invoices", "/operator/payments"
 _PAGE = 100
 _BILLED = "Totals of all invoices that match, each at the rate of its own day."
@@ -81,8 +83,12 @@ def invoice_list(request: Request) -> Response:
         | {"href": f"{root}{PATH}/{each.id}"}
         for each, name in found
     ]
-    empty = "No invoice matches." if search or state or bucket else "No invoice yet."
-    table = Table("Invoices, newest first", _OF_ALL, rows, totals=False, empty=empty)
+    narrowed = bool(search or state or bucket)
+    empty = "No invoice matches." if narrowed else "No invoice yet. Billing periods end with one."
+    step = (PATH, "Show all") if narrowed else ("/operator/tenants", "See the tenants")
+    table = Table(
+        "Invoices, newest first", _OF_ALL, rows, totals=False, empty=empty, next_step=step
+    )
     if wants_csv(request):
         return table.csv("invoices")
     inputs = [
@@ -140,10 +146,17 @@ def payment_list(request: Request) -> Response:
         }
         for each, name, label in found
     ]
-    empty = "No payment matches." if search or state else "No payment yet."
-    table = Table("Payments, newest first", _PAYMENTS, rows, totals=False, empty=empty)
+    narrowed = bool(search or state)
+    empty = "No payment matches." if narrowed else "No payment yet. Wires come with a statement."
+    step = (PAYMENTS_PATH, "Show all") if narrowed else (BANK_LINES_PATH, "Import a statement")
+    table = Table(
+        "Payments, newest first", _PAYMENTS, rows, totals=False, empty=empty, next_step=step
+    )
     if wants_csv(request):
         return table.csv("payments")
+    for row, (each, _, _) in zip(rows, found, strict=True):
+        row["acts"] = [start(Kind.REFUND, each.id, "Refund…")] if _refundable(each) else []
+    table = replace(table, columns=[*_PAYMENTS, Column("acts", "Change", "acts")])
     inputs = [
         Input("q", "Reference, number or tenant", value=search, required=False),
         _select("state", "State", state, _PAYMENT_STATES),

@@ -1,5 +1,6 @@
 """Reconciliation: the last audits from receipts to invoices, with their differences."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy import select
@@ -23,8 +24,12 @@ from dashboards.tables import Column, Table
 
 PATH = "/operator/reconciliation"
 _COUNTS = ("count", "input_tokens", "cached_tokens", "output_tokens", "waived_tokens")
+_STEP = (
+    "Receipts also hold the tokens of warm-ups, of batch lines that run again, and of attempts that"
+    " another engine answered. Nobody pays for them, so their events hold none, and the sums differ."
+)
 STEPS = [
-    Column("step", "Step"),
+    Column("step", "Step", about=_STEP),
     *(Column(name, name.replace("_", " ").capitalize(), "whole") for name in _COUNTS),
     Column("units", "Amount", "whole", "In picounits. The entries of the ledger sum to zero."),
 ]
@@ -45,7 +50,7 @@ RUNS = [
     Column("pending", "Not yet rated", "whole"),
     Column("parked", "Parked", "whole"),
 ]
-_NOT_YET = "No audit has run yet. It runs every hour; the button runs it now."
+_NOT_YET = "No audit has run yet. It runs every hour, and on the page Reconciliation now."
 
 
 def page_of(request: Request) -> Response:
@@ -59,7 +64,7 @@ def page_of(request: Request) -> Response:
         DIFFERENCES,
         [_difference(each) for each in report.get("differences", [])],
         totals=False,
-        empty="None: each step agrees with the previous one." if last else _NOT_YET,
+        empty="None: each step agrees with the previous one.",
     )
     if wants_csv(request):
         return differences.csv("differences")
@@ -75,16 +80,24 @@ def page_of(request: Request) -> Response:
         actions=[now] if deps.auth.may(viewer, "operations", "write") else [],
         tables=[
             differences,
-            Table("Counts and sums of each step", STEPS, steps, totals=False, empty=_NOT_YET),
-            Table("Latest runs", RUNS, [_run(each) for each in runs], totals=False, empty=_NOT_YET),
-        ],
+            Table("Counts and sums of each step", STEPS, steps, totals=False),
+            runs_table(runs),
+        ]
+        if last
+        else [],
     )
     return show(request, page_data)
 
 
+def runs_table(runs: Sequence[AuditRun], title: str = "Latest runs") -> Table:
+    rows = [_run(each) for each in runs]
+    step = (PATH, "Open Reconciliation")
+    return Table(title, RUNS, rows, totals=False, empty=_NOT_YET, next_step=step)
+
+
 def _tiles(report: dict[str, Any], last: AuditRun | None) -> list[Tile]:
     if last is None:
-        return [Tile("Last audit", "–", _NOT_YET)]
+        return [Tile("Last audit", "–", "No audit has run yet. It runs every hour.")]
     differences = len(report["differences"])
     zero = "good" if last.clean else "bad"
     return [

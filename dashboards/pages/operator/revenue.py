@@ -12,10 +12,10 @@ from core.money import units_of_minor
 from core.tenants.models import Tenant
 from dashboards import charts, revenue
 from dashboards.filters import Range, date_range
-from dashboards.formats import minor, money
+from dashboards.formats import minor, money, money_label
 from dashboards.page_data import Chart, PageData, Tile, show
 from dashboards.pages.common import deps_of, operator_of, root_of, wants_csv
-from dashboards.pages.costs import money_label
+from dashboards.pages.costs import amount_axis
 from dashboards.pages.operator.exchange_rates import rates_tables, reporting_input
 from dashboards.render import svg
 from dashboards.tables import Column, Table
@@ -106,7 +106,8 @@ def _chart(currency: str, months: dict[str, list[int]]) -> Chart:
         charts.Series(name, [units_of_minor(pair[index], currency) for pair in months.values()])
         for index, name in enumerate(("billed", "collected"))
     ]
-    drawn = charts.lines(f"By month, {currency}", list(months), series, money_label)
+    value = money_label(currency)
+    drawn = charts.lines(f"By month, {currency}", list(months), series, amount_axis, value)
     return Chart(f"Billed and collected by month, {currency}", svg(drawn))
 
 

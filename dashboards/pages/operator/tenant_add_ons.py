@@ -5,7 +5,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from billing import add_ons, money_acts
-from billing.money_act_kinds import ActRequest, Kind
+from billing.act_requests import ActRequest, Kind
 from billing.money_acts import FourEyes
 from core.errors import BadRequest
 from core.ids import new_id

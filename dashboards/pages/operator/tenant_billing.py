@@ -12,9 +12,9 @@ from starlette.routing import Route
 
 from billing import account_changes, accounts, subscription_views, subscriptions
 from billing import organisations as parents
+from billing.act_requests import Kind
 from billing.bank.references import printed
 from billing.models import BillingAccount, CreditGrant, OrganisationLink
-from billing.money_act_kinds import Kind
 from billing.payments.methods import METHODS
 from core.errors import BadRequest
 from core.tenants import audit, organisations
@@ -37,7 +37,6 @@ from dashboards.pages.operator.tenants import subscriptions_table
 from dashboards.tables import Column, Table
 
 PATH = f"{TENANTS}/{{tenant_id}}/billing"
-_TEXTS = ("legal_name", "address", "email", "tax_region", "tax_id", "postal_code")
 _GRANTS = [
     Column("at", "Granted", "moment"),
     Column("kind", "Kind"),
@@ -65,7 +64,9 @@ def page_of(request: Request) -> Response:
         f"Billing of {tenant.display_name}",
         f"{tenant.name} · {account.currency} · {account.status} · collected by {account.collection}",
         tiles=[
-            Tile("Legal name", account.legal_name or "none"),
+            Tile(
+                "Legal name", account.legal_name or "none", ", ".join(account.address.splitlines())
+            ),
             Tile("Tax", account.tax_region or "none", account.tax_id),
             Tile("Billing plan", held[-1]["plan"] if held else "none"),
             Tile("Payment reference", printed(account.payment_reference or "none")),
@@ -75,6 +76,8 @@ def page_of(request: Request) -> Response:
             link(Kind.GRANT, tenant.id, "Grant credit…"),
             link(Kind.WIRE, tenant.id, "Book a wire on account…"),
             link(Kind.PLAN, tenant.id, "Change the plan…"),
+            link(Kind.TAX, tenant.id, "Change tax details…"),
+            link(Kind.ADDRESS, tenant.id, "Change the address…"),
         ],
         tables=[
             subscriptions_table(held, account.currency),
@@ -115,19 +118,9 @@ def _grants(session: Session, tenant_id: str) -> list[dict[str, Any]]:
 
 
 def _details(tenant: Tenant, account: BillingAccount) -> Form:
-    def _text(name: str, label: str, hint: str = "") -> Input:
-        return Input(name, label, value=getattr(account, name), required=False, hint=hint)
-
     yes_no = [("no", "no"), ("yes", "yes")]
     ways = [(each, each) for each in ("manual", "stripe", "stripe_meters")]
     inputs = [
-        _text("legal_name", "Legal name", "on invoices"),
-        Input("address", "Address", "area", account.address, required=False),
-        Input("email", "E-mail for invoices", "email", account.email, required=False),
-        _text("tax_region", "Tax region", "such as DE or US-NY"),
-        _text("tax_id", "Tax id"),
-        _text("postal_code", "Postal code"),
-        _choice("tax_exempt", "Exempt from tax", account.tax_exempt, yes_no),
         _choice("prepaid_only", "Prepaid only", account.prepaid_only, yes_no),
         Input("collection", "Collected by", "select", account.collection, ways),
         Input(
@@ -147,7 +140,7 @@ def _details(tenant: Tenant, account: BillingAccount) -> Form:
         ),
     ]
     path = PATH.format(tenant_id=tenant.id)
-    return Form(path, "Save", inputs=inputs, title="Details on invoices", act="details")
+    return Form(path, "Save", inputs=inputs, title="Payment", act="details")
 
 
 def _choice(name: str, label: str, value: bool, options: list[tuple[str, str]]) -> Input:
@@ -243,10 +236,7 @@ def _change_parent(
 
 def _save(request: Request, form_fields: Fields) -> Response:
     viewer, deps = operator_of(request, "prices", "write"), deps_of(request)
-    changes: dict[str, Any] = {
-        name: form_fields.get(name, "").replace("\r\n", "\n")[:2000] for name in _TEXTS
-    }
-    changes |= {name: form_fields.get(name) == "yes" for name in ("tax_exempt", "prepaid_only")}
+    changes: dict[str, Any] = {"prepaid_only": form_fields.get("prepaid_only") == "yes"}
     changes["collection"] = form_fields.get("collection", "")
     if changes["collection"] not in ("manual", "stripe", "stripe_meters"):
         raise BadRequest("Choose how invoices are collected.", param="collection")

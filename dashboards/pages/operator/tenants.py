@@ -18,7 +18,7 @@ from core.tenants import keys, limits, organisations, plan_store
 from core.tenants.models import ApiKey, Member, Tenant
 from dashboards import charts, usage_totals
 from dashboards.filters import Range
-from dashboards.formats import money
+from dashboards.formats import money, money_label
 from dashboards.navigation import SECTIONS
 from dashboards.once import redirect_with_secret
 from dashboards.page_data import Chart, Form, Input, PageData, Tile, show
@@ -33,7 +33,7 @@ from dashboards.pages.common import (
     scope_of,
     wants_csv,
 )
-from dashboards.pages.costs import costs_table, money_label
+from dashboards.pages.costs import amount_axis, costs_table
 from dashboards.render import svg
 from dashboards.scales import grouped
 from dashboards.tables import Column, Table
@@ -63,7 +63,14 @@ def tenant_list(request: Request) -> Response:
         plans = sorted(plan_store.all_of(session))
     for row in rows:
         row["href"] = f"{root_of(request)}{PATH}/{row['id']}"
-    table = Table("Tenants", COLUMNS, rows, totals=False, empty="No tenants yet. Create one below.")
+    table = Table(
+        "Tenants",
+        COLUMNS,
+        rows,
+        totals=False,
+        empty="No tenants yet.",
+        next_step=("#new-tenant", "Create a tenant"),
+    )
     if wants_csv(request):
         return table.csv(f"tenants-{now:%Y-%m-%d}")
     by_state = {state: sum(row["state"] == state for row in rows) for state in ("active",)}
@@ -175,7 +182,8 @@ def tenant_page(request: Request) -> Response:
         live = sum(key.revoked_at is None for key in keys.all_of(session, scope))
         plans = sorted(plan_store.all_of(session))
         held = subscription_views.subscriptions_json(session, tenant.id, now)
-    drawn = charts.stacked_bars("Spend", models.labels, models.series("amount"), money_label)
+    value = money_label(tenant.currency)
+    drawn = charts.stacked_bars("Spend", models.labels, models.series("amount"), amount_axis, value)
     page_data = PageData(
         tenant.display_name,
         f"{tenant.name} · {tenant.id} · {tenant.status} · plan {tenant.plan}",

@@ -1,6 +1,6 @@
 """Traffic: is it well, where does it hurt; by model, adapter, engine and cause, for all tenants."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from decimal import Decimal
 from typing import Any
@@ -31,7 +31,7 @@ _FIGURES = [
     Column("requests", "Requests", "whole"),
     Column("failed", "Failed", "whole", "Requests that ended with a 5xx status."),
     Column("failed_share", "Failed share", "figure", "Of requests without a 4xx status."),
-    Column("queue", "Queued, mean", "figure", "Time in the plan's queue, in milliseconds."),
+    Column("queue", "Queued, mean", "figure", "Time in the engine's queue, in milliseconds."),
     Column("p50", "First token p50", "figure"),
     Column("p95", "First token p95", "figure"),
     Column("output", "Output tokens/s", "figure", "Delivered to clients, over the whole period."),
@@ -71,7 +71,7 @@ def page_of(request: Request) -> Response:
             models,
             _table("Engines", engines, seconds),
             _table("Adapters", adapters, seconds),
-            _causes(rows),
+            causes_table(rows),
         ],
         actions=[_period_form(request, objective)],
         remarks=[
@@ -83,10 +83,7 @@ def page_of(request: Request) -> Response:
 
 
 def _tiles(everything: Traffic, objective: Decimal, seconds: float) -> list[Tile]:
-    budget = float(1 - objective / 100)
-    burn = everything.failed_share / budget
-    state = "bad" if burn >= _FAST_BURN else "warn" if burn > 1 else "good"
-    output = everything.tokens["output_tokens"]
+    burn = burn_tile(everything, objective)
     return [
         Tile(
             "Requests",
@@ -98,17 +95,31 @@ def _tiles(everything: Traffic, objective: Decimal, seconds: float) -> list[Tile
             f"{100 * (1 - everything.failed_share):.2f} %" if everything.requests else "–",
             f"objective {objective} %",
             "Requests without a 5xx status, among those without a 4xx status.",
-            state if everything.requests else "",
+            burn.state,
         ),
-        Tile(
-            "Error budget",
-            f"{burn:.1f}×" if everything.requests else "–",
-            "of the rate that spends it in its period",
-            "1× uses up exactly what the objective allows; 14× and more calls for action now.",
-            state if everything.requests else "",
-        ),
-        Tile("First token p95", _ms(everything.first_token_ms(0.95)), "all models"),
-        Tile("Goodput", f"{output / seconds:,.1f}", "output tokens a second"),
+        burn,
+        *speed_tiles(everything, timedelta(seconds=seconds)),
+    ]
+
+
+def burn_tile(everything: Traffic, objective: Decimal) -> Tile:
+    burn = everything.failed_share / float(1 - objective / 100)
+    state = "bad" if burn >= _FAST_BURN else "warn" if burn > 1 else "good"
+    return Tile(
+        "Error budget",
+        f"{burn:.1f}×" if everything.requests else "–",
+        "of the rate that spends it in its period",
+        "1× uses up exactly what the objective allows; 14× and more calls for action now.",
+        state if everything.requests else "",
+    )
+
+
+def speed_tiles(everything: Traffic, length: timedelta) -> list[Tile]:
+    output = everything.tokens["output_tokens"] / length.total_seconds()
+    first = everything.first_token_ms(0.95)
+    return [
+        Tile("First token p95", _ms(first), "no streams" if first is None else "all models"),
+        Tile("Goodput", f"{output:,.1f}", "output tokens a second"),
         Tile("Cached input", _percent(everything.cached_share)),
     ]
 
@@ -134,7 +145,7 @@ def _table(title: str, groups: Mapping[str, Traffic], seconds: float) -> Table:
     return Table(title, columns, rows, totals=False, empty="No requests in this period.")
 
 
-def _causes(rows: list[TrafficRow]) -> Table:
+def causes_table(rows: Iterable[TrafficRow], title: str = "Errors by cause") -> Table:
     counts: dict[tuple[int, str, str, str], int] = {}
     for row in rows:
         if row.status >= 400:
@@ -146,7 +157,7 @@ def _causes(rows: list[TrafficRow]) -> Table:
             counts.items(), key=lambda item: (-item[1], item[0])
         )
     ]
-    return Table("Errors by cause", CAUSES, found, totals=False, empty="No errors in this period.")
+    return Table(title, CAUSES, found, totals=False, empty="No errors in this period.")
 
 
 def _period_form(request: Request, objective: Decimal) -> Form:

@@ -12,6 +12,7 @@ from pathlib import Path
 import httpx
 from playwright.sync_api import Browser, Page, expect
 
+from tests.browser import navigation
 from tests.browser.conftest import signed_in
 from tests.browser.journeys.film import WIDE, Film
 from tests.journeys.deployments import Command, RunningGateway, serve
@@ -85,9 +86,11 @@ def _hang_one_engine(page: Page, gateway: RunningGateway, film: Film) -> int:
 
 def _reload_until(page: Page, text: str) -> None:
     def _seen() -> bool:
-        page.reload()
+        navigation.visit(page, address)
         return text in page.locator("main").inner_text()
 
+    page.wait_for_load_state()
+    address = page.url
     _wait_until(_seen)
 
 
@@ -108,6 +111,7 @@ def _resume(page: Page, film: Film) -> None:
     _reload_until(page, "draining")
     film.take(page, "Killed, it is started again, and still gets no requests.")
     page.locator(".engine.draining").get_by_role("button", name="Resume").click()
+    expect(page.locator(".notice")).to_be_visible()  # the form's redirect has ended
     _reload_until(page, "2 of 2")
     film.take(page, "Resumed, both serve again.")
 
@@ -123,7 +127,7 @@ def _read_the_traffic(page: Page, statuses: Counter[int], film: Film) -> None:
 
 
 def _audit(page: Page, film: Film) -> None:
-    page.get_by_role("link", name="Reconciliation").click()
+    page.get_by_role("link", name="Reconciliation", exact=True).click()
     page.get_by_role("button", name="Audit now").click()
     runs = page.get_by_role("region", name="Latest runs").get_by_role("row")
     expect(runs.nth(1)).to_contain_text("clean", timeout=60_000)

@@ -107,7 +107,7 @@ def _give_credit_back(page: Page, film: Film) -> None:
 
 
 def _audit(page: Page, film: Film) -> None:
-    page.get_by_role("link", name="Reconciliation").click()
+    page.get_by_role("link", name="Reconciliation", exact=True).click()
     page.get_by_role("button", name="Audit now").click()
     expect(
         page.get_by_role("region", name="Latest runs").get_by_role("row").nth(1)

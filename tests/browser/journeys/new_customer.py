@@ -6,6 +6,7 @@ from datetime import timedelta
 from playwright.sync_api import Browser, Page, expect
 
 from billing.invoice_run import run
+from tests.browser import navigation
 from tests.browser.conftest import listening, signed_in
 from tests.browser.journeys.film import WIDE, Film, MovedClock
 from tests.gateway.deployment import Deployment
@@ -36,7 +37,7 @@ def play(
         messages,
     )
     _import_the_statement(office, amount, reference, film)
-    customer.reload()
+    navigation.reload(customer)
     expect(customer.locator("main")).to_contain_text("paid")
     film.take(customer, "The customer sees that the invoice is paid.")
 

@@ -1,0 +1,38 @@
+"""Opening and reloading a page that may be on its way to another one, such as after a form's redirect.
+
+While Chromium replaces the frame of a page it refuses `Page.reload` of the DevTools protocol ("Not
+attached to an active page"), and a navigation that is under way ends one that begins. Both are asked for
+again.
+"""
+
+import time
+from collections.abc import Callable
+
+from playwright.sync_api import Error, Page
+
+_REPLACED = (
+    "Not attached to an active page",
+    "interrupted by another navigation",
+    "net::ERR_ABORTED",
+)
+_ATTEMPTS, _PAUSE_S = 20, 0.1
+
+
+def visit(page: Page, url: str) -> None:
+    _asked_again(lambda: page.goto(url))
+
+
+def reload(page: Page) -> None:
+    _asked_again(page.reload)
+
+
+def _asked_again(act: Callable[[], object]) -> None:
+    """Raises any other error, and the last of these."""
+    for left in reversed(range(_ATTEMPTS)):
+        try:
+            act()
+            return
+        except Error as error:
+            if left == 0 or not any(words in error.message for words in _REPLACED):
+                raise
+        time.sleep(_PAUSE_S)
