@@ -1,7 +1,8 @@
 """Billing on PostgreSQL: `python -m benchmarks.billing`, one figure a row of the table in
 billing/README.md. At full size (10 million events, 1,000 tenants) it takes about a quarter of an hour
 on two cores and 10 GB of the database's disk; `--scale 0.02` takes half a minute. `--only workers`
-measures rating alone, with one and with two processes in turns.
+measures rating alone, with one and with two processes in turns. `--only usage-page --events 100000000`
+measures that page over the roll-ups of so many events, whose rows are not kept (an hour of a core).
 
 It makes two databases of its own, one with little history and one with much, and drops them. What an
 event costs is timed on both in turns, so that a busy machine slows both alike.
@@ -75,14 +76,14 @@ def bench_on(tenants: int) -> Iterator[Bench]:
             admin.execute(f"drop database if exists {name} with (force)")
 
 
-def fill(bench: Bench, events: int) -> None:
+def fill(bench: Bench, events: int, *, raw: bool = True) -> None:
     began = time.monotonic()
 
     def _told(done: int, of: int) -> None:
         progress(f"  {done:,} of {of:,} rated events, {time.monotonic() - began:.0f} s")
 
     progress(f"fill in {events:,} rated events of {bench.tenants} tenants")
-    fill_history(bench.database, bench.version, START, bench.tenants, events, _told)
+    fill_history(bench.database, bench.version, START, bench.tenants, events, _told, raw=raw)
 
 
 def ingest(bench: Bench, count: int) -> float:
@@ -237,7 +238,8 @@ def focus_export(bench: Bench, most_rows: int = 200_000) -> tuple[float, int]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--scale", type=float, default=1.0, help="part of the full sizes")
-    parser.add_argument("--only", choices=["workers"], help="one part of it")
+    parser.add_argument("--only", choices=["workers", "usage-page"], help="one part of it")
+    parser.add_argument("--events", type=int, default=100_000_000, help="of the usage page")
     wanted = parser.parse_args()
 
     def _size(full: int) -> int:
@@ -257,6 +259,12 @@ def main() -> int:
             f"billing.{name}", value, unit, more, at_least=least, aim=aim, settings=settings | of
         )
 
+    if wanted.only == "usage-page":
+        with bench_on(tenants) as rolled_up:
+            fill(rolled_up, wanted.events, raw=False)
+            p95 = page_query(rolled_up)
+            _tell("usage_page_p95_rolled_up", p95, "ms", False, 150, 50, rows=wanted.events)
+        return 0
     share_out(tenants, _size(SHARED_EVENTS), settings)
     if wanted.only == "workers":
         return 0

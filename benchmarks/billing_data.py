@@ -56,9 +56,11 @@ def fill_history(
     progress: Progress,
     *,
     days: int = DAYS,
+    raw: bool = True,
 ) -> None:
     """So many rated events over these days of all tenants, with charges and roll-ups, and vacuumed
     as a table that grew for that long is. Ids are of their time, so they lie in the month's partition.
+    Without `raw`, events and charges are as if retention had dropped them: only roll-ups stay.
     """
     with database.transaction() as session:
         partitions.ensure_ahead(session, start)
@@ -79,8 +81,12 @@ def fill_history(
                 "start": start + timedelta(days=day),
                 "seconds": 86_400 / a_day,
             }
+            if not raw:
+                for statement in _PASSING:
+                    session.execute(text(statement))
             batch = session.execute(text(_BATCH), values).scalar_one()
             session.execute(text("set local work_mem = '256MB'"))
+            session.execute(text("set local statement_timeout = 0"))
             session.execute(text(_EVENTS), {**values, "batch": batch})
             session.execute(text(_CHARGES), {"batch": batch})
             for table, unit in (("usage_hourly", "hour"), ("usage_daily", "day")):
@@ -100,6 +106,11 @@ def tidy(database: Database) -> None:
         plain.execute(text("checkpoint"))
 
 
+# Tables of this transaction, which the names mean while it lasts.
+_PASSING = [
+    f"create temporary table {table} (like {table} including defaults) on commit drop"
+    for table in ("usage_events", "charges")
+]
 _BATCH = """
 insert into usage_batches (recorded_at, events, rated_at)
 values (:start, :events, :start) returning id
@@ -115,7 +126,7 @@ insert into usage_events (request_id, batch_id, tenant_id, project_id, key_id, k
     engine_id, reordered_cached_tokens)
 select 'req_' || {_MILLIS} || substr(md5(n::text), 1, 16), :batch, 'org_' || n % :tenants,
     'proj_1', 'key_' || n % 3, 'generation', '/v1/chat/completions', 'demo', :version, at, at,
-    500 + n % 1000, n % 400, n % 300, n % 3, 'stop', 200, 'gateway', 1, true, 900, 0, '', 0
+    500 + n % 1000, n % 400, n % 300, n % 3, 'stop', 200, 'gateway', 1, true, 900, 0, 'engine0', 0
 from (select n, at, (extract(epoch from at) * 1000)::bigint as ms from
     (select n, cast(:start as timestamptz) + n * (:seconds * interval '1 second') as at
      from generate_series(0, cast(:events as bigint) - 1) n) moments) numbered

@@ -1,6 +1,7 @@
 """The engine on one GPU, in one call under eight minutes: ceilings, attention, decoding, adapters,
-throughput. Needs torch, triton, numpy, safetensors and tokenizers; `transformers` is a peer where
-it is installed. `--check` compares every kernel with its reference first."""
+throughput, quantised weights, experts. Needs torch, triton, numpy, safetensors and tokenizers;
+`transformers` is a peer where it is installed. `--check` compares every kernel with its reference
+first."""
 
 import argparse
 import sys

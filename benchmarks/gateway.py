@@ -40,6 +40,8 @@ from benchmarks.gateway_load.peers import PEERS, Peer
 from benchmarks.gateway_load.rounds import Contender, beside, rounds
 from benchmarks.report import figure, progress
 
+WHOLE_WORKS = ("known", "new", "tools", "conversation")
+WORKS = (*WHOLE_WORKS, "stream", "paced", "unguarded")
 REDIS = "redis://127.0.0.1:6379/9"
 # The memory is looked at after so many requests and again after ten times as many; where the time
 # does not allow that, after as many as fit, and the figure's settings say how many they were.
@@ -82,10 +84,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=4.0, help="of each load")
     parser.add_argument("--costs", action="store_true", help="CPU time of a request alone")
     parser.add_argument("--against", type=Path, help="another checkout of this repository")
-    parser.add_argument("--works", default="", help="with --against: only these, such as new,tools")
+    parser.add_argument(
+        "--works",
+        default=",".join(WORKS),
+        help="with --against: only these of known,new,tools,conversation,stream,paced,unguarded",
+    )
     chosen = parser.parse_args(arguments)
     peers = [] if chosen.peers == "none" else chosen.peers.split(",")
-    unknown = set(peers) - set(PEERS)
+    wanted = set(chosen.works.split(","))
+    unknown = set(peers) - set(PEERS) | wanted - set(WORKS)
     if unknown:
         parser.error(f"unknown: {', '.join(sorted(unknown))}")
     with tempfile.TemporaryDirectory(prefix="tollhouse-bench-") as made:
@@ -93,7 +100,7 @@ def main(arguments: list[str] | None = None) -> int:
         with mock(home / "upstream") as (whole, stream):
             bench = Bench(home, whole, stream, peers, chosen.rounds, chosen.seconds)
             if chosen.against is not None:
-                _against(bench, chosen.against.resolve(), chosen.works)
+                _against(bench, chosen.against.resolve(), wanted)
                 return 0
             if not chosen.costs:
                 _measure(bench)
@@ -114,35 +121,34 @@ def _costs(bench: Bench) -> None:
         costs.whole(own, bare)
         costs.proxied(own)
         costs.streams(Process("own", stream.server, stream.pid))
-    compare(bench.home, {"own": ROOT}, bench.count, bench.seconds)
+    for guarded in (True, False):
+        compare(bench.home, {"own": ROOT}, bench.count, bench.seconds, guarded=guarded)
 
 
-def _against(bench: Bench, checkout: Path, works: str) -> None:
+def _against(bench: Bench, checkout: Path, wanted: set[str]) -> None:
     progress(f"CPU time of a request, beside {checkout}")
     costs = Costs(bench.home, bench.count, bench.seconds)
-    if works in ("", "paced"):
-        both = {"own": ROOT, "other checkout": checkout}
-        compare(bench.home, both, bench.count, bench.seconds)
-    if works == "paced":
-        return
-    for name, upstream in (("whole", bench.whole), ("stream", bench.stream)):
-        if (works == "stream" and name == "whole") or (
-            name == "stream" and works not in ("", "stream")
-        ):
-            continue
-        with contextlib.ExitStack() as stack:
-            own, other = (
-                stack.enter_context(
-                    own_gateway(bench.home / f"{name}-{number}", upstream, checkout=each)
-                )
-                for number, each in enumerate((ROOT, checkout))
-            )
-            ours = Process("own", own.server, own.pid)
-            theirs = Process("other checkout", other.server, other.pid)
-            if name == "whole":
-                costs.against(ours, theirs, works)
-            else:
-                costs.streams(ours, theirs)
+    both = {"own": ROOT, "other checkout": checkout}
+    for name in wanted & {"paced", "unguarded"}:
+        compare(bench.home, both, bench.count, bench.seconds, guarded=name == "paced")
+    if wanted & set(WHOLE_WORKS):
+        with _two_gateways(bench, checkout, bench.whole) as (ours, theirs):
+            costs.against(ours, theirs, wanted)
+    if "stream" in wanted:
+        with _two_gateways(bench, checkout, bench.stream) as (ours, theirs):
+            costs.streams(ours, theirs)
+
+
+@contextlib.contextmanager
+def _two_gateways(bench: Bench, checkout: Path, upstream: str) -> Iterator[tuple[Process, Process]]:
+    """This checkout's and the other's."""
+    with contextlib.ExitStack() as stack:
+        pair = []
+        for name, each in (("own", ROOT), ("other checkout", checkout)):
+            home = Path(tempfile.mkdtemp(dir=bench.home))
+            made = stack.enter_context(own_gateway(home, upstream, checkout=each))
+            pair.append(Process(name, made.server, made.pid))
+        yield pair[0], pair[1]
 
 
 def _measure(bench: Bench) -> None:

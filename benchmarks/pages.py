@@ -46,7 +46,9 @@ PAGES = (
     *(section.path for section in SECTIONS),
     "/usage?by=member_id",
     "/usage?by=project_id",
-    "/usage?by=end_user",
+    "/usage?by=end_user",  # of 30 days, as the other groupings
+    "/usage?by=end_user&q=since:7d",
+    "/usage?by=end_user&compare=1",
     "/usage?by=engine_id",
     "/usage?by=region",
     "/requests?sort=-duration_ms",

@@ -195,6 +195,9 @@ class _Chdb:
 
         self._session: Any = Session(str(folder))
 
+    def ping(self) -> None:
+        self.command("select 1")
+
     def command(self, statement: str) -> None:
         self._session.query(statement)
 

@@ -48,6 +48,8 @@ POSTGRES = os.environ.get("TOLLHOUSE_TEST_POSTGRES", "postgresql://root@127.0.0.
 REDIS = os.environ.get("TOLLHOUSE_TEST_REDIS", "redis://127.0.0.1:6379/0")
 RABBITMQ = os.environ.get("TOLLHOUSE_TEST_RABBITMQ", "amqp://guest:guest@127.0.0.1:5672")
 NATS = os.environ.get("TOLLHOUSE_TEST_NATS", "nats://127.0.0.1:4222")
+# Brokers of Kafka, where some answer; else tests use the cluster inside the client library.
+KAFKA = os.environ.get("TOLLHOUSE_TEST_KAFKA", "127.0.0.1:9092")
 SPECS = Path(os.environ.get("TOLLHOUSE_SPECS_DIR", "../shared/specs"))
 
 
@@ -85,6 +87,11 @@ def need_nats() -> None:
         pytest.skip(
             "NATS does not answer on 127.0.0.1:4222; start nats-server -js to run this test"
         )
+
+
+def kafka_answers() -> bool:
+    host, _, port = KAFKA.partition(",")[0].rpartition(":")
+    return _answers(host, int(port))
 
 
 @pytest.fixture

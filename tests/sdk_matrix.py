@@ -4,7 +4,8 @@ the table in docs/customer.md.
     python -m tests.sdk_matrix [NAME …]    all of them, or those named; the rest of the table stays
 
 Environments are made in TOLLHOUSE_BENCH_HOME (default ~/.cache/tollhouse-sdks) and kept there. The
-gateway has a fake engine: what is proved is the API, not the model.
+gateway has a fake engine: what is proved is the API, not the model. Those that turn answers into types
+run on the built-in engine with the demo model, coding agents before an upstream with a long context.
 """
 
 import argparse
@@ -14,10 +15,14 @@ import subprocess
 import sys
 import tempfile
 import venv
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.gateway.deployment import MODEL, running_deployment
+from tests.gateway.agent_upstream import deployment_for_agents
+from tests.gateway.deployment import MODEL, Deployment, running_deployment
+from tests.gateway.own_engine import deployment_on_own_engine
 
 PAGE = Path(__file__).parents[1] / "docs" / "customer.md"
 BEGIN, END = "<!-- sdk matrix -->", "<!-- end of sdk matrix -->"
@@ -48,6 +53,8 @@ class Sdk:
     packages: tuple[str, ...]
     script: str
     node: bool = False
+    own: bool = False  # on the built-in engine
+    agent: bool = False  # before an upstream with a long context, since it sends long instructions
 
 
 SDKS = (
@@ -63,6 +70,36 @@ def check_responses():
     first = client.responses.create(model=MODEL, input="Hi", max_output_tokens=4)
     client.responses.create(model=MODEL, input="And?", previous_response_id=first.id, max_output_tokens=4)
     assert client.responses.retrieve(first.id).id == first.id
+def check_conversations():
+    made = client.conversations.create(items=[{"type": "message", "role": "user", "content": "I am Bo."}])
+    client.responses.create(model=MODEL, input="Hi", conversation=made.id, max_output_tokens=4)
+    assert len(client.conversations.items.list(made.id).data) == 3
+    assert client.conversations.delete(made.id).deleted
+def check_background():
+    import time
+    made = client.responses.create(model=MODEL, input="Hi", background=True, max_output_tokens=4)
+    while made.status in ("queued", "in_progress"):
+        time.sleep(0.1)
+        made = client.responses.retrieve(made.id)
+    numbers = [each.sequence_number for each in client.responses.retrieve(made.id, stream=True, starting_after=1)]
+    assert made.usage.output_tokens == 4 and numbers == list(range(2, 2 + len(numbers))), numbers
+def check_stored_completions():
+    made = client.chat.completions.create(model=MODEL, messages=ASK, max_tokens=4, store=True, metadata={"run": "7"})
+    assert [each.id for each in client.chat.completions.list(metadata={"run": "7"})] == [made.id]
+    assert client.chat.completions.update(made.id, metadata={"run": "8"}).metadata == {"run": "8"}
+    assert client.chat.completions.messages.list(made.id).data[0].content == ASK[0]["content"]
+    assert client.chat.completions.delete(made.id).deleted
+def check_files_and_batches():
+    import io, json, time
+    body = {"model": MODEL, "messages": ASK, "max_tokens": 4}
+    line = json.dumps({"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": body}).encode()
+    file = client.files.create(file=("in.jsonl", io.BytesIO(line)), purpose="batch")
+    made = client.batches.create(input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h")
+    while made.status not in ("completed", "failed"):
+        time.sleep(0.2)
+        made = client.batches.retrieve(made.id)
+    assert json.loads(client.files.content(made.output_file_id).text)["response"]["status_code"] == 200
+def check_moderations(): assert client.moderations.create(input="Hi").results[0].flagged is False
 def check_completions(): assert client.completions.create(model=MODEL, prompt="Hi", max_tokens=4, logprobs=1).choices[0].logprobs.tokens
 def check_models(): assert MODEL in [each.id for each in client.models.list()]
 """,  # noqa: E501
@@ -79,7 +116,14 @@ def check_stream():
     with client.messages.stream(model=MODEL, messages=ASK, max_tokens=4) as stream:
         assert stream.get_final_message().stop_reason
 def check_count_tokens(): assert client.messages.count_tokens(model=MODEL, messages=ASK).input_tokens
-def check_batches(): assert client.messages.batches.create(requests=[{"custom_id": "a", "params": {"model": MODEL, "messages": ASK, "max_tokens": 4}}]).id
+def check_batches():
+    import time
+    made = client.messages.batches.create(requests=[{"custom_id": "a", "params": {"model": MODEL, "messages": ASK, "max_tokens": 4}}])
+    while made.processing_status != "ended":
+        time.sleep(0.2)
+        made = client.messages.batches.retrieve(made.id)
+    assert [each.result.type for each in client.messages.batches.results(made.id)] == ["succeeded"]
+def check_models(): assert MODEL in [each.id for each in client.models.list()]
 """,  # noqa: E501
     ),
     Sdk(
@@ -160,33 +204,50 @@ def check_messages(): assert litellm.completion(model="anthropic/" + MODEL, api_
         ("instructor",),
         """
 import instructor
+from typing import Literal
 from openai import OpenAI
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 class Box(BaseModel):
-    width: int = 0
-client = instructor.from_openai(OpenAI(base_url=URL + "/v1", api_key=KEY, max_retries=0), mode=instructor.Mode.MD_JSON)
-def check_request():
-    # The fake engine writes no JSON: what counts is that the request is served.
-    try:
-        client.chat.completions.create(model=MODEL, messages=ASK, response_model=Box, max_tokens=4, max_retries=0)
-    except Exception as error:
-        assert "400" not in str(error) and "refused" not in str(error), error
+    colour: Literal["red", "blue"]
+    count: int = Field(ge=1, le=9)
+made = OpenAI(base_url=URL + "/v1", api_key=KEY, max_retries=0)
+def box(mode):
+    client = instructor.from_openai(made, mode=mode)
+    found = client.chat.completions.create(model=MODEL, messages=ASK, response_model=Box, max_tokens=200, max_retries=0)
+    assert isinstance(found, Box)
+def check_json_schema(): box(instructor.Mode.JSON_SCHEMA)
+def check_strict_tools(): box(instructor.Mode.TOOLS_STRICT)
+def check_tools(): box(instructor.Mode.TOOLS)
 """,  # noqa: E501
+        own=True,
     ),
     Sdk(
         "pydantic-ai",
         ("pydantic-ai-slim[openai]",),
         """
-from pydantic_ai import Agent
+from typing import Literal
+from pydantic import BaseModel, Field
+from pydantic_ai import Agent, NativeOutput, ToolOutput
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.openai import OpenAIProvider
+class Box(BaseModel):
+    colour: Literal["red", "blue"]
+    count: int = Field(ge=1, le=9)
 provider = OpenAIProvider(base_url=URL + "/v1", api_key=KEY)
+def run(kind, output):
+    agent = Agent(kind(MODEL, provider=provider), output_type=output(Box), model_settings={"max_tokens": 200}, retries=0)
+    assert isinstance(agent.run_sync("Hi").output, Box)
+def check_json_schema_in_chat(): run(OpenAIChatModel, NativeOutput)
+def check_tool_in_chat(): run(OpenAIChatModel, ToolOutput)
+def check_json_schema_in_responses(): run(OpenAIResponsesModel, NativeOutput)
+def check_tool_in_responses(): run(OpenAIResponsesModel, ToolOutput)
 def weather(city: str) -> str:
     return "sun"
-def run(model): return Agent(model, tools=[weather], model_settings={"max_tokens": 8}).run_sync("Hi").output
-def check_chat(): assert run(OpenAIChatModel(MODEL, provider=provider))
-def check_responses(): assert run(OpenAIResponsesModel(MODEL, provider=provider))
+def said(model): return Agent(model, tools=[weather], model_settings={"max_tokens": 8}).run_sync("Hi").output
+def check_chat(): assert said(OpenAIChatModel(MODEL, provider=provider))
+def check_responses(): assert said(OpenAIResponsesModel(MODEL, provider=provider))
 """,  # noqa: E501
+        own=True,
     ),
     Sdk(
         "openai-agents",
@@ -223,6 +284,27 @@ def check_stream():
     model = Chat(MODEL, model_name=MODEL, api_base=URL + "/v1")
     assert len(list(model.prompt("Hi", key=KEY, max_tokens=4))) >= 1
 """,
+    ),
+    Sdk(
+        "Codex",
+        ("@openai/codex",),
+        """
+import { spawnSync } from "node:child_process";
+const set = Object.entries({ model: MODEL, model_provider: "toll", "model_providers.toll.name": "toll", "model_providers.toll.base_url": URL + "/v1", "model_providers.toll.env_key": "KEY", "model_providers.toll.wire_api": "responses" }).flatMap(([name, value]) => ["-c", `${name}="${value}"`]);
+checks.exec = () => { const env = { ...process.env, HOME: process.cwd() }; const done = spawnSync("node_modules/.bin/codex", ["exec", "--skip-git-repo-check", ...set, "Say hello"], { input: "", encoding: "utf8", timeout: 150000, env }); if (!done.stdout.includes("A toll is a fee.")) throw Error((done.stdout + done.stderr).slice(-250)); };
+""",  # noqa: E501
+        node=True,
+        agent=True,
+    ),
+    Sdk(
+        "Claude Code",
+        ("@anthropic-ai/claude-code",),
+        """
+import { spawnSync } from "node:child_process";
+checks.print = () => { const env = { ...process.env, HOME: process.cwd(), ANTHROPIC_BASE_URL: URL, ANTHROPIC_API_KEY: KEY, ANTHROPIC_MODEL: MODEL, ANTHROPIC_SMALL_FAST_MODEL: MODEL, CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC: "1" }; const done = spawnSync("node_modules/.bin/claude", ["-p", "Say hello"], { input: "", encoding: "utf8", timeout: 150000, env }); if (!done.stdout.includes("A toll is a fee.")) throw Error((done.stdout + done.stderr).slice(-250)); };
+""",  # noqa: E501
+        node=True,
+        agent=True,
     ),
     Sdk(
         "mcp",
@@ -377,10 +459,22 @@ def main() -> None:
     parser.add_argument("names", nargs="*", help="of the SDKs; all without")
     names = parser.parse_args().names
     chosen = [sdk for sdk in SDKS if not names or sdk.name in names]
-    with tempfile.TemporaryDirectory() as folder, running_deployment(Path(folder)) as made:
-        environment = {"URL": made.url, "KEY": made.key, "MODEL": MODEL}
-        for sdk in chosen:
-            write_table({sdk.name: row_of(sdk, environment)})
+    for deployed in dict.fromkeys(_deployed_for(sdk) for sdk in chosen):
+        with tempfile.TemporaryDirectory() as folder, deployed(Path(folder)) as made:
+            environment = {"URL": made.url, "KEY": made.key, "MODEL": MODEL}
+            for sdk in chosen:
+                if _deployed_for(sdk) is deployed:
+                    write_table({sdk.name: row_of(sdk, environment)})
+
+
+def _deployed_for(sdk: Sdk) -> Callable[[Path], AbstractContextManager[Deployment]]:
+    if sdk.agent:
+        return deployment_for_agents
+    return _on_own_engine if sdk.own else running_deployment
+
+
+def _on_own_engine(folder: Path) -> AbstractContextManager[Deployment]:
+    return deployment_on_own_engine(folder, num_blocks=512)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,8 @@ import signal
 import threading
 from dataclasses import dataclass
 
-from benchmarks.chaos_site.site import Site, later, send
+from benchmarks.chaos_site.site import SMALL_DISKS, Site, later, send
+from tests.small_disk import fill, free
 
 USUAL_S = 2.0  # of a pause, a stall, an outage or a full disk
 _LONG_EVERY = 10  # rounds
@@ -20,6 +21,7 @@ KINDS = (
     *(("restart", part) for part in ("gateway0", "engine0", "worker0")),
     *((act, part) for part in ("database", "queue") for act in ("cut", "stall", "outage")),
     ("fill", "spool"),
+    *(("fill", part) for part in SMALL_DISKS),
 )
 _FULL = 1  # bytes that a file of the gateway may have while its disk is full
 
@@ -28,7 +30,7 @@ _FULL = 1  # bytes that a file of the gateway may have while its disk is full
 class Fault:
     after_s: float
     act: str  # kill | pause | restart | cut | stall | outage | fill
-    part: str  # one of PROCESSES or SERVERS | database | queue | spool
+    part: str  # one of PROCESSES, SERVERS or SMALL_DISKS | database | queue | spool
     for_s: float = USUAL_S  # where it ends by itself
 
     def __str__(self) -> str:
@@ -38,13 +40,16 @@ class Fault:
 
 def plan(seed: int, number: int, only: str = "", longest_s: float = USUAL_S) -> list[Fault]:
     """One to three faults. The first goes through all kinds in turn, so that no kind is missed, or
-    through those whose words match the pattern `only`. In one round of ten they last up to `longest_s`.
+    through those whose words match the pattern `only`. In one round of ten they last up to
+    `longest_s`, and the first is an outage of the database.
     """
     chance = random.Random(f"{seed}-{number}")
     first = [kind for kind in KINDS if re.search(only, " ".join(kind))]
     chosen = [first[(number + seed) % len(first)]]
     chosen += [chance.choice(KINDS) for _ in range(chance.randint(0, 2))]
     long = longest_s > USUAL_S and number % _LONG_EVERY == _LONG_EVERY - 1
+    if long and not only:
+        chosen[0] = ("outage", "database")
     faults = [
         Fault(
             round(chance.uniform(0.2, 2.5), 2),
@@ -65,6 +70,11 @@ def strike(site: Site, fault: Fault) -> threading.Timer | None:
     if fault.act == "kill" and fault.part in site.servers:
         site.servers[fault.part].kill()
         return None
+    if fault.part in SMALL_DISKS:
+        if fault.part not in site.small_disks:
+            return None  # the site has said so
+        fill(site.disk(fault.part))
+        return later(fault.for_s, lambda: free(site.disk(fault.part)))
     pid = site.pids().get("gateway0" if fault.act == "fill" else fault.part)
     if pid is None:
         return None  # an earlier fault of the round ended it, or it is a server of others
@@ -80,6 +90,7 @@ def strike(site: Site, fault: Fault) -> threading.Timer | None:
 
 
 def _limit(pid: int, size: int) -> None:
-    """What a full disk does to a process, without filling one: its files cannot grow."""
+    """What a full disk does to a process, without filling one: its files cannot grow. For who may not
+    mount a file system, and it strikes the gateway's open files alone."""
     with contextlib.suppress(ProcessLookupError):
         resource.prlimit(pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))

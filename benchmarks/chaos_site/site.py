@@ -41,8 +41,12 @@ from tests.journeys.deployments import (
     start_worker,
     sweep,
 )
+from tests.small_disk import free, mounted
 
 GATEWAYS = ("gateway0", "gateway1")
+# File systems of their own, that can really be full: of a gateway's data, and of the engines'.
+SMALL_DISKS = {"disk of gateway0": "gateway0", "disk of engines": "engines"}
+_DISK_MB = 256
 WORKERS = {"worker0": (), "worker1": ("--no-beat",)}
 POSTGRES = os.environ.get("TOLLHOUSE_TEST_POSTGRES", "postgresql://root@127.0.0.1:5432/postgres")
 RABBITMQ = os.environ.get("TOLLHOUSE_TEST_RABBITMQ", "amqp://guest:guest@127.0.0.1:5672")
@@ -65,6 +69,11 @@ class Site:
     gateways: dict[str, RunningGateway] = field(default_factory=dict)
     running: dict[str, "subprocess.Popen[str]"] = field(default_factory=dict)
     paused: set[int] = field(default_factory=set)
+    small_disks: set[str] = field(default_factory=set)
+
+    def disk(self, name: str) -> Path:
+        """One of SMALL_DISKS."""
+        return self.folder / SMALL_DISKS[name]
 
     def spool(self, gateway: str) -> Path:
         """The data directory of a gateway, as on a machine of its own."""
@@ -91,13 +100,15 @@ class Site:
         self.paused.clear()
         for proxy in self.proxies.values():
             proxy.up()
+        for name in self.small_disks:
+            free(self.disk(name))
         with ThreadPoolExecutor(3) as pool:
             list(pool.map(Server.start, self.servers.values()))
-        command = self.command(self.folder)
+        command, engines = self.command(self.folder), self.command(self.folder / "engines")
         first, *others = GATEWAYS
         with ThreadPoolExecutor(3) as pool:
             begun = [
-                pool.submit(self._start, f"engine{number}", partial(start_engine, command, place))
+                pool.submit(self._start, f"engine{number}", partial(start_engine, engines, place))
                 for number, place in enumerate(self.places)
             ]
             begun.append(pool.submit(self._start_gateway, first))  # makes the tables
@@ -174,6 +185,11 @@ def site_in(folder: Path, *, own_servers: bool = False) -> Iterator[Site]:
         prefix = f"fire-{uuid.uuid4().hex[:8]}"
         proxies, clock = {"database": tables, "queue": queue}, ShiftedClock(folder)
         site = Site(folder, books, proxies, prefix, servers, broker, clock)
+        for name in SMALL_DISKS:
+            if stack.enter_context(mounted(site.disk(name), _DISK_MB)):
+                site.small_disks.add(name)
+            else:
+                progress(f"the {name} is not filled: only root may mount a file system of its own")
         try:
             site.start_all()
             yield site

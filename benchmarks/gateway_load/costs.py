@@ -12,7 +12,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
@@ -160,12 +160,11 @@ class Costs:
             least, aim = (0.4, 0.7) if name == "conversation" else (0.6, 0.9)
             self._compare(f"gateway.cpu_{name}", lines, own, bare, least=least, aim=aim)
 
-    def against(self, own: Process, before: Process, chosen: str = "") -> None:
-        """Every work of whole answers, ours beside another version's."""
+    def against(self, own: Process, before: Process, wanted: Container[str]) -> None:
+        """The wanted works of whole answers, ours beside another version's."""
         for name, lines in works(own.server.model).items():
-            if chosen and name not in chosen.split(","):
-                continue
-            self._compare(f"gateway.cpu_{name}", lines, own, before)
+            if name in wanted:
+                self._compare(f"gateway.cpu_{name}", lines, own, before)
 
     def proxied(self, own: Process) -> None:
         """Ours behind a proxy that it trusts, beside itself without one."""

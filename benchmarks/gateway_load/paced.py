@@ -68,12 +68,19 @@ async def _serve(
     writer.close()
 
 
-def compare(home: Path, checkouts: dict[str, Path], rounds: int, seconds: float) -> None:
-    """CPU time of a chunk, the first checkout's beside the second's if there is one, in turn."""
+def compare(
+    home: Path, checkouts: dict[str, Path], rounds: int, seconds: float, *, guarded: bool = True
+) -> None:
+    """CPU time of a chunk, the first checkout's beside the second's if there is one, in turn.
+    `guarded`: by the output guard of the default policy."""
+    settings = {} if guarded else {"TOLLHOUSE_MODERATION": "off"}
+    kind = "paced" if guarded else "paced-unguarded"
     with contextlib.ExitStack() as stack:
         upstream = stack.enter_context(paced_upstream())
         gateways = {
-            name: stack.enter_context(own_gateway(home / f"paced-{at}", upstream, checkout=path))
+            name: stack.enter_context(
+                own_gateway(home / f"{kind}-{at}", upstream, checkout=path, settings=settings)
+            )
             for at, (name, path) in enumerate(checkouts.items())
         }
         for each in gateways.values():
@@ -91,7 +98,7 @@ def compare(home: Path, checkouts: dict[str, Path], rounds: int, seconds: float)
     found = median_pair(spent[own], spent[others[0]] if others else [])
     assert found is not None
     figure(
-        "gateway.cpu_paced_chunk",
+        "gateway.cpu_paced_chunk" if guarded else "gateway.cpu_unguarded_chunk",
         found[0],
         "us",
         False,

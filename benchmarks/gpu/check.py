@@ -10,19 +10,33 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from benchmarks.gpu import models
 from benchmarks.gpu.figures import figure, say
 from benchmarks.gpu.models import LLAMA_8B
 from benchmarks.gpu.timing import run_section
-from engine.kernels import attention_launch, lora_launch, pointwise_launch, skinny_launch
+from engine.kernels import (
+    attention_launch,
+    lora_launch,
+    pointwise_launch,
+    sampling_launch,
+    skinny_launch,
+)
 from engine.kernels import pointwise_reference as plain
 from engine.kernels.adapter_pages import AdapterTable, pack_adapter
 from engine.kernels.attention_reference import AttentionStep, paged_attention_reference
+from engine.kernels.formats import experts_launch
+from engine.kernels.formats import launch as formats
 from engine.kernels.lora_chunks import chunk_rows_for, sort_into_chunks
 from engine.kernels.lora_reference import LoraStep, lora_reference
+from engine.kernels.sampling_reference import sample_reference
 from engine.layers.matrices import PARTS, SITES, part_shape
 from engine.layers.norm import RmsNorm
 from engine.model_spec import AttentionShape
 from engine.models.registry import model_spec
+from engine.protocol import SamplingParams
+from engine.quantization.device.linear import DeviceLinear, product_reference
+from engine.quantization.device.matrix import from_codes
+from engine.quantization.device.mixture import DeviceMixture, mixture_reference
 
 ROUNDING = {torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
 DTYPES = tuple(ROUNDING)
@@ -187,13 +201,62 @@ def _skinny() -> Iterator[tuple[str, Pair]]:
                 yield f"{dtype} {tiles} {rows}x{inputs} summed", (got, want)
 
 
+def _formats() -> Iterator[tuple[str, Pair]]:
+    for dtype, stored in product(DTYPES, models.CODES):
+        source = models.RandomWeights(dtype, torch.device("cuda"), False, stored)
+        for rows, inputs, outputs in ((1, 4096, 6144), (16, 14336, 4096), (300, 1024, 777)):
+            codes = source.codes("any", (outputs, inputs))
+            assert codes is not None
+            matrix = from_codes(codes)
+            x = _random(rows, inputs, dtype=dtype)
+            got = formats.quantized_linear(x, DeviceLinear([matrix]))
+            want = product_reference(x, matrix, formats.rounds(matrix))
+            yield f"{dtype} {stored} {rows}x{inputs}", (got, want)
+
+
+def _experts() -> Iterator[tuple[str, Pair]]:
+    raw = models.QWEN3_30B_A3B | {"num_hidden_layers": 1, "num_experts": 32}
+    for dtype, stored in product(DTYPES, ("", "int4", "fp8", "mxfp4")):
+        model = models.random_model(raw, dtype, torch.device("cuda"), stored)
+        mixture = model.decoder.blocks[0].mixture
+        assert isinstance(mixture, DeviceMixture)
+        for tokens in (1, 37, 600):
+            x = _random(tokens, 2048, dtype=dtype)
+            real = torch.ones(tokens, dtype=torch.bool, device="cuda")
+            got = experts_launch.experts(mixture, x, real, "silu")
+            few = slice(0, 20)  # the reference goes row by row
+            want = mixture_reference(mixture, x[few], "silu")
+            yield f"{dtype} {stored or 'float'} {tokens} tokens", (got[few], want)
+
+
+def _sampling() -> Iterator[tuple[str, Pair]]:
+    """The choice must be the reference's, whatever the rounding."""
+    kinds: list[dict[str, float]] = [
+        {"temperature": 0.0}, {"top_p": 0.9}, {"top_p": 0.9, "min_p": 0.01}, {},
+    ]  # fmt: skip
+    for dtype, vocab in product(DTYPES, (49_152, 128_256)):
+        logits = 3 * _random(64, vocab, dtype=dtype)
+        params = [
+            SamplingParams(max_tokens=1, top_k=n // 4, **kinds[n % 4])  # type: ignore[arg-type]
+            for n in range(64)
+        ]
+        uniforms = torch.rand(64, dtype=torch.float64).tolist()
+        last = sampling_launch.LastTokens(
+            torch.zeros(64, dtype=torch.int64, device="cuda"),
+            torch.arange(64, dtype=torch.int32, device="cuda"),
+        )
+        got = sampling_launch.sample(logits, params, uniforms, last)
+        same = (got == sample_reference(logits, params, uniforms)).float()
+        yield f"{dtype} {vocab} ids", (same, torch.ones_like(same))
+
+
 def _run_tests() -> None:
     if any(importlib.util.find_spec(name) is None for name in ("pytest", "hypothesis")):
         say("  pytest and hypothesis are not both installed: the kernel tests are left out")
         return
     root = Path(__file__).parents[2]
     folder = root / "tests/engine/kernels"
-    tests = [str(path) for path in sorted(folder.glob("test_*.py")) if "ahead" not in path.name]
+    tests = [str(path) for path in sorted(folder.rglob("test_*.py")) if "ahead" not in path.name]
     command = [sys.executable, "-m", "pytest", "-q", "-c", "/dev/null", "--rootdir", str(root)]
     command += ["--import-mode=importlib", "-p", "no:cacheprovider", "-o", f"pythonpath={root}"]
     done = subprocess.run([*command, *tests], cwd=root, stdout=sys.stderr, check=False, timeout=190)
@@ -206,4 +269,7 @@ KERNELS: dict[str, Callable[[], Iterator[tuple[str, Pair]]]] = {
     "lora": _lora,
     "pointwise": _pointwise,
     "skinny": _skinny,
+    "formats": _formats,
+    "experts": _experts,
+    "sampling": _sampling,
 }

@@ -15,6 +15,9 @@ from engine.models.decoder import Decoder
 from engine.models.load import LoadedModel
 from engine.models.registry import model_spec
 from engine.models.weights import Weights
+from engine.quantization.device.linear import DeviceLinear
+from engine.quantization.device.mixture import DeviceMixture
+from engine.quantization.packed import Codes
 
 LLAMA_8B = {
     "architectures": ["LlamaForCausalLM"],
@@ -46,12 +49,42 @@ QWEN3_06B = {
 }
 
 
+QWEN3_30B_A3B = QWEN3_06B | {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 768,
+    "norm_topk_prob": True,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+    "tie_word_embeddings": False,
+}
+# By the name of a format: kind of codes, bits, inputs of a scale (None: all), whether rows are rounded.
+CODES: dict[str, tuple[str, int, int | None, bool]] = {
+    "int4": ("int", 4, 128, False),  # as AWQ, GPTQ and compressed-tensors store it
+    "w8a8": ("int", 8, None, True),
+    "fp8": ("e4m3", 8, 128, True),
+    "mxfp4": ("e2m1", 4, 32, False),
+}
+
+
 class RandomWeights:
     """Stands where a checkpoint's weights do: every tensor is drawn anew when it is taken."""
 
-    def __init__(self, dtype: torch.dtype, device: torch.device, tied: bool) -> None:
+    def __init__(
+        self, dtype: torch.dtype, device: torch.device, tied: bool, stored: str = ""
+    ) -> None:
+        """`stored`: a name of `CODES`, or nothing for floats."""
+        self._stored = stored
         self.dtype = dtype
         self.by_row = False
+        self.on_device = device.type != "cpu"
         self.device = device
         self._tied = tied
 
@@ -62,16 +95,38 @@ class RandomWeights:
         tensor = torch.empty(shape, dtype=self.dtype, device=self.device)
         return tensor.fill_(1.0) if len(shape) == 1 else tensor.normal_(0, shape[1] ** -0.5)
 
-    def codes(self, name: str, shape: tuple[int, int], embedding: bool = False) -> None:
-        """The kernels read floats."""
+    def codes(self, name: str, shape: tuple[int, int], embedding: bool = False) -> Codes | None:
+        """Of matrices of layers, as checkpoints have them. The bits are random, but for e4m3's largest
+        exponents, of which one stands for no number."""
+        if not self._stored or embedding:
+            return None
+        kind, bits, group, rounded_rows = CODES[self._stored]
+        out, width = shape
+        columns = 1 if group is None else -(-width // group)
+        most = {"e4m3": 120}.get(kind, 1 << bits)
+        codes = torch.randint(0, most, shape, dtype=torch.uint8, device=self.device)
+        size = {"e4m3": 0.06, "e2m1": 0.5}.get(kind, 2.0 / (1 << bits)) / width**0.5
+        return Codes(
+            codes=codes,
+            scales=torch.full((out, columns), size, device=self.device),
+            minima=None,
+            bits=bits,
+            group=-(-width // 32) * 32 if group is None else group,
+            zero=1 << (bits - 1) if kind == "int" else 0,
+            kind=kind,
+            rounded_rows=rounded_rows,
+        )
 
     def take_optional(self, name: str, shape: tuple[int, ...]) -> Tensor | None:
         return self.take(name, shape) if name in self else None
 
 
-def random_model(raw: dict[str, Any], dtype: torch.dtype, device: torch.device) -> LoadedModel:
+def random_model(
+    raw: dict[str, Any], dtype: torch.dtype, device: torch.device, stored: str = ""
+) -> LoadedModel:
+    """`stored`: how matrices of layers are, a name of `CODES`, or nothing for floats."""
     spec = model_spec(raw)
-    weights = cast(Weights, RandomWeights(dtype, device, spec.tied))
+    weights = cast(Weights, RandomWeights(dtype, device, spec.tied, stored))
     decoder = Decoder(spec, weights)
     return LoadedModel(
         name="random",
@@ -100,15 +155,15 @@ def random_adapter(spec: ModelSpec, rank: int, seed: int, dtype: torch.dtype) ->
 
 
 def read_once(model: LoadedModel) -> int:
-    """Bytes of weights that a decoding step must read."""
-    decoder = model.decoder
-    linears = [
-        site.linear
-        for block in decoder.blocks
-        for site in (block.qkv, block.o, block.gate_up, block.down)
+    """Bytes of weights that a decoding step of one token must read."""
+    linears = model.decoder.linears
+    dense = [each for each in linears if isinstance(each, DenseLinear)]
+    coded = [part for each in linears if isinstance(each, DeviceLinear) for part in each.parts]
+    mixtures = [
+        block.mixture for block in model.decoder.blocks if isinstance(block.mixture, DeviceMixture)
     ]
-    dense = [each for each in (*linears, decoder.head) if isinstance(each, DenseLinear)]
-    return sum(linear.weight.nbytes for linear in dense)
+    read = sum(each.weight.nbytes for each in dense) + sum(part.bytes for part in coded)
+    return read + sum(each.bytes * each.active // each.count for each in mixtures)
 
 
 def make_runner(

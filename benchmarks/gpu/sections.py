@@ -60,6 +60,27 @@ def _large(state: Any) -> None:
     decode.with_adapters(model, runner, count=8, rank=16)
 
 
+def _formats(state: Any) -> None:
+    """Llama-8B's shape from codes, one sequence: the bandwidth at which the codes are read."""
+    for stored in ("int4", "w8a8", "fp8"):
+        _one(state, f"llama_8b_{stored}", models.LLAMA_8B, stored)
+
+
+def _experts(state: Any) -> None:
+    """Qwen3-30B-A3B's shape, experts in int4 and e4m3."""
+    for stored in ("int4", "fp8"):
+        _one(state, f"qwen3_30b_a3b_{stored}", models.QWEN3_30B_A3B, stored)
+
+
+def _one(state: Any, name: str, shape: dict[str, Any], stored: str) -> None:
+    state.made.clear()
+    torch.cuda.empty_cache()
+    model = models.random_model(shape, DTYPE, DEVICE, stored)
+    runner = models.make_runner(model, blocks=6000, most_running=64, enable_lora=False)
+    runner.pool.data.normal_()
+    decode.alone(name, model, runner, state.ceilings, aim=0.6)
+
+
 def _tune(state: Any) -> None:
     attention.tune()
 
@@ -72,5 +93,7 @@ SECTIONS: list[tuple[str, float, Callable[[Any], None]]] = [
     ("throughput", 90, _throughput),
     ("transformers", 90, _transformers),
     ("large", 120, _large),
+    ("formats", 90, _formats),
+    ("experts", 90, _experts),
     ("tune", 90, _tune),
 ]

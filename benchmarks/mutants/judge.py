@@ -108,6 +108,8 @@ class Judge:
         found = (
             self._lines.tests_of_file(mutant.path) if at_import else self._lines.tests_of(*place)
         )
+        if at_import and not found:  # only declarations: no test runs a line, and any may see it
+            found = self._lines.tests()
         process = self._imported if at_import else self._collected
         return self._by(process, mutant, found, {each.name for each in found}.intersection(passed))
 

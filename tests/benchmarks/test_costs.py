@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from benchmarks import gateway
 from benchmarks.gateway_load.costs import cpu_s, instructions_in, works
 from benchmarks.gateway_load.load import NEW
 
@@ -48,3 +49,9 @@ def test_works_are_what_their_names_say() -> None:
         assert [each["role"] for each in before] == ["user", "assistant"] * (len(before) // 2)
         assert before == made["conversation"][0]["messages"][:-1]
     assert all(len(body["tools"]) == 6 for body in made["tools"])
+
+
+def test_a_work_that_does_not_exist_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        gateway.main(["--against", ".", "--works", "known,unknown"])
+    assert "unknown: unknown" in capsys.readouterr().err

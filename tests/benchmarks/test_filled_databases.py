@@ -38,6 +38,7 @@ def test_the_closed_day_of_the_audit_benchmark_is_clean(
     assert audit.main() == 0
     found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [each["benchmark"] for each in found] == [
+        "audit.hourly_audit_open_day",
         "audit.full_audit_closed_day",
         "audit.hourly_audit",
         "audit.close_day",

@@ -275,10 +275,10 @@ def test_the_migration_runs_before_all_pods_and_needs_only_the_secret() -> None:
 
 @helm
 @pytest.mark.parametrize(
-    "changed", ["engine.replicas=3", "settings.TOLLHOUSE_PUBLIC_URL=https://other.example"]
+    "changed", ["engine.replicas=3", *(f"settings.{name}=1" for name in values()["settings"])]
 )
 def test_pods_restart_when_a_setting_changes(changed: str) -> None:
-    before, after = by_name(), by_name(f"--set={changed}")
+    before, after = by_name(), by_name(f"--set-string={changed}")
     for key in PODS[:1] + PODS[2:4]:
         one, other = (
             each[key]["spec"]["template"]["metadata"]["annotations"] for each in (before, after)
@@ -341,6 +341,61 @@ def test_every_pod_but_the_migration_has_probes() -> None:
         ports = {each["name"] for each in container["ports"]}
         for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
             assert container[probe]["httpGet"]["port"] in ports, (key, probe)
+
+
+@helm
+def test_a_worker_s_probes_ask_what_its_process_for_metrics_answers() -> None:
+    made = by_name()
+    for name in (("StatefulSet", "demo-beat"), ("Deployment", "demo-worker")):
+        [container] = containers(made[name])
+        assert container["args"][container["args"].index("--metrics-host") + 1] == "0.0.0.0"
+        paths = {container[f"{kind}Probe"]["httpGet"]["path"] for kind in PROBES}
+        assert paths == {"/healthz"}
+        for path in (*paths, "/metrics"):
+            assert f'"{path}"' in (ROOT / "gateway" / "metrics_server.py").read_text()
+
+
+PROBES = ("startup", "readiness", "liveness")
+
+
+@helm
+def test_every_port_that_listens_is_open_to_whom_it_is_meant_for() -> None:
+    """Each pod that runs has a policy, and each of its ports is in it: to anybody for the API, to
+    gateways and adopters of spools for engines, to the monitoring namespace for metrics."""
+    made = by_name("--set=networkPolicy.monitoringNamespace=watch,gateway.adoptSpools={3}")
+    policies = [each for (kind, _), each in made.items() if kind == "NetworkPolicy"]
+    assert all(each["spec"]["policyTypes"] == ["Ingress"] for each in policies)
+    for key in PODS[:4]:
+        labels = made[key]["spec"]["template"]["metadata"]["labels"]
+        [policy] = [each["spec"] for each in policies if selects(each["spec"], labels)]
+        rules = {port["port"]: rule for rule in policy["ingress"] for port in rule["ports"]}
+        [container] = containers(made[key])
+        ports = {each["name"]: each["containerPort"] for each in container["ports"]}
+        assert set(rules) == set(ports.values()), key
+        [peer] = rules[ports["metrics"]]["from"]
+        watched = peer["namespaceSelector"]["matchLabels"]
+        assert watched == {"kubernetes.io/metadata.name": "watch"}, key
+        others = {name: rules[port].get("from") for name, port in ports.items()}
+        assert others.pop("metrics") and set(others) <= {"http", "wire"}, key
+        assert others.get("http") is None, "clients are anywhere"
+        if key[1] == "demo-engine":
+            peers = [each["podSelector"]["matchLabels"] for each in others["wire"]]
+            allowed = [
+                name
+                for name in (*PODS[:4], ("StatefulSet", "demo-spool-3"))
+                if any(
+                    peer.items() <= made[name]["spec"]["template"]["metadata"]["labels"].items()
+                    for peer in peers
+                )
+            ]
+            assert allowed == [PODS[0], ("StatefulSet", "demo-spool-3")]
+
+
+def selects(policy: dict[str, Any], labels: dict[str, str]) -> bool:
+    chosen = policy["podSelector"]
+    return chosen["matchLabels"].items() <= labels.items() and all(
+        labels[each["key"]] in each["values"] for each in chosen.get("matchExpressions", [])
+    )
 
 
 @helm

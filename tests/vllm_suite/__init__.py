@@ -1,0 +1,1 @@
+"""vLLM's own tests of its server, against the gateway. Their source is the caller's."""
