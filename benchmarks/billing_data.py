@@ -81,17 +81,14 @@ def fill_history(
                 "start": start + timedelta(days=day),
                 "seconds": 86_400 / a_day,
             }
-            if not raw:
-                for statement in _PASSING:
-                    session.execute(text(statement))
-            batch = session.execute(text(_BATCH), values).scalar_one()
             session.execute(text("set local work_mem = '256MB'"))
             session.execute(text("set local statement_timeout = 0"))
-            session.execute(text(_EVENTS), {**values, "batch": batch})
-            session.execute(text(_CHARGES), {"batch": batch})
-            for table, unit in (("usage_hourly", "hour"), ("usage_daily", "day")):
-                roll_up = _ROLL_UP.format(table=table, unit=unit)
-                session.execute(text(roll_up), {"batch": batch})
+            values["batch"] = session.execute(text(_BATCH), values).scalar_one()
+            if raw:
+                session.execute(text(_EVENTS), values)
+                session.execute(text(_CHARGES), values)
+            session.execute(text(_HOURLY.format(rows=_KEPT if raw else _MADE)), values)
+            session.execute(text(_DAILY), values)
             session.execute(text(_TENANT_DAYS), {"day": values["start"]})
         progress((day + 1) * a_day, events)
     tidy(database)
@@ -106,11 +103,6 @@ def tidy(database: Database) -> None:
         plain.execute(text("checkpoint"))
 
 
-# Tables of this transaction, which the names mean while it lasts.
-_PASSING = [
-    f"create temporary table {table} (like {table} including defaults) on commit drop"
-    for table in ("usage_events", "charges")
-]
 _BATCH = """
 insert into usage_batches (recorded_at, events, rated_at)
 values (:start, :events, :start) returning id
@@ -119,44 +111,60 @@ _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 _MILLIS = " || ".join(
     f"substr('{_ALPHABET}', (ms >> {shift} & 31)::int + 1, 1)" for shift in range(45, -1, -5)
 )
-_EVENTS = f"""
-insert into usage_events (request_id, batch_id, tenant_id, project_id, key_id, kind, route, model,
-    price_version, occurred_at, finished_at, input_tokens, cached_tokens, output_tokens,
-    waived_tokens, finish_reason, status, settled_by, quantity, streamed, duration_ms, queue_ms,
-    engine_id, reordered_cached_tokens)
-select 'req_' || {_MILLIS} || substr(md5(n::text), 1, 16), :batch, 'org_' || n % :tenants,
-    'proj_1', 'key_' || n % 3, 'generation', '/v1/chat/completions', 'demo', :version, at, at,
-    500 + n % 1000, n % 400, n % 300, n % 3, 'stop', 200, 'gateway', 1, true, 900, 0, 'engine0', 0
+_COLUMNS = (
+    "request_id, batch_id, tenant_id, project_id, key_id, kind, route, model, price_version,"
+    " occurred_at, finished_at, input_tokens, cached_tokens, output_tokens, waived_tokens,"
+    " finish_reason, status, settled_by, quantity, streamed, duration_ms, queue_ms, engine_id,"
+    " reordered_cached_tokens"
+)
+_MADE = f"""
+select 'req_' || {_MILLIS} || substr(md5(n::text), 1, 16) as request_id, :batch as batch_id,
+    'org_' || n % :tenants as tenant_id, 'proj_1' as project_id, 'key_' || n % 3 as key_id,
+    'generation' as kind, '/v1/chat/completions' as route, 'demo' as model,
+    :version as price_version, at as occurred_at, at as finished_at, 500 + n % 1000 as input_tokens,
+    n % 400 as cached_tokens, n % 300 as output_tokens, n % 3 as waived_tokens,
+    'stop' as finish_reason, 200 as status, 'gateway' as settled_by, 1 as quantity, true as streamed,
+    900 as duration_ms, 0 as queue_ms, 'engine0' as engine_id, 0 as reordered_cached_tokens
 from (select n, at, (extract(epoch from at) * 1000)::bigint as ms from
     (select n, cast(:start as timestamptz) + n * (:seconds * interval '1 second') as at
      from generate_series(0, cast(:events as bigint) - 1) n) moments) numbered
 """
-_CHARGES = """
-insert into charges (request_id, tenant_id, price_version, currency, usage_period_id,
-    bill_period_id, transaction_id, requests, input_tokens, cached_tokens, output_tokens,
-    waived_tokens, adapter_requests, gpu_seconds, moderation_calls, input_amount, cached_amount,
-    output_amount, waived_amount, request_amount, adapter_amount, gpu_amount, moderation_amount,
-    amount)
-select e.request_id, e.tenant_id, e.price_version, 'USD', p.id, p.id, 'txn_' || e.tenant_id, 1,
-    e.input_tokens, e.cached_tokens, e.output_tokens, e.waived_tokens, 0, 0, 0,
-    (e.input_tokens - e.cached_tokens) * 150000::bigint, e.cached_tokens * 75000::bigint,
-    e.output_tokens * 600000::bigint, 0, 0, 0, 0, 0,
-    (e.input_tokens - e.cached_tokens) * 150000::bigint + e.cached_tokens * 75000::bigint
-    + e.output_tokens * 600000::bigint
-from usage_events e join billing_periods p
-    on p.tenant_id = e.tenant_id and e.occurred_at >= p.starts_at and e.occurred_at < p.ends_at
-where e.batch_id = :batch
-order by e.request_id
-"""
-_SUMS = ", ".join(f"sum(c.{name})" for name in rollups.SUMS)
-_ROLL_UP = (
-    "insert into {table} (tenant_id, at, project_id, key_id, model, adapter, kind, price_version,"
-    f" usage_period_id, bill_period_id, currency, {', '.join(rollups.SUMS)})"
-    " select e.tenant_id, date_trunc('{unit}', e.occurred_at), e.project_id, e.key_id, e.model, '',"
-    " e.kind, e.price_version, c.usage_period_id, c.bill_period_id, c.currency, "
-    + _SUMS
-    + " from usage_events e join charges c using (request_id) where e.batch_id = :batch"
-    " group by 1, 2, 3, 4, 5, 7, 8, 9, 10, 11"
+_EVENTS = f"insert into usage_events ({_COLUMNS}) {_MADE}"
+_INPUT = "(e.input_tokens - e.cached_tokens) * 150000::bigint"
+_CACHED = "e.cached_tokens * 75000::bigint"
+_OUTPUT = "e.output_tokens * 600000::bigint"
+_CHARGED = {
+    "requests": "1",
+    **{name: f"e.{name}" for name in rollups.SUMS if name.endswith("_tokens")},
+    "input_amount": _INPUT,
+    "cached_amount": _CACHED,
+    "output_amount": _OUTPUT,
+    "amount": f"{_INPUT} + {_CACHED} + {_OUTPUT}",
+}
+_PERIOD = """ join billing_periods p
+    on p.tenant_id = e.tenant_id and e.occurred_at >= p.starts_at and e.occurred_at < p.ends_at"""
+_CHARGES = (
+    "insert into charges (request_id, tenant_id, price_version, currency, usage_period_id,"
+    f" bill_period_id, transaction_id, {', '.join(rollups.SUMS)})"
+    " select e.request_id, e.tenant_id, e.price_version, 'USD', p.id, p.id, 'txn_' || e.tenant_id, "
+    + ", ".join(_CHARGED.get(name, "0") for name in rollups.SUMS)
+    + f" from usage_events e {_PERIOD} where e.batch_id = :batch order by e.request_id"
+)
+_KEY = "project_id, key_id, model, adapter, kind, price_version, usage_period_id, bill_period_id"
+_HOURLY = (
+    f"insert into usage_hourly (tenant_id, at, {_KEY}, currency, {', '.join(rollups.SUMS)})"
+    " select e.tenant_id, date_trunc('hour', e.occurred_at), e.project_id, e.key_id, e.model, '',"
+    " e.kind, e.price_version, p.id, p.id, 'USD', "
+    + ", ".join(f"sum({_CHARGED.get(name, '0')})" for name in rollups.SUMS)
+    + f" from ({{rows}}) e {_PERIOD} group by 1, 2, 3, 4, 5, 7, 8, 9"
+)
+_KEPT = "select * from usage_events where batch_id = :batch"
+_DAILY = (
+    f"insert into usage_daily (tenant_id, at, {_KEY}, currency, {', '.join(rollups.SUMS)})"
+    f" select tenant_id, date_trunc('day', at), {_KEY}, currency, "
+    + ", ".join(f"sum({name})" for name in rollups.SUMS)
+    + f" from usage_hourly where date_trunc('day', at) = date_trunc('day', cast(:start as timestamptz))"
+    f" group by tenant_id, date_trunc('day', at), {_KEY}, currency"
 )
 _TENANT_DAY_SUMS = ", ".join(f"sum({name})" for name in rollups.TENANT_DAILY_SUMS)
 _TENANT_DAYS = (

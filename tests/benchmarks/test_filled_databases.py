@@ -19,6 +19,11 @@ def sums(database: Database, table: str) -> tuple[int, ...]:
         return tuple(int(each) for each in session.execute(text(_SUMS.format(table))).one())
 
 
+def hours(database: Database) -> set[tuple[object, ...]]:
+    with database.read() as session:
+        return {tuple(row) for row in session.execute(text("select * from usage_hourly"))}
+
+
 def test_the_history_of_the_billing_benchmark(postgres_database: Database) -> None:
     database, clock = postgres_database, FakeClock()
     with database.transaction() as session:
@@ -29,6 +34,13 @@ def test_the_history_of_the_billing_benchmark(postgres_database: Database) -> No
     assert charged[0] == EVENTS and charged[2] > 0
     assert sums(database, "usage_hourly") == sums(database, "usage_daily") == charged
     assert sums(database, "usage_tenant_daily") == charged
+    kept = hours(database)
+    with database.transaction() as session:
+        session.execute(text("truncate usage_hourly, usage_daily, usage_tenant_daily"))
+    billing_data.fill_history(database, version, start, 3, EVENTS, lambda *_: None, raw=False)
+    assert hours(database) == kept
+    assert sums(database, "usage_daily") == sums(database, "usage_tenant_daily") == charged
+    assert sums(database, "charges") == charged
 
 
 def test_the_closed_day_of_the_audit_benchmark_is_clean(
