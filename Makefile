@@ -24,7 +24,7 @@ test: $(VENV)/.installed-dev check
 
 # Killed processes, drawn faults, compiled kernels: what takes minutes. CI runs them after the tests.
 proofs: $(VENV)/.installed-dev
-	$(PYTEST) -m proof
+	$(PYTEST) -m proof --timeout 900
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check -q .

@@ -28,7 +28,7 @@ HERE = Path(__file__).parent
 BASE_MB, SERVE_MB = 350, 1300
 MODEL = "tollhouse-demo"
 NEWER = ("3.12", "3.13", "3.14")
-READY_S = 150
+READY_S = 300
 MODEL_DIRECTORY = "from engine.demo.paths import MODEL_DIR; print(MODEL_DIR)"
 
 
@@ -82,7 +82,7 @@ def new_environment(path: Path) -> Path:
 def install(bin_: Path, home: Path, what: str, *, compiled: bool = False) -> None:
     began = time.monotonic()
     options = ["-q", "-c", home / "source/constraints.txt"] + ["--no-compile"] * (not compiled)
-    Shell(home).run(bin_ / "python", "-m", "pip", "install", *options, what, limit_s=400)
+    Shell(home).run(bin_ / "python", "-m", "pip", "install", *options, what, limit_s=900)
     say(f"  {time.monotonic() - began:.0f} s")
 
 

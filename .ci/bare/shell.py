@@ -44,7 +44,7 @@ class Shell:
     home: Path
     env: dict[str, str] = field(default_factory=environment)
 
-    def run(self, *words: str | Path, code: int = 0, limit_s: float = 120) -> str:
+    def run(self, *words: str | Path, code: int = 0, limit_s: float = 600) -> str:
         """stdout and stderr together. Failed for another exit code, a traceback or the limit."""
         what = " ".join(str(word) for word in words)
         say_command([str(word) for word in words])
