@@ -154,14 +154,17 @@ class StepBuffer:
             self._device[start : start + len(array)]
             for start, array in zip(starts, arrays, strict=True)
         ]
+        mix = None if limits is None else Mix(parts[-1], limits)
         return DeviceStep(
             tokens=parts[0],
             rotary=RotaryStep(parts[1], parts[2]),
             attention=AttentionStep(
-                tables,
-                *parts[3:6],
-                step.decodes if limits is None else 0,
-                None if limits is None else Mix(parts[-1], limits),
+                tables=tables,
+                table_rows=parts[3],
+                seq_lens=parts[4],
+                cu_q=parts[5],
+                decodes=step.decodes if mix is None else 0,
+                mix=mix,
             ),
             sampled=parts[6],
             sampled_rows=parts[7],

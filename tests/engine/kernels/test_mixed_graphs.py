@@ -26,6 +26,7 @@ pytest.importorskip("triton")
 from engine.execution import gpu_runner, gpu_warm_up
 from engine.execution.cuda_graphs import GraphKey
 from engine.kernels import step as step_arrays
+from engine.kernels.attention_launch import choose_splits
 
 from .formats.device_driver import device_driver, stand_in
 from .frozen_graph import FrozenGraph
@@ -83,7 +84,7 @@ class Drawn:
         tokens = [chance.randrange(VOCAB) for _ in range(length)]
         if length == 1 and chance.random() < 0.5:
             tokens = [LAST_SAMPLED]
-        start = chance.choice((0, 5, 150, 300, 600)) + chance.randrange(5)
+        start = chance.choice((0, 5, 40, 150, 600)) + chance.randrange(5)
         return Row(
             seq, tokens, start, self.blocks[seq], chance.choice(self.handles),
             sample=length == 1 or chance.random() < 0.7, sampling=greedy(), choice=0, history=[],
@@ -97,6 +98,8 @@ class Pair:
     def __init__(self, make: Callable[[], Driver], adapters: list[Path]) -> None:
         drivers = [make(), make()]
         self.graphed, self.plain = (driver.runner for driver in drivers)
+        spec = self.plain._model.spec
+        self._shape = spec.kv_heads, spec.context, self.plain._processors
         self.keys: list[Any] = []
         run = self.graphed._graphs.run
 
@@ -133,7 +136,12 @@ class Pair:
     def assert_same(self, rows: list[Row]) -> None:
         ours, theirs = self.logits(rows)
         assert theirs.float().std() > 0.1
-        assert_equal(ours, theirs)
+        decodes = sum(len(row.tokens) == 1 for row in rows)
+        splits = choose_splits(max(1, decodes), *self._shape)
+        if splits in (1, 2, choose_splits(1, *self._shape)):
+            assert_equal(ours, theirs)
+        else:  # a sum of as many as the graph may have adds in another order
+            torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
 
     def record(self) -> None:
         """Every graph with prompt chunks, as at the start of an engine: over padding alone."""
@@ -180,7 +188,7 @@ def one_kv_head(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )  # fmt: skip
 
 
-MIXES = [(0, 1), (1, 1), (0, 3), (5, 2), (2, 1), (0, 7), (6, 1), (3, 4)]
+MIXES = [(0, 1), (5, 2), (1, 1), (0, 7), (2, 1), (3, 4), (0, 3), (6, 1)]
 
 
 @pytest.mark.parametrize("recorded", [True, False])
@@ -191,19 +199,18 @@ def test_any_mix_has_the_bits_of_the_step_without_a_graph(
     pair = Pair(lambda: gpu_driver(one_kv_head), [])
     if recorded:
         pair.record()
-    for _ in range(2):
-        for mix in MIXES:
-            pair.assert_same(pair.drawn.step(*mix))
+    for mix in [*MIXES, *MIXES[:2]]:
+        pair.assert_same(pair.drawn.step(*mix))
     pair.assert_same_pool()
     used = Counter(pair.keys)
     assert used.keys() == {GraphKey(size, 0, 0, RUNNING) for size in (16, 32)}
-    assert min(used.values()) > 3
+    assert min(used.values()) > 2
 
 
 def test_adapters_come_and_go_in_the_same_graphs(one_kv_head: Path, tmp_path: Path) -> None:
     paths = [save_adapter(one_kv_head, tmp_path / f"r{rank}", rank, rank) for rank in (2, 20, 5)]
     pair = Pair(lambda: gpu_driver(one_kv_head, max_adapter_slots=3, max_lora_rank=20), paths)
-    for mix in [*MIXES, *MIXES[::-1]]:
+    for mix in [*MIXES, *MIXES[:2]]:
         pair.assert_same(pair.drawn.step(*mix))
     pair.assert_same_pool()
     assert {(key.adapters, key.max_rank) for key in pair.keys} >= {(3, 16), (3, 32)}
@@ -223,25 +230,27 @@ def test_other_families(
     """Windows, codes in the pool, and an MLP beside attention."""
     checkpoint = save_checkpoint(tmp_path, family, **({"max_position_embeddings": 1024} | changes))
     pair = Pair(lambda: gpu_driver(checkpoint, **settings), [])
-    for mix in MIXES[:5]:
+    for mix in MIXES[:3]:
         pair.assert_same(pair.drawn.step(*mix))
     pair.assert_same_pool()
-    assert len(pair.keys) == 5
+    assert len(pair.keys) == 3
 
 
 def test_experts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Padding has no expert, and is not counted."""
     checkpoint = save_experts(
-        tmp_path, "mixtral", num_hidden_layers=1, max_position_embeddings=1024
-    )
+        tmp_path, "mixtral", num_hidden_layers=1, max_position_embeddings=1024,
+        num_local_experts=8, num_experts_per_tok=2,
+    )  # fmt: skip
     with stand_in(monkeypatch):
         monkeypatch.setattr(gpu_runner, "CudaGraph", FrozenGraph)
-        fields = {"max_running": RUNNING, "max_batch_tokens": MOST, "blocks": 500}
+        fields = {"max_running": RUNNING, "max_batch_tokens": 16, "blocks": 300}
         pair = Pair(lambda: device_driver(checkpoint, **fields), [])
+        pair.drawn.most = 16
         pair.record()
-        for mix in MIXES[:5]:
+        for mix in MIXES[1:3]:
             pair.assert_same(pair.drawn.step(*mix))
-        assert len(pair.keys) == 5
+        assert len(pair.keys) == 2
         assert torch.equal(pair.graphed._loads.copied(), pair.plain._loads.copied())
         assert pair.plain._loads.copied().sum() > 0
 
