@@ -4,6 +4,7 @@ import importlib.util
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import accumulate, product
 from pathlib import Path
 
@@ -28,6 +29,7 @@ from engine.kernels.formats import experts_launch
 from engine.kernels.formats import launch as formats
 from engine.kernels.lora_chunks import chunk_rows_for, sort_into_chunks
 from engine.kernels.lora_reference import LoraStep, lora_reference
+from engine.kernels.mixed import Mix, MixLimits
 from engine.kernels.sampling_reference import sample_reference
 from engine.layers.matrices import PARTS, SITES, part_shape
 from engine.layers.norm import RmsNorm
@@ -104,6 +106,10 @@ def _attention_mixes(
                 out = torch.full_like(q, float("nan"))
                 attention_launch.paged_attention(q, data, step, kind, out=out, splits=splits)
                 yield f"{dtype} {heads}/{kv_heads}x{dim} {kind} splits {splits}", (out, want)
+            counts = torch.tensor([decodes, len(queries), 8], dtype=torch.int32).cuda()
+            mixed = replace(step, mix=Mix(counts, MixLimits(32, 64, 8, len(queries))))
+            got = attention_launch.paged_attention(q, data, mixed, kind, splits=32)
+            yield f"{dtype} {heads}/{kv_heads}x{dim} {kind} in a graph", (got, want)
 
 
 def _lora() -> Iterator[tuple[str, Pair]]:

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu import attention, ceilings, decode, models, workload
+from benchmarks.gpu import attention, ceilings, decode, mixed, models, workload
 from engine.config import EngineConfig
 
 DEVICE = torch.device("cuda", 0)
@@ -29,6 +29,7 @@ def _small(state: Any) -> None:
     runner.warm_up()
     state.made["small"] = model, runner
     decode.alone("qwen3_06b", model, runner, state.ceilings, aim=0.55)
+    mixed.beside_a_prompt("qwen3_06b", runner)
 
 
 def _config(runner_blocks: int) -> EngineConfig:
@@ -57,6 +58,7 @@ def _large(state: Any) -> None:
     runner.pool.data.normal_()
     runner.tune()
     decode.alone("llama_8b", model, runner, state.ceilings, aim=0.8)
+    mixed.beside_a_prompt("llama_8b", runner)
     decode.with_adapters(model, runner, count=8, rank=16)
 
 

@@ -1,8 +1,9 @@
-"""CUDA graphs of decoding steps: recorded once for each size, replayed for every step that fits.
+"""CUDA graphs of whole steps: recorded once for each size, replayed for every step that fits.
 
 A graph replays launches at fixed addresses, so everything that changes between steps lies in the
 step's own buffer or in tables that the kernels read: a row's adapter, the adapter's blocks and its
-generation are numbers in memory, never part of the graph.
+generation are numbers in memory, never part of the graph. So are, where prompt chunks stand beside
+decoding sequences, how many there are of either.
 """
 
 import bisect
@@ -15,11 +16,13 @@ import torch
 from torch import Tensor
 
 from engine.kernels.lora_chunks import max_chunks
+from engine.kernels.mixed import graph_sizes, most_chunks
 from engine.kernels.step import DeviceStep, HostStep, padded
 
 log = logging.getLogger("tollhouse.engine")
 
-CHUNK_ROWS = 16  # rows in a LoRA chunk of a decoding step
+CHUNK_ROWS = 16  # rows in a LoRA chunk of a graph
+_FEW = 8  # adapters of the smaller graphs with prompt chunks: more empty programs cost time
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +32,7 @@ class GraphKey:
     tokens: int
     adapters: int  # distinct adapters in the step; 0 is a graph without LoRA kernels
     max_rank: int = 0
+    sequences: int = 0  # room for so many beside prompt chunks; 0: every sequence decodes
 
 
 class Recorded(Protocol):
@@ -36,39 +40,79 @@ class Recorded(Protocol):
         """Runs again over the present content of the step's memory; returns the same tensor."""
 
 
-class DecodeGraphs:
+class StepGraphs:
     """Chooses, records and replays graphs. `record` makes a graph from a function: `CudaGraph` on
     a GPU."""
 
     def __init__(
-        self, max_tokens: int, slots: int, record: Callable[[Callable[[], Tensor]], Recorded]
+        self,
+        max_running: int,
+        max_tokens: int,
+        slots: int,
+        record: Callable[[Callable[[], Tensor]], Recorded],
     ) -> None:
-        self.sizes = token_sizes(max_tokens)
+        self.sizes = token_sizes(max_running)  # of steps in which every sequence decodes
+        self.mixed_sizes = graph_sizes(max_tokens)  # of those with prompt chunks
         self._adapters = sorted({1, *(n for n in (2, 4, 8, 16, 32) if n < slots), max(1, slots)})
+        self._mixed_adapters = sorted({min(_FEW, self._adapters[-1]), self._adapters[-1]})
         self._record = record
         self._graphs: dict[GraphKey, tuple[list[tuple[int, int]], Recorded]] = {}
 
+    def key_of(self, step: HostStep) -> GraphKey | None:
+        """The smallest graph that can replay this step: None if there is none so large, if nothing is
+        sampled, or with adapters of experts."""
+        lora, adapters, rank = step.lora, 0, 0
+        if lora is not None:
+            if lora.chunk_rows != CHUNK_ROWS or lora.slots is not None:
+                return None
+            adapters, rank = len({slot for slot, _, _ in lora.chunks.tolist()}), lora.max_rank
+        sampled, sequences = len(step.sampled), len(step.table_rows)
+        if not sampled:
+            return None
+        if step.decodes == sequences:
+            return self.key(sequences, adapters, rank)
+        key = self.mixed_key(len(step.tokens), adapters, rank)
+        if key is None or max(sequences, sampled) > key.sequences:
+            return None
+        chunks = sequences - step.decodes
+        return key if chunks <= most_chunks(key.tokens, key.sequences) else None
+
     def key(self, tokens: int, adapters: int, max_rank: int) -> GraphKey | None:
-        """The smallest graph that fits, or None when none is large enough."""
+        """The smallest graph that fits so many decoding sequences, or None when none is large enough."""
         if tokens > self.sizes[-1] or adapters > self._adapters[-1]:
             return None
-        size = self.sizes[bisect.bisect_left(self.sizes, tokens)]
+        size = _at_least(tokens, self.sizes)
         if not adapters:
             return GraphKey(size, 0)
-        count = self._adapters[bisect.bisect_left(self._adapters, adapters)]
-        return GraphKey(size, min(count, size), max_rank)
+        return GraphKey(size, min(_at_least(adapters, self._adapters), size), max_rank)
+
+    def mixed_key(self, tokens: int, adapters: int, max_rank: int) -> GraphKey | None:
+        """The same for so many tokens of decoding sequences and prompt chunks."""
+        if tokens > self.mixed_sizes[-1] or adapters > self._adapters[-1]:
+            return None
+        size = _at_least(tokens, self.mixed_sizes)
+        room = min(size, self.sizes[-1])
+        if not adapters:
+            return GraphKey(size, 0, 0, room)
+        return GraphKey(size, min(_at_least(adapters, self._mixed_adapters), size), max_rank, room)
 
     def keys(self, max_ranks: list[int]) -> list[GraphKey]:
         """All graphs, the largest first: later graphs then reuse the first one's memory."""
-        counts = [(0, 0), *((n, rank) for n in self._adapters for rank in max_ranks)]
-        found = {
-            key for size in self.sizes for n, rank in counts
-            if (key := self.key(size, min(n, size), rank))
-        }  # fmt: skip
-        return sorted(found, key=lambda key: (-key.tokens, key.adapters, key.max_rank))
+        found: set[GraphKey | None] = set()
+        for kind, sizes, adapters in (
+            (self.key, self.sizes, self._adapters),
+            (self.mixed_key, self.mixed_sizes, self._mixed_adapters),
+        ):
+            counts = [(0, 0), *((n, rank) for n in adapters for rank in max_ranks)]
+            found |= {kind(size, min(n, size), rank) for size in sizes for n, rank in counts}
+        return sorted(
+            (key for key in found if key is not None),
+            key=lambda key: (-key.tokens, key.sequences, key.adapters, key.max_rank),
+        )
 
     def fit(self, step: HostStep, key: GraphKey) -> HostStep:
-        return padded(step, key.tokens, max_chunks(key.tokens, key.adapters, CHUNK_ROWS))
+        chunks = max_chunks(key.tokens, key.adapters, CHUNK_ROWS)
+        return padded(step, key.tokens, chunks, key.sequences)
 
     def run(
         self, key: GraphKey, step: DeviceStep, forward: Callable[[DeviceStep], Tensor]
@@ -81,6 +125,10 @@ class DecodeGraphs:
         elif recorded[0] != step.memory:
             raise RuntimeError(f"the step's memory moved after the graph for {key} was recorded")
         return recorded[1].replay()
+
+
+def _at_least(count: int, sizes: list[int]) -> int:
+    return sizes[bisect.bisect_left(sizes, count)]
 
 
 def token_sizes(most: int) -> list[int]:

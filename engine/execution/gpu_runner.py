@@ -1,5 +1,5 @@
-"""The GPU runner: kernels, CUDA graphs for decoding, adapters inside the KV blocks, and steps that
-are launched before the results of the previous step are read."""
+"""The GPU runner: kernels, CUDA graphs for steps of few tokens, adapters inside the KV blocks, and
+steps that are launched before the results of the previous step are read."""
 
 import logging
 from dataclasses import dataclass, field, replace
@@ -13,7 +13,7 @@ from engine.config import EngineConfig
 from engine.decoding.edits import reads_history
 from engine.decoding.sampling import Choice, host_samples, is_greedy
 from engine.decoding.truncation import without_rare
-from engine.execution.cuda_graphs import CHUNK_ROWS, CudaGraph, DecodeGraphs, GraphKey, PlainReplay
+from engine.execution.cuda_graphs import CudaGraph, GraphKey, PlainReplay, StepGraphs
 from engine.execution.expert_loads import ExpertLoads
 from engine.execution.gpu_tuning import fastest_tiles
 from engine.execution.gpu_warm_up import (
@@ -23,7 +23,7 @@ from engine.execution.gpu_warm_up import (
     prompt_step,
 )
 from engine.execution.model_runner import ModelRunner
-from engine.kernels.attention_launch import Partials, choose_splits, max_partials
+from engine.kernels.attention_launch import Partials, choose_splits, max_partials, mix_limits
 from engine.kernels.model import KernelModel
 from engine.kernels.sampling_launch import LastTokens, sample
 from engine.kernels.sequence_rows import SequenceRows
@@ -92,8 +92,9 @@ class GpuRunner(ModelRunner):
         self._tables = torch.zeros(rows, width, dtype=torch.int32, device=device)
         self._last = torch.zeros(rows, dtype=torch.int64, device=device)
         self._buffer = StepBuffer(config.max_batch_tokens, config.max_running, device)
-        self._graphs = DecodeGraphs(
+        self._graphs = StepGraphs(
             config.max_running,
+            config.max_batch_tokens,
             config.max_adapter_slots,
             partial(CudaGraph, pool=torch.cuda.graph_pool_handle())
             if device.type == "cuda"
@@ -165,6 +166,11 @@ class GpuRunner(ModelRunner):
             for params in compiling_params():
                 self.choose(logits, [params], [0.0])
 
+    @property
+    def largest_graph(self) -> int:
+        """Its tokens."""
+        return max(self._graphs.sizes[-1], self._graphs.mixed_sizes[-1])
+
     @torch.inference_mode()
     def run_prompts(self, tokens: int, most_sampled: int) -> None:
         """Computes prompts of so many tokens, to see what memory that takes."""
@@ -201,7 +207,7 @@ class GpuRunner(ModelRunner):
             self._tables[where[0], where[1]] = where[2].int()
         step = host_step(decodes, prefills, sequence_rows, self.pool.block_size)
         step = self.adapters.add_to(step, rows)
-        key = self._graph_for(step)
+        key = self._graphs.key_of(step)
         if key is None:
             device_step = self._send(step)
             return self._compute(device_step), device_step.sampled_rows
@@ -210,26 +216,16 @@ class GpuRunner(ModelRunner):
         logits = self._graphs.run(key, device_step, self._compute)
         return logits[:count], device_step.sampled_rows[:count]
 
-    def _graph_for(self, step: HostStep) -> GraphKey | None:
-        """The graph that can replay this step: None if it has prompt chunks, is too large, or
-        has adapters of experts."""
-        if step.decodes < len(step.table_rows) or not len(step.sampled):
-            return None
-        lora = step.lora
-        if lora is None:
-            return self._graphs.key(step.decodes, 0, 0)
-        if lora.chunk_rows != CHUNK_ROWS or lora.slots is not None:
-            return None
-        active = len({slot for slot, _, _ in lora.chunks.tolist()})
-        return self._graphs.key(step.decodes, active, lora.max_rank)
-
     def _compute(self, step: DeviceStep) -> Tensor:
         return self._forward(step, self._last)
 
     def _send(self, step: HostStep) -> DeviceStep:
-        spec, decodes = self._model.spec, max(1, step.decodes)
-        splits = choose_splits(decodes, spec.kv_heads, spec.context, self._processors)
-        return self._buffer.send(step, self._tables, splits)
+        shape = self._model.spec.kv_heads, self._model.spec.context, self._processors
+        splits = choose_splits(max(1, step.decodes), *shape)
+        limits = None
+        if step.sequences is not None:
+            limits = mix_limits(len(step.tokens), len(step.table_rows), *shape)
+        return self._buffer.send(step, self._tables, splits, limits)
 
     def _sample(self, step: GpuStep) -> None:
         assert step.logits is not None
@@ -290,7 +286,7 @@ def reserved_bytes(config: EngineConfig, model: LoadedModel) -> int:
     before = torch.cuda.memory_allocated(device)
     runner = GpuRunner(replace(config, num_blocks=2), model)
     peak = 0
-    for tokens in (config.max_batch_tokens, config.max_running):
+    for tokens in (config.max_batch_tokens, runner.largest_graph):
         torch.cuda.reset_peak_memory_stats(device)
         runner.run_prompts(tokens, config.max_running)
         torch.cuda.synchronize(device)

@@ -33,10 +33,10 @@ def _sequence_of(block, cu_q, num_seqs, BLOCK_Q: tl.constexpr):
 
 
 @triton.jit
-def _split_keys(keys, SPLITS: tl.constexpr, TILE: tl.constexpr):
+def _split_keys(keys, splits, TILE: tl.constexpr):
     """The keys in a split of so many, a multiple of the tile. The length of the sequence alone decides
     how many of the splits are used, also in a graph that was recorded for any length."""
-    even = tl.cdiv(tl.cdiv(keys, TILE), SPLITS)
+    even = tl.cdiv(tl.cdiv(keys, TILE), splits)
     return tl.maximum(even, (LEAST + TILE - 1) // TILE) * TILE
 
 
@@ -123,7 +123,7 @@ def _attend(
 )
 def attention_kernel(
     out, part_acc, part_peak, part_total, q, k_cache, v_cache, k_scales, v_scales,
-    tables, table_rows, seq_lens, cu_q,
+    tables, table_rows, seq_lens, cu_q, mix,
     sinks, slopes, scale, num_seqs,
     q_token, q_head, o_token, o_head, kv_block, kv_token, kv_head_stride, scale_block, scale_head,
     table_stride,
@@ -131,16 +131,34 @@ def attention_kernel(
     BLOCK_M: tl.constexpr, BLOCK_Q: tl.constexpr, ONE_QUERY: tl.constexpr,
     TILE: tl.constexpr, PAGE: tl.constexpr, WINDOW: tl.constexpr, FIRST: tl.constexpr,
     SOFTCAP: tl.constexpr, SPLITS: tl.constexpr, KIND: tl.constexpr, SINKS: tl.constexpr,
-    ALIBI: tl.constexpr, PRECISION: tl.constexpr,
+    ALIBI: tl.constexpr, PRECISION: tl.constexpr, MIXED: tl.constexpr,
 ):  # fmt: skip
     """With SINKS each query head has a score that belongs to no key: the first split counts it. So it
-    does the FIRST keys, which are seen beside the WINDOW, as far as they lie before its tiles."""
+    does the FIRST keys, which are seen beside the WINDOW, as far as they lie before its tiles.
+
+    MIXED is for graphs of steps with prompt chunks: `mix` says how many sequences decode, how many there
+    are, and the splits of the former's keys, at most SPLITS. Programs beyond these end at once."""
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
+    if MIXED:
+        decodes = tl.load(mix)
+        splits = tl.load(mix + 2)
     if ONE_QUERY:
         seq = tl.program_id(0)
         first = 0
+        if MIXED:
+            split = seq % splits
+            seq = seq // splits
+            if seq >= decodes:
+                return
     else:  # the last blocks of a long prompt have the most keys: they start first
+        if MIXED:
+            table_rows += decodes
+            seq_lens += decodes
+            cu_q += decodes
+            num_seqs = tl.load(mix + 1) - decodes
+            if num_seqs <= 0:
+                return
         block = tl.num_programs(0) - 1 - tl.program_id(0)
         seq = _sequence_of(block, cu_q, num_seqs, BLOCK_Q)
         first = (block - ((tl.load(cu_q + seq) - tl.load(cu_q)) // BLOCK_Q + seq)) * BLOCK_Q
@@ -176,7 +194,7 @@ def attention_kernel(
         begin = low // TILE * TILE
     used = 1
     if SPLITS > 1:
-        per_split = _split_keys(end - begin, SPLITS, TILE)
+        per_split = _split_keys(end - begin, splits if MIXED else SPLITS, TILE)
         used = tl.cdiv(end - begin, per_split)
         begin += split * per_split
         if (split > 0) & (begin >= end):
@@ -228,7 +246,7 @@ def attention_kernel(
         tl.store(o_ptr, result.to(out.dtype.element_ty), mask=tile_ok)
     elif SPLITS > 1:
         heads = tl.num_programs(1) * GROUP
-        cell = (token * heads + head) * SPLITS + split
+        cell = (token * heads + head) * (splits if MIXED else SPLITS) + split
         tl.store(part_peak + cell, peak, mask=row_ok)
         tl.store(part_total + cell, total, mask=row_ok)
         tl.store(part_acc + cell[:, None] * HEAD_PAD + dims[None, :], acc, mask=tile_ok)
@@ -236,21 +254,26 @@ def attention_kernel(
 
 @triton.jit(do_not_specialize_on_alignment=["seq_lens", "cu_q"])
 def combine_kernel(
-    out, part_acc, part_peak, part_total, seq_lens, cu_q, o_token, o_head,
+    out, part_acc, part_peak, part_total, seq_lens, cu_q, mix, o_token, o_head,
     HEAD_DIM: tl.constexpr, HEAD_PAD: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr,
-    SPLITS: tl.constexpr,
+    SPLITS: tl.constexpr, MIXED: tl.constexpr,
 ):  # fmt: skip
-    """One program combines the partial results of one (token, head) with more than one split."""
+    """One program combines the partial results of one (token, head) with more than one split. MIXED as
+    above."""
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
+    if MIXED:
+        of_step = tl.load(mix + 2)
+        if token >= tl.load(mix):
+            return
     keys = tl.load(seq_lens + token) * (tl.load(cu_q + token + 1) - tl.load(cu_q + token))
     if WINDOW > 0:
         keys -= tl.maximum(keys - WINDOW, 0) // TILE * TILE
-    used = tl.cdiv(keys, _split_keys(keys, SPLITS, TILE))
+    used = tl.cdiv(keys, _split_keys(keys, of_step if MIXED else SPLITS, TILE))
     if used <= 1:
         return
     splits = tl.arange(0, SPLITS)
-    cells = (token * tl.num_programs(1) + head) * SPLITS + splits
+    cells = (token * tl.num_programs(1) + head) * (of_step if MIXED else SPLITS) + splits
     dims = tl.arange(0, HEAD_PAD)
     peak = tl.load(part_peak + cells, mask=splits < used, other=0.0)
     total = tl.load(part_total + cells, mask=splits < used, other=0.0)

@@ -1,6 +1,7 @@
 """Launches paged attention: chooses tile sizes, and splits the keys when few sequences decode."""
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -9,6 +10,7 @@ from engine.kernels.attention import attention_kernel, combine_kernel
 from engine.kernels.attention_reference import AttentionStep
 from engine.kernels.kv_launch import PagedKv, of_kernels
 from engine.kernels.launch import capability, power_of_two, precision
+from engine.kernels.mixed import MixLimits, most_chunks
 from engine.layers.alibi import Alibi
 from engine.model_spec import AttentionShape
 
@@ -61,6 +63,21 @@ def max_partials(sequences: int, heads: int, kv_heads: int, processors: int) -> 
     return heads * max(n * choose_splits(n, kv_heads, 1 << 30, processors) for n in counts)
 
 
+@cache
+def mix_limits(
+    tokens: int, sequences: int, kv_heads: int, max_keys: int, processors: int
+) -> MixLimits:
+    """Of a graph with room for so many tokens and sequences, in which a mix has as many splits as
+    `choose_splits` gives its decoding sequences."""
+    splits = [choose_splits(n, kv_heads, max_keys, processors) for n in range(1, sequences + 1)]
+    return MixLimits(
+        splits=splits[0],
+        programs=max(n * each for n, each in enumerate(splits, 1)),
+        combined=sum(each > 1 for each in splits),
+        chunks=most_chunks(tokens, sequences),
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Partials:
     """Buffers for partial results of split decoding; allocated once, as graphs keep the address."""
@@ -94,20 +111,23 @@ def paged_attention(
     """`q` is [tokens, heads, dim], `kv` [blocks, key heads and then value heads, block size, dim]
     contiguous in the last dimension, and `scales` without that one where they are codes; `sinks`
     [heads] are scores beside those of the keys, to which `alibi` is added (not beside `sinks`).
-    Decoding sequences and prompt chunks are launched separately, each with its own tiles. Returns
-    [tokens, heads, dim]."""
+    Decoding sequences and prompt chunks are launched separately, each with its own tiles; `splits` is of
+    the keys of decoding ones, with a mix the most that it allows. Returns [tokens, heads, dim], in `out`
+    if that is given: it may be `q`, whose rows a program reads before it writes them."""
     out = torch.empty_like(q) if out is None else out
     _, heads, dim = q.shape
     group = 2 * heads // kv.shape[1]
     given = _Given(of_kernels(kv, scales), shape, sinks, alibi)
-    if step.decodes:
+    mix = step.mix
+    if step.decodes or mix is not None:
         if splits == 1:
             partials = None
         elif partials is None:
-            partials = Partials.make(step.decodes * heads * splits, dim, q.device)
+            most = step.decodes * splits if mix is None else mix.limits.programs
+            partials = Partials.make(most * heads, dim, q.device)
         chosen = tiles or decode_tiles(group, dim, q.dtype)
         _launch(q, given, out, step, chosen, one_query=True, splits=splits, partials=partials)
-    if step.decodes < step.seq_lens.shape[0]:
+    if step.decodes < step.seq_lens.shape[0] or mix is not None:
         chosen = tiles or prefill_tiles(group, dim, q.dtype, scales is not None)
         _launch(q, given, out, step, chosen, one_query=False, splits=1, partials=None)
     return out
@@ -144,11 +164,17 @@ def _launch(
     block_q = 1 if one_query else tiles.block_m // group
     # A sequence adds at most one partly filled block; programs past the last block return at once.
     blocks = count if one_query else (tokens - decodes) // block_q + count
+    grid, combined = (blocks, kv_heads, splits), decodes
+    mix, mixed = step.tables, step.mix is not None
+    if step.mix is not None:  # kernels read which sequences they have
+        mix, limits, first, count = step.mix.counts, step.mix.limits, 0, 0
+        blocks = limits.programs if one_query else tokens // block_q + limits.chunks
+        grid, combined = (blocks, kv_heads, 1), limits.combined
     buffers = partials if partials is not None else Partials(q, q, q)
-    attention_kernel[(blocks, kv_heads, splits)](
+    attention_kernel[grid](
         out, buffers.acc, buffers.peak, buffers.total, q, kv, kv[:, kv_heads:],
         scales, scales[:, kv_heads:],
-        step.tables, step.table_rows[first:], step.seq_lens[first:], step.cu_q[first:],
+        step.tables, step.table_rows[first:], step.seq_lens[first:], step.cu_q[first:], mix,
         q if sinks is None else sinks, q if alibi is None else alibi.slopes, shape.scale, count,
         q.stride(0), q.stride(1), out.stride(0), out.stride(1),
         kv.stride(0), kv.stride(2), kv.stride(1), scales.stride(0), scales.stride(1),
@@ -157,13 +183,13 @@ def _launch(
         BLOCK_M=tiles.block_m, BLOCK_Q=block_q, ONE_QUERY=one_query, TILE=tiles.keys, PAGE=page,
         WINDOW=shape.window, FIRST=shape.first if shape.window else 0, SOFTCAP=shape.softcap,
         SPLITS=splits, KIND=cache.kind, SINKS=sinks is not None,
-        ALIBI=0 if alibi is None else 1 + alibi.rounded, PRECISION=precision(q),
+        ALIBI=0 if alibi is None else 1 + alibi.rounded, PRECISION=precision(q), MIXED=mixed,
         num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
     if partials is not None:
-        combine_kernel[(decodes, heads)](
-            out, partials.acc, partials.peak, partials.total, step.seq_lens, step.cu_q,
+        combine_kernel[(combined, heads)](
+            out, partials.acc, partials.peak, partials.total, step.seq_lens, step.cu_q, mix,
             out.stride(0), out.stride(1),
             HEAD_DIM=dim, HEAD_PAD=power_of_two(dim), TILE=tiles.keys, WINDOW=shape.window,
-            SPLITS=splits, num_warps=4,
+            SPLITS=splits, MIXED=mixed, num_warps=4,
         )  # fmt: skip

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from engine.kernels.mixed import Mix
 from engine.layers.alibi import Alibi
 from engine.model_spec import AttentionShape
 
@@ -18,7 +19,8 @@ class AttentionStep:
     table_rows: Tensor  # [sequences] int32: the sequence's row in `tables`
     seq_lens: Tensor  # [sequences] int32: keys visible to the last query, this step's included
     cu_q: Tensor  # [sequences + 1] int32: start of each sequence's queries in the packed rows
-    decodes: int  # number of leading sequences with exactly one query
+    decodes: int  # number of leading sequences with exactly one query; with `mix`: any
+    mix: Mix | None = None  # in a graph of steps with prompt chunks
 
 
 def paged_attention_reference(

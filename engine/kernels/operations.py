@@ -84,9 +84,11 @@ class KernelOperations:
                 part.copy_(rms_norm(part, norm))
         angles = None if attention.rope is None else device.angles[attention.rope]
         q = rotary(qkv, kv, step.rotary, angles, attention.head_norms, scales, pairs=device.pairs)
+        # A mix leaves its padding alone: over the queries that is finite, in new memory it may not be.
+        out = None if step.attention.mix is None else q
         y = paged_attention(
             q, kv, step.attention, attention.shape, scales=scales, sinks=attention.sinks,
-            alibi=attention.alibi, partials=device.partials, splits=step.splits,
+            alibi=attention.alibi, out=out, partials=device.partials, splits=step.splits,
         )  # fmt: skip
         return y.view(y.shape[0], -1), x
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from engine.batch import Row
 from engine.kernels.attention_reference import AttentionStep
 from engine.kernels.lora_reference import LoraStep
+from engine.kernels.mixed import Mix, MixLimits
 from engine.kernels.pointwise_reference import RotaryStep
 from engine.layers.step import positions_and_slots, sampled_tokens, token_ids
 from engine.layers.transfer import pinned
@@ -43,6 +44,7 @@ class HostStep:
     sampled_rows: Ints  # the sequence row of each
     decodes: int
     lora: LoraRows | None = None
+    sequences: int | None = None  # without padding, where a graph is for steps with prompt chunks
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,7 @@ class DeviceStep:
     sampled: Tensor
     sampled_rows: Tensor
     lora: LoraStep | None
-    splits: int  # of the keys of decoding sequences
+    splits: int  # of the keys of decoding sequences; with a mix the most
     memory: list[tuple[int, int]]  # of every tensor that a recorded graph reads
 
 
@@ -87,23 +89,26 @@ def host_step(
     )
 
 
-def padded(step: HostStep, tokens: int, chunks: int) -> HostStep:
-    """A decoding step padded to a graph's size: the padding reads and writes nothing."""
+def padded(step: HostStep, tokens: int, chunks: int, sequences: int = 0) -> HostStep:
+    """A step padded to a graph's size: the padding reads and writes nothing. `sequences`: of a graph for
+    steps with prompt chunks; 0: every token is that of a decoding sequence."""
     lora = step.lora
     if lora is not None:
         order, wide = _widen(lora.order, tokens), _widen(lora.chunks, chunks)
         lora = replace(lora, order=order, chunks=wide)
+    most = sequences or tokens
     return HostStep(
         tokens=_widen(step.tokens, tokens),
         positions=_widen(step.positions, tokens),
         slots=_widen(step.slots, tokens, -1),
-        table_rows=_widen(step.table_rows, tokens),
-        seq_lens=_widen(step.seq_lens, tokens),
-        cu_q=_widen(step.cu_q, tokens + 1, int(step.cu_q[-1])),
-        sampled=_widen(step.sampled, tokens),
-        sampled_rows=_widen(step.sampled_rows, tokens),
-        decodes=tokens,
+        table_rows=_widen(step.table_rows, most),
+        seq_lens=_widen(step.seq_lens, most),
+        cu_q=_widen(step.cu_q, most + 1, int(step.cu_q[-1])),
+        sampled=_widen(step.sampled, most),
+        sampled_rows=_widen(step.sampled_rows, most),
+        decodes=step.decodes if sequences else tokens,
         lora=lora,
+        sequences=len(step.table_rows) if sequences else None,
     )
 
 
@@ -121,7 +126,10 @@ class StepBuffer:
         size = 8 * max_tokens + 6 * max_sequences + arrays * (_ALIGN + 1)
         self._device = torch.zeros(size, dtype=torch.int32, device=device)
 
-    def send(self, step: HostStep, tables: Tensor, splits: int) -> DeviceStep:
+    def send(
+        self, step: HostStep, tables: Tensor, splits: int, limits: MixLimits | None = None
+    ) -> DeviceStep:
+        """`limits`: of the graph, if the step is padded for one with prompt chunks."""
         lora = step.lora
         arrays = [
             step.tokens, step.positions, step.slots, step.table_rows, step.seq_lens, step.cu_q,
@@ -130,6 +138,8 @@ class StepBuffer:
         if lora is not None:
             arrays += [lora.order, lora.chunks.reshape(-1)]
             arrays += [] if lora.slots is None else [lora.slots]
+        if limits is not None:
+            arrays.append(np.array([step.decodes, step.sequences, splits], np.int32))
         starts = []
         end = 0
         for array in arrays:
@@ -144,10 +154,18 @@ class StepBuffer:
             self._device[start : start + len(array)]
             for start, array in zip(starts, arrays, strict=True)
         ]
+        mix = None if limits is None else Mix(parts[-1], limits)
         return DeviceStep(
             tokens=parts[0],
             rotary=RotaryStep(parts[1], parts[2]),
-            attention=AttentionStep(tables, parts[3], parts[4], parts[5], step.decodes),
+            attention=AttentionStep(
+                tables=tables,
+                table_rows=parts[3],
+                seq_lens=parts[4],
+                cu_q=parts[5],
+                decodes=step.decodes if mix is None else 0,
+                mix=mix,
+            ),
             sampled=parts[6],
             sampled_rows=parts[7],
             lora=None
@@ -159,7 +177,7 @@ class StepBuffer:
                 lora.max_rank,
                 None if lora.slots is None else parts[10],
             ),
-            splits=splits,
+            splits=splits if limits is None else limits.splits,
             memory=[_memory(tensor) for tensor in (tables, *parts)],
         )
 

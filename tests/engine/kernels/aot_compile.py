@@ -30,6 +30,7 @@ from engine.kernels.attention_reference import AttentionStep
 from engine.kernels.formats import experts_launch
 from engine.kernels.formats import launch as formats
 from engine.kernels.lora_reference import LoraSite, LoraStep
+from engine.kernels.mixed import Mix
 from engine.kernels.pointwise_reference import Pairs, RotaryStep
 from engine.layers.alibi import Alibi
 from engine.layers.norm import LayerNorm, RmsNorm
@@ -122,13 +123,17 @@ def attention(
     codes: torch.dtype | None = None,
     *,
     beside: dict[str, Any] | None = None,
+    mixed: bool = False,
     **shape: Any,
 ) -> None:
-    """`beside`: what else the kernel gets."""
+    """`beside`: what else the kernel gets. `mixed`: as a graph with prompt chunks launches it, for both
+    kinds of sequences."""
     cache, scales = halves(8, 2 * kv_heads, 16, dim), None
     if codes is not None:
         cache, scales = of_codes(8, 2 * kv_heads, 16, dim, codes)
-    step = AttentionStep(ints(4, 64), ints(4), ints(4), ints(5), decodes)
+    limits = attention_launch.mix_limits(32, 4, kv_heads, 8192, 132)
+    mix = Mix(ints(3), limits) if mixed else None
+    step = AttentionStep(ints(4, 64), ints(4), ints(4), ints(5), decodes, mix)
     kind = AttentionShape(0.1, **shape)
     q = halves(32, heads, dim)
     attention_launch.paged_attention(
@@ -248,6 +253,9 @@ if __name__ == "__main__":
         attention(32, 32, 96, decodes=0, splits=1)
         attention(32, 8, 128, decodes=4, splits=8, window=4096, first=4)
         attention(32, 8, 128, decodes=0, splits=1, window=4096, first=4)
+        attention(32, 8, 128, decodes=0, splits=32, mixed=True)
+        attention(8, 4, 256, decodes=0, splits=1, mixed=True, window=4096, softcap=50.0)
+        attention(32, 8, 128, decodes=0, splits=8, mixed=True, codes=torch.int8)
         sinks = {"sinks": halves(64)}
         attention(64, 8, 64, decodes=4, splits=8, beside=sinks)
         attention(64, 8, 64, decodes=0, splits=1, beside=sinks, window=128)

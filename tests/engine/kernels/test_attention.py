@@ -12,6 +12,7 @@ from torch import Tensor
 
 from engine.kernels.attention_reference import AttentionStep, paged_attention_reference
 from engine.kernels.kv_launch import of_kernels
+from engine.kernels.mixed import Mix, MixLimits
 from engine.layers.alibi import alibi as made_alibi
 from engine.model_spec import AlibiSpec, AttentionShape
 
@@ -248,6 +249,51 @@ def test_sequences_without_a_query_are_passed_over() -> None:
         out = torch.full_like(q, float("nan"))
         launch = attention_launch.paged_attention
         close(launch(q, cache, padded, shape, out=out, splits=splits), want)
+
+
+@pytest.mark.parametrize("splits", [1, 4])
+def test_any_mix_of_a_graph(splits: int) -> None:
+    """The launches of one graph over mixes that lie in memory; padding is not written."""
+    limits = MixLimits(splits=8, programs=12, combined=3, chunks=4)
+    mixes = [([1, 1, 1, 20], [140, 0, 300, 5]), ([2, 9, 3], [70, 0, 260]), ([1, 40], [400, 12])]
+    partials = attention_launch.Partials.make(4 * limits.programs, 32, torch.device(DEVICE))
+    for queries, contexts in mixes:
+        generator = torch.Generator().manual_seed(len(queries))
+        step, blocks = make_step(queries, contexts, 16, generator)
+        padding, tokens = 6 - len(queries), sum(queries)
+        counts = torch.tensor([step.decodes, len(queries), splits], dtype=torch.int32)
+        padded = AttentionStep(
+            step.tables,
+            torch.cat((step.table_rows, step.table_rows.new_full((padding,), 10**6))),
+            torch.cat((step.seq_lens, step.seq_lens.new_full((padding,), 999))),
+            torch.cat((step.cu_q, step.cu_q[-1:].expand(padding))),
+            0,
+            Mix(counts.to(DEVICE), limits),
+        )
+        cache = torch.randn((blocks, 4, 16, 32), generator=generator).to(DEVICE)
+        q = torch.randn(48, 4, 32, generator=generator).to(DEVICE)
+        shape = AttentionShape(0.2, window=150 if len(queries) == 3 else 0)
+        out = torch.full_like(q, float("nan"))
+        for each in (partials.acc, partials.peak, partials.total):
+            each.fill_(float("nan"))
+        attention_launch.paged_attention(
+            q, cache, padded, shape, out=out, partials=partials, splits=limits.splits,
+            tiles=attention_launch.Tiles(16, 16, 4, 2),
+        )  # fmt: skip
+        close(out[:tokens], paged_attention_reference(q, cache, step, shape)[:tokens])
+        assert out[tokens:].isnan().all()
+
+
+def test_the_limits_of_a_graph_cover_every_mix() -> None:
+    for kv_heads, processors, most in ((8, 132, 64), (1, 4, 8), (2, 16, 300), (32, 132, 5)):
+        limits = attention_launch.mix_limits(256, most, kv_heads, 8192, processors)
+        for n in range(1, most + 1):
+            splits = attention_launch.choose_splits(n, kv_heads, 8192, processors)
+            assert splits <= limits.splits
+            assert n * splits <= limits.programs
+            assert splits == 1 or n <= limits.combined
+        partials = attention_launch.max_partials(most, kv_heads, kv_heads, processors)
+        assert limits.programs * kv_heads <= partials
 
 
 @pytest.mark.parametrize("codes", CODES, ids=str)

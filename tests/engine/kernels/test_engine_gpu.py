@@ -104,6 +104,20 @@ def test_decoding_steps_with_adapters() -> None:
     assert decoding._at == 20 + 2 and not decoding._first
 
 
+def test_steps_with_a_prompt_beside_decoding_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
+    mixed = pytest.importorskip("benchmarks.gpu.mixed")
+    model = models.random_model(TINY, torch.float32, torch.device(DEVICE))
+    runner = models.make_runner(model, blocks=60, most_running=3, enable_lora=False)
+    monkeypatch.setattr(mixed, "_PROMPT", 20)
+    steps = mixed.Mixed(runner, 2, 20, 2)
+    steps._run(2)
+    steps.finish()
+    rows = steps._batch().rows
+    assert [len(row.tokens) for row in rows] == [1, 1, 20]
+    assert not set(rows[2].blocks) & {block for row in rows[:2] for block in row.blocks}
+    assert runner._graphs._graphs
+
+
 def test_the_table_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:
     figures = pytest.importorskip("benchmarks.gpu.figures")
     figures.figure("some", 3.0, "ms", higher_is_better=False, peer="p", peer_value=6.0, aim=1.5)

@@ -39,6 +39,8 @@ STEPS: dict[str, tuple[Any, bool]] = {
     "a prompt of 512": ((512, 0, 0), False),
     "a prompt of 480 beside 32 rows": ((512, 32, 0), False),
     "a prompt of 512, with adapters": ((512, 0, RANK), False),
+    "a prompt of 100 beside 16 rows, a graph of 128": (GraphKey(128, 0, 0, 64), False),
+    "the same, with adapters": (GraphKey(128, 4, RANK, 64), False),
 }
 
 

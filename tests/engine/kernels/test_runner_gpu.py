@@ -284,7 +284,7 @@ def test_what_cannot_be_loaded_is_refused(llama: Path, tmp_path: Path) -> None:
 
 
 def test_all_graphs_are_recorded_at_the_start(llama: Path) -> None:
-    driver = GpuDriver(llama, max_running=1, max_adapter_slots=1)
+    driver = GpuDriver(llama, max_running=1, max_adapter_slots=1, max_batch_tokens=40)
     driver.runner.warm_up()
     ours = driver.sequence(PROMPTS[0])
     driver.run([ours], count=2)

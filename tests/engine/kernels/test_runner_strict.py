@@ -162,6 +162,30 @@ def test_a_launch_never_waits_for_the_device(
     assert {"shrink_kernel", "expand_kernel", "fused_kernel"}.isdisjoint(device.kernels) != lora
 
 
+@pytest.mark.parametrize("lora", [False, True])
+def test_mixed_steps_of_few_tokens_are_replayed_and_others_launched(
+    device: Launches, lora: bool
+) -> None:
+    model = models.random_model(SHAPE, torch.bfloat16, CUDA)
+    runner = models.make_runner(model, 400, 16, slots=2, enable_lora=lora, max_batch_tokens=512)
+    runner.warm_up()
+    handle = load_adapters(runner, model.spec)[0] if lora else None
+    params = SamplingParams(max_tokens=9, temperature=0.0)
+
+    def launched(decodes: int, prompt: int, sample: bool = True) -> tuple[int, bool]:
+        """Graphs, and whether attention was launched by itself."""
+        before = len(device.kernels)
+        rows = [row(n, [5], 20, params, adapter=handle, sample=sample) for n in range(decodes)]
+        chunk = row(30, [6] * prompt, 0, params, blocks=[9] * 20, sample=sample)
+        runner.launch(StepBatch([*rows, chunk]))
+        new = device.kernels[before:]
+        return new.count("graph"), "attention_kernel" in new
+
+    assert launched(0, 2) == launched(3, 17) == launched(10, 246) == (1, False)
+    assert launched(10, 247) == launched(0, 300) == (0, True)
+    assert launched(3, 17, sample=False) == (0, True)
+
+
 # Above 2,048 inputs LoRA takes two kernels.
 @pytest.mark.parametrize(
     ("lora", "intermediate", "kv_dtype"),
@@ -209,7 +233,7 @@ def test_the_pool_leaves_room_for_what_the_largest_step_takes(
             model, blocks=None, most_running=64, enable_lora=False, max_batch_tokens=512
         )
         sizes.append(runner.info.num_blocks * each)
-    assert tokens == [512, 64] * 2
+    assert tokens == [512, 256] * 2
     assert sizes[0] < 0.96 * MEMORY
     # The peak of the largest step, and of the largest graph.
     assert sizes[0] - sizes[1] == pytest.approx(0.95 * 2 * (10 << 30), rel=0.01)
