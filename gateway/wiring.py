@@ -1,6 +1,6 @@
 """The composition root: builds the services from the settings.
 
-No other module distinguishes embedded from production deployments.
+No other module distinguishes embedded from production deployments, but `counting`.
 """
 
 import asyncio
@@ -17,10 +17,8 @@ from billing.payments.base import PaymentProvider
 from billing.request_sinks import SinkView
 from core.clock import Clock, SystemClock
 from core.counters import Counters
-from core.counters_memory import MemoryCounters
 from core.database import Database
 from core.dead_letters import keeper
-from core.errors import SettingError
 from core.events import EngineCount
 from core.queue import TaskContext
 from core.sealing import Sealer
@@ -41,6 +39,7 @@ from gateway.catalog.adapter_registry import AdapterRegistry
 from gateway.catalog.adapter_store import AdapterStore
 from gateway.catalog.catalog import Catalog
 from gateway.catalog.refresher import CatalogRefresher
+from gateway.counting import make_counters
 from gateway.inference.registry import runner_surfaces
 from gateway.metering.batch_shippers import ProcessShipper
 from gateway.metering.meter import MeterServices
@@ -347,21 +346,6 @@ def _single_sign_on(settings: Settings, clock: Clock, token: str) -> SingleSignO
     from gateway.auth.open_id_connect import OpenIdConnect
 
     return OpenIdConnect(settings, clock, token)
-
-
-def make_counters(settings: Settings, clock: Clock, *, timeout_s: float | None = None) -> Counters:
-    if settings.redis_url:
-        # Its client takes 0.3 s to import, which a gateway without Redis need not wait for.
-        from core.counters_redis import TIMEOUT_S, RedisCounters
-
-        return RedisCounters(settings.redis_url, timeout_s=timeout_s or TIMEOUT_S)
-    if settings.workers > 1:
-        raise SettingError(
-            f"TOLLHOUSE_WORKERS is {settings.workers}, but without Redis each worker would count "
-            "limits separately.",
-            next_step="Set TOLLHOUSE_REDIS_URL, or run one worker.",
-        )
-    return MemoryCounters(clock)
 
 
 def make_tasks(

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import httpx
 import hypothesis
 import psycopg
 import pytest
@@ -15,6 +16,7 @@ from hypothesis.database import DirectoryBasedExampleDatabase
 
 from core.clock import FakeClock
 from core.database import Database
+from tests.certificates import read_once
 
 # Without a GPU the kernels run in Triton's interpreter; whatever imports Triton first decides.
 if not Path("/dev/nvidiactl").exists():
@@ -23,6 +25,9 @@ if not Path("/dev/nvidiactl").exists():
 # Two workers that each use every core spend most of it on waiting for their own threads: a test of the
 # demo model took nine times the CPU. Whatever imports torch or numpy first decides here, too.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Each `httpx.get` would read every authority anew: see there.
+httpx._transports.default.create_ssl_context = read_once()
 
 # A change is judged by its own merits: the same examples every time. `--hypothesis-profile explore`
 # looks for new ones, and keeps what it found in `.hypothesis` until it is mended. Neither has a

@@ -5,7 +5,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.mutants.mutate import Mutant
+from benchmarks.mutants.mutate import Mutant, mutants_of
 from benchmarks.mutants.replace import enclosing_function
 
 ROOT = Path(__file__).parents[2]
@@ -35,11 +35,28 @@ def judged_equivalent() -> dict[Change, str]:
 
 def change_of(mutant: Mutant) -> Change:
     source = (ROOT / mutant.path).read_bytes()
-    line = source.count(b"\n", 0, mutant.start)
-    before, after = (
-        text.splitlines()[line].decode().strip() for text in (source, mutant.apply(source))
-    )
+    before, after = _lines(mutant, source)
     return Change(mutant.path, enclosing_function(mutant, source) or "", before, after)
+
+
+def listed_in(file: str, listed: Collection[Change]) -> set[Change]:
+    """Those of the listed changes that a mutant of the file makes. Only mutants whose lines are listed
+    are parsed: a file has hundreds."""
+    source = (ROOT / file).read_bytes()
+    lines = {(change.line, change.becomes) for change in listed if change.file == file}
+    wanted = mutants_of(file, source, lambda mutant: _lines(mutant, source) in lines)
+    return {change_of(mutant) for mutant in wanted} & set(listed)
+
+
+def _lines(mutant: Mutant, source: bytes) -> tuple[str, str]:
+    """The first line that it changes, without its indentation, before and after."""
+    first = source.rfind(b"\n", 0, mutant.start) + 1
+    texts = (
+        source[first:],
+        source[first : mutant.start] + mutant.after.encode() + source[mutant.end :],
+    )
+    before, after = (text.partition(b"\n")[0].decode().strip() for text in texts)
+    return before, after
 
 
 def without_equivalents(

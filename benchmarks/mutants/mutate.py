@@ -8,7 +8,7 @@ class, assertions, and blocks for type checkers: nothing that runs depends on th
 """
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 _COMPARE: dict[type[ast.cmpop], tuple[str, ...]] = {
@@ -224,8 +224,10 @@ def _is_log(node: ast.expr) -> bool:
     )
 
 
-def mutants_of(path: str, source: bytes) -> Iterator[Mutant]:
-    """Every mutant that still parses, in the order of the file."""
+def mutants_of(
+    path: str, source: bytes, wanted: Callable[[Mutant], bool] = lambda _mutant: True
+) -> Iterator[Mutant]:
+    """Every mutant that is wanted and still parses, in the order of the file."""
     finder = _Finder(path, source)
     finder.visit(ast.parse(source))
     seen: set[tuple[int, int, str]] = set()
@@ -234,6 +236,8 @@ def mutants_of(path: str, source: bytes) -> Iterator[Mutant]:
         if key in seen:
             continue
         seen.add(key)
+        if not wanted(mutant):
+            continue
         try:
             ast.parse(mutant.apply(source))
         except SyntaxError:

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import errno
 import gc
 import os
 import signal
@@ -15,67 +14,18 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 
-from core.errors import SettingError
 from core.settings import Settings
 from gateway.app import create_app, create_metrics_app
 from gateway.http import memory
 from gateway.http.http_protocol import BoundedHttp
+from gateway.http.listening import BACKLOG
 from gateway.wiring import build
 
-_BACKLOG = 2048
 # Seconds that a thread waits for the GIL after a system call. The default of 5 ms is as long as
 # five responses take.
 _SWITCH_INTERVAL_S = 0.0005
 # New objects between two garbage collections: a request makes hundreds, hardly any in a cycle.
 _GC_THRESHOLD = 20_000
-
-
-def listen(settings: Settings) -> socket.socket:
-    """Bind and listen. Raises SettingError if the port is in use, with a command that uses another."""
-    try:
-        return _bound(settings.host, settings.port)
-    except OSError as error:
-        raise _cannot_listen(settings, error) from None
-
-
-def listen_for_metrics(settings: Settings) -> socket.socket | None:
-    """On TOLLHOUSE_METRICS_LISTEN, if it is set."""
-    if settings.metrics_address is None:
-        return None
-    try:
-        return _bound(*settings.metrics_address)
-    except OSError as error:
-        raise SettingError(
-            f"Cannot listen on {settings.metrics_listen}: {error.strerror}.",
-            next_step="Set TOLLHOUSE_METRICS_LISTEN to a free address of this machine.",
-        ) from None
-
-
-def _bound(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # asyncio disables Nagle's algorithm only on sockets with an explicit protocol; with it, each
-    # response on a kept-alive connection waits 40 ms for the client's delayed acknowledgement.
-    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-    except OSError:
-        listener.close()
-        raise
-    listener.listen(_BACKLOG)
-    listener.set_inheritable(True)
-    return listener
-
-
-def url_of(listener: socket.socket, host: str) -> str:
-    """The URL with the port in use. A wildcard address is shown as the loopback address."""
-    port = listener.getsockname()[1]
-    shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host)
-    return (
-        f"http://[{shown}]:{port}"
-        if ":" in shown and "[" not in shown
-        else f"http://{shown}:{port}"
-    )
 
 
 def serve_on(
@@ -116,7 +66,7 @@ def _config(app: FastAPI, drain_s: int) -> uvicorn.Config:
         proxy_headers=False,  # the protocol resolves them, for the direct path too
         timeout_graceful_shutdown=drain_s,
         timeout_keep_alive=75,
-        backlog=_BACKLOG,
+        backlog=BACKLOG,
     )
 
 
@@ -186,15 +136,3 @@ async def _watch(
         if os.getppid() != parent:
             server.handle_exit(signal.SIGTERM, None)
             return
-
-
-def _cannot_listen(settings: Settings, error: OSError) -> SettingError:
-    if error.errno == errno.EADDRINUSE:
-        return SettingError(
-            f"Port {settings.port} on {settings.host} is already in use.",
-            next_step=f"Use another port: tollhouse serve --port {settings.port + 1}",
-        )
-    return SettingError(
-        f"Cannot listen on {settings.host}:{settings.port}: {error.strerror}.",
-        next_step="Correct TOLLHOUSE_HOST or TOLLHOUSE_PORT.",
-    )

@@ -1,9 +1,7 @@
 """Nothing dead: every public function, class and method of the product has a caller in it."""
 
 import ast
-import io
 import re
-import tokenize
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +11,17 @@ PACKAGES = ("core", "gateway", "engine", "billing", "moderation", "dashboards", 
 MARKUP = {".html", ".jinja", ".toml", ".mako"}
 SHORT_TEXT = (
     120  # a name in a short string may be a reference (getattr, an annotation); in prose not
+)
+
+# A comment, a string with its prefix, or a name: `tokenize` reads the same in four times the time.
+TOKEN = re.compile(
+    r"""\#[^\n]*
+    |((?:\b[rbuf]{1,2})?(?:
+        \"{3}(?:[^\\]|\\.)*?\"{3} | '{3}(?:[^\\]|\\.)*?'{3}
+        | "(?:[^"\\\n]|\\.)*" | '(?:[^'\\\n]|\\.)*'
+    ))
+    |\b([^\W\d]\w*)""",
+    re.VERBOSE | re.DOTALL | re.IGNORECASE,
 )
 
 # Called by a framework through its name alone.
@@ -41,13 +50,11 @@ def _mentions() -> Counter[str]:
 
 
 def _names(source: str) -> Iterator[str]:
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type == tokenize.NAME:
-            yield token.string
-        elif token.type == tokenize.STRING:
-            short = len(token.string) < SHORT_TEXT
-            if short or token.string[0] in "fF":
-                yield from set(re.findall(r"\w+", token.string))
+    for string, name in TOKEN.findall(source):
+        if name:
+            yield name
+        elif string and (len(string) < SHORT_TEXT or string[0] in "fF"):
+            yield from set(re.findall(r"\w+", string))
 
 
 def _definitions(

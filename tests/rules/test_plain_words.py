@@ -84,11 +84,11 @@ def _texts(path: Path) -> list[str]:
     source = path.read_text(errors="replace")
     if path.suffix != ".py":
         return source.splitlines()
-    tree = ast.parse(source)
+    nodes = list(ast.walk(ast.parse(source)))
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    bodies = [node.body for node in ast.walk(tree) if isinstance(node, documented)]
+    bodies = [node.body for node in nodes if isinstance(node, documented)]
     docstrings = {id(body[0].value) for body in bodies if body and isinstance(body[0], ast.Expr)}
-    strings = [node for node in ast.walk(tree) if isinstance(node, ast.Constant)]
+    strings = [node for node in nodes if isinstance(node, ast.Constant)]
     return [
         node.value for node in strings if isinstance(node.value, str) and id(node) not in docstrings
     ]

@@ -27,8 +27,11 @@ OPERATOR_ONLY = (
 
 
 def _calls(path: Path) -> set[str]:
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    found: set[str] = set()
+    source = path.read_text()
+    if not any(name in source for name in MAKERS):
+        return found  # most files: parsing them all takes seconds
+    for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call):
             function = node.func
             name = getattr(function, "id", None) or getattr(function, "attr", None)

@@ -115,7 +115,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _held_money(tools: CommandContext, session: Session) -> list[Difference]:
-    from gateway.wiring import make_counters
+    from gateway.counting import make_counters
 
     keys = budgets.hard_limit_keys(session, tools.clock.now())
 

@@ -12,7 +12,10 @@ from core.database import Database
 from core.extras import require
 from core.settings import Settings, load_settings
 from core.tenants.operator import operator_token
+from gateway.counting import make_counters
 from gateway.http import cpu_affinity, numpy_threads
+from gateway.http.listening import listen, listen_for_metrics, url_of
+from gateway.upstreams.config import read_upstreams
 
 HELP = "start the gateway, with a local engine unless TOLLHOUSE_UPSTREAMS names others"
 
@@ -50,32 +53,34 @@ def run(arguments: argparse.Namespace) -> int:
         cpu_affinity.pin_to_core(0)
     numpy_threads.load_numpy()
 
-    from gateway.catalog.model_files import resolved, served_names
-    from gateway.http import ready, startup
-    from gateway.http.serving import listen, listen_for_metrics, serve_on, url_of
-    from gateway.http.serving_record import write_record
-    from gateway.http.workers import serve_with_workers
-    from gateway.wiring import make_counters
-
     if not settings.upstreams:
         require(
             "torch", "engine", "A local engine", instead="or name engines in TOLLHOUSE_UPSTREAMS"
         )
-    make_counters(settings, SystemClock())  # raises on invalid settings before anything starts
+    # What can be refused comes first: the gateway itself takes seconds to import.
+    read_upstreams(settings.upstreams)
+    make_counters(settings, SystemClock())
     listener = listen(settings)
     url = url_of(listener, settings.host)
     metrics_listener = listen_for_metrics(settings)
-    urls = ready.Urls(url, url)
-    if metrics_listener is not None and settings.metrics_address is not None:
-        urls = ready.Urls(url, url_of(metrics_listener, settings.metrics_address[0]))
     database = Database(settings.effective_database_url)
     try:
         database.ping() if settings.database_url else None
         make_data_dir(settings.data_dir)
-        served = settings if settings.upstreams else resolved(settings)
+        served = settings if settings.upstreams else _resolved(settings)
+
+        from gateway.catalog.model_files import served_names
+        from gateway.http import ready, startup
+        from gateway.http.serving import serve_on
+        from gateway.http.serving_record import write_record
+        from gateway.http.workers import serve_with_workers
+
         startup_info = startup.prepare(settings, database, SystemClock())
     finally:
         database.close()
+    urls = ready.Urls(url, url)
+    if metrics_listener is not None and settings.metrics_address is not None:
+        urls = ready.Urls(url, url_of(metrics_listener, settings.metrics_address[0]))
     given_settings = settings
     with _engines(served) as (settings, engine_s):
 
@@ -90,6 +95,12 @@ def run(arguments: argparse.Namespace) -> int:
             return serve_with_workers(listener, settings, _ready, metrics_listener)
         serve_on(listener, settings, metrics_listener=metrics_listener, ready=_ready)
     return 0
+
+
+def _resolved(settings: Settings) -> Settings:
+    from gateway.catalog.model_files import resolved
+
+    return resolved(settings)
 
 
 @contextlib.contextmanager

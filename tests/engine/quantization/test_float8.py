@@ -76,11 +76,8 @@ def pair(folder: Path, kind: str, family: str = "Llama", **shape: Any) -> tuple[
         size = -(-out // down), -(-width // across)
         scales = torch.from_numpy(random.uniform(0.1, 0.5, size) / width**0.5).to(dtype)
         exact = scales.double().numpy()
-        found = [
-            [of_bits(codes[i, j]) * exact[i // down, j // across] for j in range(width)]
-            for i in range(out)
-        ]
-        values[name] = torch.from_numpy(np.array(found)).float()
+        of_each = exact[np.arange(out)[:, None] // down, np.arange(width) // across]
+        values[name] = torch.from_numpy(of_bits(codes) * of_each).float()
         held[name] = torch.from_numpy(codes).view(torch.float8_e4m3fn)
         held[name + ending] = scales if rows or columns else scales.reshape(())
         if config.get("activation_scheme") == "static":

@@ -1,0 +1,69 @@
+"""The sockets that a gateway listens on, bound before anything is started or imported for it."""
+
+import errno
+import socket
+
+from core.errors import SettingError
+from core.settings import Settings
+
+BACKLOG = 2048
+
+
+def listen(settings: Settings) -> socket.socket:
+    """Bind and listen. Raises SettingError if the port is in use, with a command that uses another."""
+    try:
+        return _bound(settings.host, settings.port)
+    except OSError as error:
+        raise _cannot_listen(settings, error) from None
+
+
+def listen_for_metrics(settings: Settings) -> socket.socket | None:
+    """On TOLLHOUSE_METRICS_LISTEN, if it is set."""
+    if settings.metrics_address is None:
+        return None
+    try:
+        return _bound(*settings.metrics_address)
+    except OSError as error:
+        raise SettingError(
+            f"Cannot listen on {settings.metrics_listen}: {error.strerror}.",
+            next_step="Set TOLLHOUSE_METRICS_LISTEN to a free address of this machine.",
+        ) from None
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # asyncio disables Nagle's algorithm only on sockets with an explicit protocol; with it, each
+    # response on a kept-alive connection waits 40 ms for the client's delayed acknowledgement.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError:
+        listener.close()
+        raise
+    listener.listen(BACKLOG)
+    listener.set_inheritable(True)
+    return listener
+
+
+def url_of(listener: socket.socket, host: str) -> str:
+    """The URL with the port in use. A wildcard address is shown as the loopback address."""
+    port = listener.getsockname()[1]
+    shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host)
+    return (
+        f"http://[{shown}]:{port}"
+        if ":" in shown and "[" not in shown
+        else f"http://{shown}:{port}"
+    )
+
+
+def _cannot_listen(settings: Settings, error: OSError) -> SettingError:
+    if error.errno == errno.EADDRINUSE:
+        return SettingError(
+            f"Port {settings.port} on {settings.host} is already in use.",
+            next_step=f"Use another port: tollhouse serve --port {settings.port + 1}",
+        )
+    return SettingError(
+        f"Cannot listen on {settings.host}:{settings.port}: {error.strerror}.",
+        next_step="Correct TOLLHOUSE_HOST or TOLLHOUSE_PORT.",
+    )
