@@ -191,7 +191,7 @@ def one_kv_head(tmp_path_factory: pytest.TempPathFactory) -> Path:
 MIXES = [(0, 1), (5, 2), (1, 1), (0, 7), (2, 1), (3, 4), (0, 3), (6, 1)]
 
 
-@pytest.mark.parametrize("recorded", [True, False])
+@pytest.mark.parametrize("recorded", [pytest.param(True, marks=pytest.mark.proof), False])
 def test_any_mix_has_the_bits_of_the_step_without_a_graph(
     one_kv_head: Path, recorded: bool
 ) -> None:
@@ -207,6 +207,7 @@ def test_any_mix_has_the_bits_of_the_step_without_a_graph(
     assert min(used.values()) > 2
 
 
+@pytest.mark.proof
 def test_adapters_come_and_go_in_the_same_graphs(one_kv_head: Path, tmp_path: Path) -> None:
     paths = [save_adapter(one_kv_head, tmp_path / f"r{rank}", rank, rank) for rank in (2, 20, 5)]
     pair = Pair(lambda: gpu_driver(one_kv_head, max_adapter_slots=3, max_lora_rank=20), paths)
@@ -236,6 +237,7 @@ def test_other_families(
     assert len(pair.keys) == 3
 
 
+@pytest.mark.proof
 def test_experts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Padding has no expert, and is not counted."""
     checkpoint = save_experts(
