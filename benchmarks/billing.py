@@ -2,7 +2,7 @@
 billing/README.md. At full size (10 million events, 1,000 tenants) it takes about a quarter of an hour
 on two cores and 10 GB of the database's disk; `--scale 0.02` takes half a minute. `--only workers`
 measures rating alone, with one and with two processes in turns. `--only usage-page --events 100000000`
-measures that page over the roll-ups of so many events, whose rows are not kept (an hour of a core).
+measures that page over the roll-ups of so many events, whose rows are not kept (a quarter of an hour).
 
 It makes two databases of its own, one with little history and one with much, and drops them. What an
 event costs is timed on both in turns, so that a busy machine slows both alike.
