@@ -1,5 +1,6 @@
 """The one set of fixtures: databases that are made for a test and dropped after it."""
 
+import gc
 import os
 import shutil
 import socket
@@ -29,6 +30,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Each `httpx.get` would read every authority anew: see there.
 httpx._transports.default.create_ssl_context = read_once()
 
+# A time-out that only guards against hanging is a minute; httpx's own are five seconds, for which a
+# busy machine may keep a server in a thread of the tests from running.
+for _part in ("connect", "read", "write", "pool"):
+    setattr(httpx._config.DEFAULT_TIMEOUT_CONFIG, _part, 60.0)
+
 # A change is judged by its own merits: the same examples every time. `--hypothesis-profile explore`
 # looks for new ones, and keeps what it found in `.hypothesis` until it is mended. Neither has a
 # deadline: that a busy machine makes one example slow is no fault of what is tested.
@@ -41,6 +47,13 @@ hypothesis.settings.register_profile(
     print_blob=True,
 )
 hypothesis.settings.load_profile("tollhouse")
+
+
+def pytest_collection_finish() -> None:
+    """What was imported stays: the garbage collector need not look over it again and again, for seconds
+    each time on a slow machine, while a server in a thread waits."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

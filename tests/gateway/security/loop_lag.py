@@ -26,22 +26,22 @@ def as_served() -> Iterator[None]:
     finally:
         sys.setswitchinterval(before)
         gc.set_threshold(*thresholds)
-        gc.unfreeze()
 
 
 @contextmanager
 def lag_of(loop: asyncio.AbstractEventLoop) -> Iterator[Callable[[], float]]:
-    """Yields a function that tells the longest pause so far, in seconds."""
+    """Yields a function that tells the longest pause so far, in seconds, less what the loop's thread
+    waited for a core that other processes had."""
     worst = [0.0]
     stop = threading.Event()
 
     async def _probe() -> None:
-        last = time.perf_counter()
+        last, queued = time.perf_counter(), _queued_s()
         while not stop.is_set():
             await asyncio.sleep(_EVERY_S)
-            now = time.perf_counter()
-            worst[0] = max(worst[0], now - last - _EVERY_S)
-            last = now
+            now, waited = time.perf_counter(), _queued_s()
+            worst[0] = max(worst[0], now - last - _EVERY_S - (waited - queued))
+            last, queued = now, waited
 
     probing = asyncio.run_coroutine_threadsafe(_probe(), loop)
     try:
@@ -49,6 +49,15 @@ def lag_of(loop: asyncio.AbstractEventLoop) -> Iterator[Callable[[], float]]:
     finally:
         stop.set()
         probing.result(60)
+
+
+def _queued_s() -> float:
+    """For how long this thread was ready to run and had no core (Linux; elsewhere 0)."""
+    try:
+        with open(f"/proc/self/task/{threading.get_native_id()}/schedstat") as file:
+            return int(file.read().split()[1]) / 1e9
+    except OSError:
+        return 0.0
 
 
 def longest_pause(loop: asyncio.AbstractEventLoop, work: Callable[[], object]) -> float:
