@@ -4,7 +4,7 @@ They are updated as charges are posted and can be rebuilt from them. An adjustme
 in which it is posted, as a kind of its own.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Any
@@ -56,11 +56,12 @@ _AMOUNT_OF = {
 _FIRST_SUM = 7  # index of the first quantity in a charge's row
 ADJUSTMENT = "adjustment"
 Sums = dict[tuple[Any, ...], list[int]]
+_Groups = dict[tuple[Any, ...], list[Sequence[int]]]  # rows to be added up, by the key of their sum
 
 
 def add_charges(session: Session, rated: Iterable[tuple[Any, tuple[Any, ...]]]) -> None:
     """Add new charges to all roll-ups. Hold the tenants' locks."""
-    by_hour: dict[tuple[Any, ...], list[tuple[int, ...]]] = {}
+    by_hour: _Groups = {}
     for event, charge in rated:
         tenant_id, project_id, key_id, kind, model, adapter, version, at = event[1:9]
         key = (
@@ -77,7 +78,7 @@ def add_charges(session: Session, rated: Iterable[tuple[Any, tuple[Any, ...]]]) 
             charge[3],
         )
         by_hour.setdefault(key, []).append(charge[_FIRST_SUM:])
-    _add_all(session, {key: [*map(sum, zip(*rows, strict=True))] for key, rows in by_hour.items()})
+    _add_all(session, _summed(by_hour))
 
 
 def add_adjustments(session: Session, adjustments: Iterable[Mapping[str, Any]]) -> None:
@@ -163,22 +164,25 @@ def _hours_of(adjustments: Iterable[Mapping[str, Any]]) -> Sums:
 
 
 def by_day(hours: Sums) -> Sums:
-    found: dict[tuple[Any, ...], list[list[int]]] = {}
+    found: _Groups = {}
     for key, values in hours.items():
         day = (key[0], key[1].replace(hour=0), *key[2:])
         found.setdefault(day, []).append(values)
-    return {day: [*map(sum, zip(*rows, strict=True))] for day, rows in found.items()}
+    return _summed(found)
 
 
 def by_tenant_day(days: Sums) -> Sums:
     """TENANT_DAILY_SUMS by TENANT_DAILY_KEY."""
-    found: Sums = {}
+    found: _Groups = {}
     for key, values in days.items():
         tenant_id, at, model, currency = key[0], key[1], key[4], key[len(KEY)]
-        sums = found.setdefault((at, tenant_id, model, currency), [0] * len(_TENANT_DAILY_INDEXES))
-        for index, place in enumerate(_TENANT_DAILY_INDEXES):
-            sums[index] += values[place]
-    return found
+        sums = [values[place] for place in _TENANT_DAILY_INDEXES]
+        found.setdefault((at, tenant_id, model, currency), []).append(sums)
+    return _summed(found)
+
+
+def _summed(groups: _Groups) -> Sums:
+    return {key: [*map(sum, zip(*rows, strict=True))] for key, rows in groups.items()}
 
 
 def hour_of(at: datetime) -> datetime:
