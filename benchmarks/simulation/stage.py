@@ -55,7 +55,7 @@ class SqliteStage:
         self.database = FaultyDatabase(f"sqlite:///{self.folder / 'books.db'}")
 
     def clear(self) -> Books:
-        self.database.close()
+        self.database.db_engine.dispose()  # closed, it would keep no connection for the next world
         for stale in self.folder.glob("*.db*"):
             stale.unlink()
         shutil.rmtree(self.spools, ignore_errors=True)
