@@ -105,7 +105,7 @@ def _settled(site: Site) -> bool:
 def _audit(site: Site) -> dict[str, Any]:
     database = Database(site.books)
     rate_all(database, site.clock)
-    with database.read() as session:
+    with database.snapshot() as session:  # workers and scheduled tasks may still write
         report = reconcile.audit(session).as_json()
         files = sorted((site.folder / "engines").glob("receipts-*.log"))
         settings = load_settings(data_dir=site.spool(GATEWAYS[0]))
@@ -119,6 +119,8 @@ def _audit(site: Site) -> dict[str, Any]:
         "duplicated": report["duplicated"],
         "ledger_error": report["ledger_error"],
         "differences": len(report["differences"]) + len(receipts),
+        "found": [each["message"] for each in report["differences"]]
+        + [each.message for each in receipts],
         "parked": sum(
             spool_counts(load_settings(data_dir=site.spool(name))).parked for name in GATEWAYS
         ),

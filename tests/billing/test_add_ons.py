@@ -1,9 +1,11 @@
 """Add-ons beside plans, and limits that follow the billing plan; every amount is worked out by hand."""
 
 import pytest
+from sqlalchemy import select
 
 from billing import add_ons, recognition, subscriptions
 from billing.ledger import AccountKind, balance
+from billing.models import InvoiceLine
 from billing.tasks import follow_subscriptions
 from core.errors import BadRequest, Conflict, NotFound
 from core.money import units_of
@@ -44,6 +46,10 @@ def test_an_add_on_is_prorated_where_it_begins_and_ends(deployment: Deployment) 
             ("add_on", "2026-01-21 2026-02-01", "6.60"),
         ]
     ]
+    with deployment.database.read() as session:
+        rows = session.scalars(select(InvoiceLine.description).order_by(InvoiceLine.id))
+        one, three, _ = [row for row in rows if row.startswith("Add-on")]  # the last is February's
+    assert "unit" not in one and ", 3 units" in three
     at(deployment, 2, 15)
     have(deployment, 0)
     # 14 of 28 days of three units.

@@ -36,6 +36,7 @@ class Fault:
     statements: tuple[str, ...]
     finds: str  # part of the message
     kind: str = "amount"
+    units: tuple[int, ...] = (0,)  # of each difference that the check finds, in picounits
 
 
 _FIRST = "(select min(request_id) from {})"
@@ -144,6 +145,7 @@ FAULTS = (
         ("update charges set output_amount = output_amount + 5, amount = amount + 5"
          f" where request_id = {_FIRST.format('charges')}",),
         "is charged",
+        units=(5,),
     ),
     *(
         Fault(
@@ -152,20 +154,23 @@ FAULTS = (
             (f"update {table} set amount = amount + 1, output_amount = output_amount + 1"
              f" where tenant_id = 'acme'",),
             table,
+            units=units,
         )
-        for table in ("usage_hourly", "usage_daily")
+        for table, units in (("usage_hourly", (1, 1)), ("usage_daily", (-2, 1, 1)))
     ),
     Fault(
         audit_charges.charges_and_roll_ups,
         "the roll-up over all tenants has other sums",
         ("update {tenant_daily} set output_tokens = output_tokens + 1",),
         "{tenant_daily}",
+        units=(0, 0),
     ),
     Fault(
         closing.closed_days_are_unchanged,
         "a closed day's charges are changed",
         (f"update charges set amount = amount + 1 where request_id = {_FIRST.format('charges')}",),
         "was closed with",
+        units=(0, 1),
     ),
     Fault(
         closing.closed_days_are_unchanged,
@@ -173,6 +178,7 @@ FAULTS = (
         ("update closed_days set sums = replace(sums, '\"events\": 8', '\"events\": 9')"
          " where sums like '%\"events\": 8%'",),
         "were changed",
+        units=(0, 0),
     ),
     Fault(
         audit_ledger.transactions_sum_to_zero,
@@ -180,12 +186,14 @@ FAULTS = (
         ("update ledger_entries set units = units + 1"
          " where id = (select min(id) from ledger_entries)",),
         "does not sum to zero",
+        units=(1,),
     ),
     Fault(
         audit_ledger.balances_are_sums,
         "a balance is changed",
         ("update ledger_accounts set balance = balance + 1 where kind = 'receivable'",),
         "its entries sum to",
+        units=(1, 1),
     ),
     Fault(
         audit_ledger.charges_and_ledger,
@@ -193,18 +201,21 @@ FAULTS = (
         ("update charges set amount = amount + 7"
          f" where request_id = {_FIRST.format('charges')}",),
         "has revenue",
+        units=(-7,),
     ),
     Fault(
         audit_ledger.wallets_and_grants,
         "a grant has more left than its wallet",
         ("update credit_grants set remaining = remaining + 1",),
         "grants have",
+        units=(-1, 1),
     ),
     Fault(
         audit_ledger.wallets_and_grants,
         "a use of a grant is missing",
         ("delete from credit_uses where id = (select min(id) from credit_uses)",),
         "its uses sum to",
+        units=(10**11,),
     ),
     Fault(
         audit_ledger.charges_and_invoices,
@@ -213,6 +224,7 @@ FAULTS = (
          " invoice_lines l join invoices i on i.id = l.invoice_id where i.status <> 'draft'"
          " and l.kind = 'usage')",),
         "bills",
+        units=(3,),
     ),
     Fault(
         audit_ledger.invoices_add_up,
@@ -221,12 +233,14 @@ FAULTS = (
          " from invoice_lines l join invoices i on i.id = l.invoice_id"
          " where i.status <> 'draft')",),
         "sums of its lines",
+        units=(10**10,),
     ),
     Fault(
         audit_ledger.receivables_are_open_amounts,
         "a payment is booked on the invoice alone",
         ("update invoices set paid_minor = paid_minor + 1 where status <> 'draft'",),
         "receivable is",
+        units=(10**10, 10**10),
     ),
     Fault(
         audit_ledger.numbers_have_no_gap,
@@ -332,6 +346,8 @@ def test_a_seeded_fault_is_found_by_its_check(story: Database, fault: Fault) -> 
             differences
         )
     assert set(found) <= set(whole)
+    assert sorted(each.units for each in found) == list(fault.units)
+    assert {each.count for each in found} == {1}
 
 
 def test_a_clean_audit_reads_each_large_table_few_times(story: Database) -> None:

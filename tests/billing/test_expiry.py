@@ -53,6 +53,14 @@ def balances(deployment: Deployment) -> dict[str, int]:
     return {kind: units for kind, units in found.items() if units}
 
 
+def test_it_says_how_many_grants_expired(lite: Deployment) -> None:
+    for reference, days in (("a", 5), ("b", 5), ("c", 7)):
+        grant(lite, "1", reference, expires_at=START + timedelta(days=days))
+    for days, count in ((5, 2), (6, 0), (7, 1)):
+        with lite.database.transaction() as session:
+            assert expiry.expire(session, START + timedelta(days=days)) == count
+
+
 @pytest.mark.parametrize("expired_first", [True, False])
 def test_credit_that_was_used_in_time_pays_though_it_is_rated_after_its_expiry(
     deployment: Deployment, expired_first: bool

@@ -58,6 +58,12 @@ def test_parquet_comes_back(given_rows: list[tuple[object, ...]]) -> None:
         assert read["amount"] == (None if row[3] is None else Decimal(int(str(row[3]))).scaleb(-12))
 
 
+def test_amounts_in_parquet_have_twelve_places_whatever_they_are() -> None:
+    schema = pq.read_table(io.BytesIO(whole(Format.PARQUET, []))).schema
+    kinds = [str(field.type) for field in schema]
+    assert kinds == ["string", "int64", "bool", "decimal128(38, 12)", "timestamp[us, tz=UTC]"]
+
+
 def test_csv_reads_as_people_expect() -> None:
     data = whole(
         Format.CSV,

@@ -155,6 +155,7 @@ def test_a_destination_where_nothing_can_be_put_is_refused(
         ({"form": "xlsx"}, "format"),
         ({"every": "hour"}, "every"),
         ({"delay_hours": -1}, "delay_hours"),
+        ({"delay_hours": 4 * 7 * 24 + 1}, "delay_hours"),
     ],
 )
 def test_a_wrong_schedule_names_its_field(
@@ -163,6 +164,13 @@ def test_a_wrong_schedule_names_its_field(
     with pytest.raises(BadRequest) as refused:
         planned(lite, settings, **change)
     assert refused.value.param == field
+
+
+@pytest.mark.parametrize("hours", [0, 4 * 7 * 24])
+def test_an_export_may_wait_for_late_usage_up_to_four_weeks(
+    lite: Deployment, settings: Settings, hours: int
+) -> None:
+    planned(lite, settings, delay_hours=hours)
 
 
 class Broken:
