@@ -22,7 +22,7 @@ from core.events import UsageEvent
 from core.ids import REQUEST, floor_id
 from core.settings import Settings
 from core.tenants.models import Tenant
-from engine.protocol import Receipt
+from engine.protocol import FinishReason, Receipt
 from engine.receipts import read_receipts
 from gateway.metering.receipt_log import engine_count
 from gateway.metering.receipt_notes import opened_of
@@ -31,6 +31,7 @@ from gateway.metering.spool_watch import requests_in_spools
 from gateway.upstreams.multi_prompt import merged_receipt
 
 _BATCH = 1000
+_WHOLE = (FinishReason.STOP, FinishReason.LENGTH)  # of an answer
 MIN_AGE_S = 600.0  # younger requests may run, or be in a spool of another machine
 
 
@@ -126,16 +127,30 @@ def files_and_events(
 def _differing(session: Session, requests: dict[str, list[Receipt]]) -> list[str]:
     """Ids of receipts that the database has, but from no engine with the counts of the file. One that
     it lacks came with no answer, because its gateway died; its event is judged."""
-    held = {
-        each.request_id: (each.prompt, each.cached, each.generated)
-        for receipts in requests.values()
-        for each in receipts
-    }
+    held = {each.request_id: each for receipts in requests.values() for each in receipts}
     stored: dict[str, set[tuple[int, int, int]]] = {}
     for each in usage.receipts_of(session, list(held)):
         counts = (each.prompt_tokens, each.cached_tokens, each.generated_tokens)
         stored.setdefault(each.request_id, set()).add(counts)
-    return [name for name, counts in stored.items() if held[name] not in counts]
+    wrong = [name for name, counts in stored.items() if _counts(held[name]) not in counts]
+    ended = [name for name in wrong if held[name].finish_reason not in _WHOLE]
+    elsewhere = _answered(session, {name.partition(".")[0] for name in ended})
+    return [n for n in wrong if n not in ended or n.partition(".")[0] not in elsewhere]
+
+
+def _answered(session: Session, requests: set[str]) -> set[str]:
+    """Those with a whole answer. If an attempt of one has none, another replica gave it, and the
+    gateway that gave up the attempt was gone before its receipt came."""
+    if not requests:
+        return set()
+    found = select(UsageEventRow.request_id).where(
+        UsageEventRow.request_id.in_(requests), UsageEventRow.finish_reason.in_(_WHOLE)
+    )
+    return set(session.scalars(found))
+
+
+def _counts(receipt: Receipt) -> tuple[int, int, int]:
+    return receipt.prompt, receipt.cached, receipt.generated
 
 
 def _newest(clock: Clock, min_age_s: float) -> str:

@@ -48,7 +48,9 @@ def of_child(
     if sum(line["exact"] for line in found["markup"]) != markup:
         yield f"{name}: the mark-up is {found['markup']}, by hand {markup}"
     minor = sum(line["amount_minor"] for line in own) + cents(markup)
-    rest = cents(charged + markup - promo - prepaid) if promo or prepaid else minor
+    net_of_promo = charged + markup - promo
+    for_net = min(prepaid, max(0, net_of_promo))  # more of it paid for tax
+    rest = cents(net_of_promo - for_net) if promo or prepaid else minor
     owed = rest if link is not None and link.pays == "parent" else 0
     moved = -sum(line["amount_minor"] for line in found["transfer"])
     if moved != owed:

@@ -20,7 +20,7 @@ from core.events import UsageKind
 from core.ids import REQUEST, floor_id, new_id
 from core.settings import Settings
 from core.tenants.models import Tenant
-from engine.protocol import Receipt
+from engine.protocol import FinishReason, Receipt
 from engine.receipts import Receipts
 from gateway.metering import receipt_files as files_module
 from gateway.metering.receipt_files import files_and_events, receipt_files, recover
@@ -154,6 +154,26 @@ def test_the_audit_finds_counts_that_are_not_the_file_s(files: Files, column: st
     with files.database.read() as session:
         (found,) = files_and_events(session, files.settings, files.clock, [files.path])
     assert (found.check, found.kind, found.count) == ("receipt files/receipts", "amount", 2)
+
+
+@pytest.mark.parametrize(
+    ("attempt", "answer", "differs"),
+    [("abort", "stop", 0), ("error", "length", 0), ("abort", "abort", 1), ("stop", "stop", 1)],
+)
+def test_an_attempt_that_another_replica_replaced_is_no_difference(
+    files: Files, attempt: str, answer: str, differs: int
+) -> None:
+    """An engine stood still, its request moved to another, and the gateway ended before the first one
+    could say what it had done: its file alone knows. Found by a round of chaos."""
+    name = files.id()
+    whole = replace(files.receipt(name), finish_reason=FinishReason(answer))
+    files.write([whole])
+    files.recover()
+    files.path.unlink()
+    files.write([replace(whole, generated=3, delivered=3, finish_reason=FinishReason(attempt))])
+    with files.database.read() as session:
+        found = files_and_events(session, files.settings, files.clock, [files.path])
+    assert sum(each.count for each in found) == differs
 
 
 def test_a_prompt_that_was_processed_in_part_is_opened_with_all_its_tokens(files: Files) -> None:
