@@ -171,6 +171,8 @@ def test_an_export_may_wait_for_late_usage_up_to_four_weeks(
     lite: Deployment, settings: Settings, hours: int
 ) -> None:
     planned(lite, settings, delay_hours=hours)
+    with lite.database.read() as session:
+        assert session.scalars(select(ExportSchedule)).one().options["delay_hours"] == hours
 
 
 class Broken:
