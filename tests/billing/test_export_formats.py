@@ -59,9 +59,11 @@ def test_parquet_comes_back(given_rows: list[tuple[object, ...]]) -> None:
 
 
 def test_amounts_in_parquet_have_twelve_places_whatever_they_are() -> None:
-    schema = pq.read_table(io.BytesIO(whole(Format.PARQUET, []))).schema
+    columns = [*COLUMNS, Column("rate", Kind.DECIMAL)]
+    schema = pq.read_table(io.BytesIO(b"".join(encode([], columns, Format.PARQUET)))).schema
     kinds = [str(field.type) for field in schema]
-    assert kinds == ["string", "int64", "bool", "decimal128(38, 12)", "timestamp[us, tz=UTC]"]
+    amount = "decimal128(38, 12)"
+    assert kinds == ["string", "int64", "bool", amount, "timestamp[us, tz=UTC]", amount]
 
 
 def test_csv_reads_as_people_expect() -> None:
