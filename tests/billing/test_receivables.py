@@ -32,10 +32,14 @@ def test_each_open_amount_is_in_one_bucket(deployment: Deployment, clock: FakeCl
             assert invoice.due_at is not None
             now = invoice.due_at + timedelta(days=days)
             (line,) = receivables.ageing(session, now)
-            found = receivables.invoices(session, now, bucket=name)
+            listed = {
+                each
+                for each in receivables.BUCKETS
+                if receivables.invoices(session, now, bucket=each)
+            }
         wanted = dict.fromkeys(receivables.BUCKETS, 0) | {name: 1200, "total": 1200}
         assert line == {"currency": "USD"} | wanted, days
-        assert [each.id for each, _ in found] == [customer.invoice_id], days
+        assert listed == {name}, days
     customer.pay(500, "part")
     with deployment.database.read() as session:
         assert receivables.ageing(session, clock.now())[0]["total"] == 700
