@@ -168,7 +168,9 @@ def close(state: StripeState, name: str, status: str) -> Object:
 
 def create_credit_note(state: StripeState, form: dict[str, Any]) -> Object:
     invoice = _only(state, form.get("invoice", ""), "open", "paid")
-    amount = integer(form, "amount") or sum(int(each["unit_amount"]) for each in form["lines"])
+    amount = integer(form, "amount") or sum(
+        int(each["unit_amount"]) * int(each.get("quantity", 1)) for each in form["lines"]
+    )
     if invoice["status"] == "open" and amount > invoice["amount_remaining"]:
         raise ApiError(400, "The credit note exceeds the amount remaining.", param="amount")
     made = state.make(
