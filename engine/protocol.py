@@ -16,6 +16,9 @@ class FinishReason(StrEnum):
     ERROR = "error"  # the engine failed; see the receipt's message
 
 
+WHOLE = (FinishReason.STOP, FinishReason.LENGTH)  # why a whole answer ends
+
+
 @dataclass(frozen=True, slots=True)
 class Grammar:
     """What an answer must match."""

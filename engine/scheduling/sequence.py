@@ -5,6 +5,7 @@ from enum import Enum, auto
 
 from engine.batch import AdapterHandle
 from engine.protocol import (
+    WHOLE,
     FinishReason,
     GenerateRequest,
     PromptLogprob,
@@ -181,7 +182,7 @@ class Request:
             "generated": self.generated - sum(s.output_len for s in self.sequences),
             "delivered": self.delivered + self.withheld - self.generated,
         }
-        if self.finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
+        if self.finish_reason in WHOLE:
             found["unprocessed"] = len(self.inputs.prompt) - self.reached
         return {name: excess for name, excess in found.items() if excess}
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from engine.errors import AdapterError
 from engine.execution.results import Outbox
 from engine.protocol import (
+    WHOLE,
     FinishReason,
     GenerateRequest,
     Receipt,
@@ -19,7 +20,6 @@ from engine.receipts import Receipts
 from engine.search.beams import BeamSearch
 
 _ORIGIN = "\x00beams"  # of the requests inside; never a gateway
-_COMPLETE = (FinishReason.STOP, FinishReason.LENGTH)
 
 
 @dataclass(slots=True)
@@ -85,7 +85,7 @@ class BeamSearches:
             search = self._inside.pop(receipt.request_id)
             del search.waiting[receipt.request_id]
             search.receipts.append(receipt)
-            if receipt.finish_reason not in _COMPLETE and search.failure is None:
+            if receipt.finish_reason not in WHOLE and search.failure is None:
                 self._fail(search, receipt.finish_reason, receipt.message)
             if not search.waiting:
                 self._go_on(search, outboxes)

@@ -22,7 +22,7 @@ from core.events import UsageEvent
 from core.ids import REQUEST, floor_id
 from core.settings import Settings
 from core.tenants.models import Tenant
-from engine.protocol import FinishReason, Receipt
+from engine.protocol import WHOLE, Receipt
 from engine.receipts import read_receipts
 from gateway.metering.receipt_log import engine_count
 from gateway.metering.receipt_notes import opened_of
@@ -31,7 +31,6 @@ from gateway.metering.spool_watch import requests_in_spools
 from gateway.upstreams.multi_prompt import merged_receipt
 
 _BATCH = 1000
-_WHOLE = (FinishReason.STOP, FinishReason.LENGTH)  # of an answer
 MIN_AGE_S = 600.0  # younger requests may run, or be in a spool of another machine
 
 
@@ -132,21 +131,28 @@ def _differing(session: Session, requests: dict[str, list[Receipt]]) -> list[str
     for each in usage.receipts_of(session, list(held)):
         counts = (each.prompt_tokens, each.cached_tokens, each.generated_tokens)
         stored.setdefault(each.request_id, set()).add(counts)
-    wrong = [name for name, counts in stored.items() if _counts(held[name]) not in counts]
-    ended = [name for name in wrong if held[name].finish_reason not in _WHOLE]
-    elsewhere = _answered(session, {name.partition(".")[0] for name in ended})
-    return [n for n in wrong if n not in ended or n.partition(".")[0] not in elsewhere]
+    wrong = {name for name, counts in stored.items() if _counts(held[name]) not in counts}
+    return sorted(wrong - _replaced(session, [held[name] for name in wrong]))
 
 
-def _answered(session: Session, requests: set[str]) -> set[str]:
-    """Those with a whole answer. If an attempt of one has none, another replica gave it, and the
-    gateway that gave up the attempt was gone before its receipt came."""
-    if not requests:
+def _replaced(session: Session, receipts: list[Receipt]) -> set[str]:
+    """Ids of receipts without a whole answer whose request has one: another replica gave it, and the
+    gateway that gave up the first attempt was gone before its receipt came."""
+    attempts = {
+        each.request_id: _gateway_id(each) for each in receipts if each.finish_reason not in WHOLE
+    }
+    if not attempts:
         return set()
-    found = select(UsageEventRow.request_id).where(
-        UsageEventRow.request_id.in_(requests), UsageEventRow.finish_reason.in_(_WHOLE)
+    answered = select(UsageEventRow.request_id).where(
+        UsageEventRow.request_id.in_(attempts.values()), UsageEventRow.finish_reason.in_(WHOLE)
     )
-    return set(session.scalars(found))
+    elsewhere = set(session.scalars(answered))
+    return {name for name, request_id in attempts.items() if request_id in elsewhere}
+
+
+def _gateway_id(receipt: Receipt) -> str:
+    """The request's id as the gateway knows it: of several prompts, the engine's has a number."""
+    return receipt.request_id.partition(".")[0]
 
 
 def _counts(receipt: Receipt) -> tuple[int, int, int]:
@@ -161,7 +167,7 @@ def _batches(path: Path, newest: str) -> Iterator[dict[str, list[Receipt]]]:
     """The receipts by the gateway's request id, of requests before `newest`."""
     found: dict[str, dict[str, Receipt]] = {}
     for receipt in read_receipts(path):
-        found.setdefault(receipt.request_id.partition(".")[0], {})[receipt.request_id] = receipt
+        found.setdefault(_gateway_id(receipt), {})[receipt.request_id] = receipt
     requests = ((name, list(parts.values())) for name, parts in found.items() if name < newest)
     while batch := dict(islice(requests, _BATCH)):
         yield batch

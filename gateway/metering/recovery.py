@@ -20,7 +20,7 @@ from core import metrics
 from core.clock import Clock
 from core.errors import TollhouseError
 from core.events import CountedBy, EngineCount, OpenedRequest, SettledBy, UsageEvent
-from engine.protocol import FinishReason, Receipt
+from engine.protocol import WHOLE, FinishReason, Receipt
 from gateway.metering.batch_shippers import UsageSink
 from gateway.metering.meter import Counts, usage_event, waive_all, with_dropped
 from gateway.metering.parked_records import retry_parked
@@ -250,7 +250,7 @@ def event_of_receipt(opened: OpenedRequest, receipt: Receipt | None, now: dateti
     counts = Counts(receipt.prompt, receipt.cached, delivered, receipt.generated - delivered)
     if opened.batch_job is not None:
         counts = waive_all(counts)
-    complete = receipt.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
+    complete = receipt.finish_reason in WHOLE
     return usage_event(
         opened,
         counts,

@@ -12,11 +12,9 @@ import msgspec
 
 from core.errors import TollhouseError
 from core.events import CountedBy
-from engine.protocol import FinishReason, Receipt
+from engine.protocol import WHOLE, Receipt
 from gateway.upstreams.base import Chunk, EngineClient, Generation, Job, TextChunk
 from gateway.upstreams.upstream_usage import UpstreamReceipt
-
-_WHOLE = (FinishReason.STOP, FinishReason.LENGTH)
 
 
 async def generate(client: EngineClient, job: Job) -> Generation:
@@ -110,7 +108,7 @@ def merged_receipt(request_id: str, receipts: Sequence[Receipt]) -> Receipt:
     """Merge receipts: the sum of the tokens, the longest time (the parts ran in parallel), and the
     first finish reason other than stop or length."""
     first = receipts[0]
-    broken = [each for each in receipts if each.finish_reason not in _WHOLE]
+    broken = [each for each in receipts if each.finish_reason not in WHOLE]
     names = _TOKENS + _TEXT_COUNTS if isinstance(first, UpstreamReceipt) else _TOKENS
     counts: dict[str, Any] = {name: sum(getattr(each, name) for each in receipts) for name in names}
     if isinstance(first, UpstreamReceipt):

@@ -36,7 +36,7 @@ class Fault:
     statements: tuple[str, ...]
     finds: str  # part of the message
     kind: str = "amount"
-    units: tuple[int, ...] = (0,)  # of each difference that the check finds, in picounits
+    units: tuple[int, ...] = (0,)  # picounits of what the check finds, ascending
 
 
 _FIRST = "(select min(request_id) from {})"
