@@ -54,7 +54,7 @@ CASES: dict[str, tuple[str, dict[str, Any], str, str]] = {
     "an exploding regex": ("chat/completions", CHAT | {"guided_regex": "((a{1000}){1000}){1000}"},
                            "guided_regex", "simplify it"),
     "a regex of too many parts": ("completions", TEXT | {"guided_regex": "(.{0,5000}a){50}"},
-                                  "guided_regex", "too many expressions"),
+                                  "guided_regex", "too many expressions constructed: simplify it"),
     "a grammar without end": ("completions", TEXT | {"guided_grammar": 'start: "a" start'},
                               "guided_grammar", "never ends"),
     "a gbnf without end": (

@@ -117,6 +117,8 @@ def too_large(grammar: Grammar) -> RequestError | None:
 # What the library says of settings that a client does not have.
 _ONE_OF = re.compile(r"oneOf constraints are not supported\..* with anyOf")
 _ONE_OF_WORDS = "a value could match two schemas of a oneOf: use anyOf, or make them differ"
+# Its limits have many wordings; which of them a grammar meets, or the deadline, is the machine's speed.
+_BEYOND_A_LIMIT = re.compile(r"too (?:many|big|large)\b|\bfuel\b", re.IGNORECASE)
 
 
 def refused(kind: str, why: str) -> RequestError:
@@ -124,7 +126,10 @@ def refused(kind: str, why: str) -> RequestError:
     lines = [
         line.strip() for line in why.splitlines() if line.strip() and "non-verbose" not in line
     ]
-    return RequestError("invalid_grammar", f"the {kind} cannot be served: {' '.join(lines)[:300]}")
+    cause = " ".join(lines)[:300]
+    if _BEYOND_A_LIMIT.search(cause):
+        cause = f"{cause.rstrip('.')}: simplify it"
+    return RequestError("invalid_grammar", f"the {kind} cannot be served: {cause}")
 
 
 def source_of(grammar: Grammar) -> str:
