@@ -165,6 +165,24 @@ FAULTS = (
         "{tenant_daily}",
         units=(0, 0),
     ),
+    *(
+        Fault(
+            audit_charges.charges_and_roll_ups,
+            f"{table} has lost its rows",
+            (f"delete from {table} where tenant_id = 'acme'",),
+            f"{finds} sums to ()",
+            units=units,
+        )
+        for table, finds, units in (
+            ("usage_hourly", "usage_hourly", (-1_200_054_000_000, -130_500_000)),
+            ("{tenant_daily}", "{tenant_daily}", (-1_200_184_500_000,)),
+            (
+                "usage_daily",
+                "usage_daily",
+                (-1_200_054_000_000, -130_500_000, 1_200_184_500_000),
+            ),
+        )
+    ),
     Fault(
         closing.closed_days_are_unchanged,
         "a closed day's charges are changed",
@@ -209,6 +227,13 @@ FAULTS = (
         ("update credit_grants set remaining = remaining + 1",),
         "grants have",
         units=(-1, 1),
+    ),
+    Fault(
+        audit_ledger.wallets_and_grants,
+        "a wallet has more than its grants",
+        ("update ledger_accounts set balance = balance - 5 where kind = 'promo'",),
+        "grants have",
+        units=(-5,),
     ),
     Fault(
         audit_ledger.wallets_and_grants,
@@ -348,6 +373,30 @@ def test_a_seeded_fault_is_found_by_its_check(story: Database, fault: Fault) -> 
     assert set(found) <= set(whole)
     assert sorted(each.units for each in found) == list(fault.units)
     assert {each.count for each in found} == {1}
+
+
+_LATEST = "where at = (select max(at) from {table}) and tenant_id = 'acme'"
+
+
+@pytest.mark.parametrize("table", ["usage_hourly", "{tenant_daily}", "usage_daily"])
+@pytest.mark.parametrize("act", ["delete from {table}", "update {table} set amount = amount + 9"])
+def test_a_fault_in_the_roll_ups_of_an_open_day_is_found_with_its_size(
+    story: Database, table: str, act: str
+) -> None:
+    name = table.format(tenant_daily=tenant_daily())
+    billed = 130_500_000  # picodollars of the three requests of that day
+    size = 9 if act.startswith("update") else -billed
+    with story.db_engine.connect() as connection:
+        session = Session(connection)
+        session.execute(text(f"{act} {_LATEST}".format(table=name)))
+        found = audit_charges.charges_and_roll_ups(session, closing.open_usage(session))
+        session.rollback()
+    of_the_day = {each.message.split()[0]: each for each in found if " of 20" in each.message}
+    others = {"usage_hourly", tenant_daily()}
+    assert of_the_day.keys() == (others if name == "usage_daily" else {name})
+    for each in of_the_day.values():
+        assert each.units == (-size if name == "usage_daily" else size)
+        assert (each.tenant_id, each.count) == ("acme", 1)
 
 
 def test_a_clean_audit_reads_each_large_table_few_times(story: Database) -> None:
