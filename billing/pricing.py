@@ -109,7 +109,7 @@ class Rate:
         if quantity == 0:
             return 0
         if self.scheme is Scheme.PACKAGE:
-            return (-(-quantity // self.package) + 1) * self.tiers[0].unit
+            return -(-quantity // self.package) * self.tiers[0].unit
         flats = sum(tier.flat for tier in self.tiers)
         return quantity * max(tier.unit for tier in self.tiers) + flats
 

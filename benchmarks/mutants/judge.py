@@ -1,5 +1,6 @@
 """Which tests judge a mutant, in which order, and the verdict."""
 
+import itertools
 import json
 import os
 import subprocess
@@ -14,6 +15,7 @@ from typing import Any
 from benchmarks.mutants.coverage_map import CoverageMap, TimedTest
 from benchmarks.mutants.mutate import Mutant
 from benchmarks.mutants.replace import is_inside_function
+from benchmarks.report import progress
 
 ROOT = Path(__file__).parents[2]
 _SLOWER = 5  # a test that takes so many times as long as it did is not waited for
@@ -116,7 +118,7 @@ class Judge:
     def control(self, mutant: Mutant) -> Verdict:
         """The same tests in the same order with nothing changed: none may fail."""
         place = (mutant.path, mutant.statement, mutant.statement_end)
-        tests = self._chosen(self._lines.tests_of(*place))
+        tests = self._chosen(self._lines.tests_of(*place), self._seconds)
         if not tests:
             return Verdict(NOT_EXECUTED)
         reply = self._collected.ask(None, tests)
@@ -126,14 +128,14 @@ class Judge:
     def _by(
         self, process: WarmProcess, mutant: Mutant, found: list[TimedTest], passed: set[str]
     ) -> Verdict:
-        spent = 0.0
+        spent, budget = 0.0, self._seconds
         while True:
             able = [
                 test
                 for test in found
                 if self._sound.get(test.name, True) and test.name not in passed
             ]
-            tests = self._chosen(able)
+            tests = self._chosen(able, budget)
             if not tests:
                 result = SURVIVED if passed else NOT_EXECUTED
                 return Verdict(result, passed=tuple(sorted(passed)), seconds=spent)
@@ -149,6 +151,10 @@ class Judge:
             if self._passes_unchanged(process, reply["test"], tests):
                 result = TIMED_OUT if reply["verdict"] == "timed out" else KILLED
                 return Verdict(result, reply["test"], seconds=spent)
+            before = list(itertools.takewhile(lambda test: test.name != reply["test"], tests))
+            if len(before) < len(tests):  # those before the unsound one have passed
+                passed |= {test.name for test in before}
+                budget -= sum(test.seconds for test in before)
 
     def _passes_unchanged(self, process: WarmProcess, name: str, tests: list[TimedTest]) -> bool:
         """A test that fails by itself in a fork decides nothing, and is not asked again. No name:
@@ -157,9 +163,11 @@ class Judge:
         key = named[0].name
         if key not in self._sound:
             self._sound[key] = process.ask(None, named)["verdict"] == "passed"
+            if not self._sound[key]:
+                progress(f"{key} fails in a fork with nothing changed, and is not asked")
         return self._sound[key]
 
-    def _chosen(self, tests: list[TimedTest]) -> list[TimedTest]:
+    def _chosen(self, tests: list[TimedTest], budget: float) -> list[TimedTest]:
         files: dict[str, list[TimedTest]] = defaultdict(list)
         for test in sorted(tests, key=lambda each: (each.seconds, each.name)):
             files[test.file].append(test)
@@ -173,7 +181,7 @@ class Judge:
         spent = 0.0
         for test in ordered:
             spent += test.seconds
-            if chosen and spent > self._seconds:
+            if chosen and spent > budget:
                 break
             chosen.append(test)
         return chosen

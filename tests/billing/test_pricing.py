@@ -91,6 +91,18 @@ def test_the_hold_covers_every_request(
     assert cost <= version.upper_bound(prompt, most)
 
 
+@given(rule=rules(), quantity=st.integers(0, 60))
+def test_the_most_of_one_price_or_of_packages_is_reached_somewhere(
+    rule: Any, quantity: int
+) -> None:
+    version = version_of({"request": rule})
+    (rate,) = version.rates.values()
+    costs = [version.marginal(Component.REQUEST, stand, quantity) for stand in range(120)]
+    assert max(costs) <= rate.most(quantity)
+    if rule["scheme"] in ("flat", "package"):
+        assert max(costs) == rate.most(quantity)
+
+
 @given(written=st.dictionaries(st.sampled_from([c.value for c in Component]), rules(), min_size=1))
 def test_what_is_stored_is_what_was_tried(written: dict[str, Any]) -> None:
     version = version_of(written, "12.5")

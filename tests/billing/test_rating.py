@@ -1,5 +1,6 @@
 """From events to charges, ledger and roll-ups: once each, exact, in any order."""
 
+import re
 from datetime import timedelta
 
 import pytest
@@ -141,6 +142,19 @@ def test_broken_counts_from_another_program_are_parked(lite: Deployment) -> None
     assert reasons[naive["request_id"]] == "not a usage event: finished_at has no time zone"
     assert "non-negative integers" in reasons[bad["request_id"]]
     assert "`int`, got `float` - at `$.input_tokens`" in reasons[half["request_id"]]
+
+
+def test_what_has_no_usable_id_is_parked_under_its_digest(lite: Deployment) -> None:
+    ids: list[object] = [5, "", "r" * 41, None, ["x"], "r" * 40]
+    payloads = [{"request_id": each, "tenant_id": "acme"} for each in ids] + ["no object"]
+    with lite.database.transaction() as session:
+        assert usage.record_raw(session, payloads, lite.clock) == len(payloads)
+        assert usage.record_raw(session, payloads, lite.clock) == 0, "the same digest again"
+        found = [(row.request_id, row.tenant_id) for row in usage.parked(session)]
+    assert ("r" * 40, "acme") in found
+    derived = [(name, tenant) for name, tenant in found if name != "r" * 40]
+    assert all(re.fullmatch(r"invalid-[0-9a-f]{32}", name) for name, _ in derived)
+    assert sorted(tenant for _, tenant in derived) == ["", *["acme"] * 5]
 
 
 @pytest.mark.parametrize("table", ["usage_events", "charges", "ledger_entries"])
