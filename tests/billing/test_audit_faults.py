@@ -237,6 +237,14 @@ FAULTS = (
     ),
     Fault(
         audit_ledger.wallets_and_grants,
+        "a wallet has no grants, and grants have no wallet",
+        ("update credit_grants set kind = 'prepaid', granted = granted + 3, remaining = 3",
+         "update ledger_accounts set balance = balance - 5 where kind = 'promo'"),
+        "grants have",
+        units=(-5, 3),
+    ),
+    Fault(
+        audit_ledger.wallets_and_grants,
         "a use of a grant is missing",
         ("delete from credit_uses where id = (select min(id) from credit_uses)",),
         "its uses sum to",

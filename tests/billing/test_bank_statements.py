@@ -5,6 +5,7 @@ Its reference is worked out by hand: TH000001RF00 is 2917000001271500, which is 
 98 - 83 = 15.
 """
 
+from dataclasses import replace
 from datetime import date
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 
 from billing import money_acts
 from billing.bank import references, wires
+from billing.bank.lines import StatementLine, checked
 from billing.bank.wires import Clerk, Imported
 from billing.models import BankLine, BillingAccount, Invoice, MoneyAct
 from billing.money_acts import FourEyes
@@ -233,6 +235,16 @@ def test_camt_053_is_matched_and_only_what_is_booked_counts(customer: Customer) 
     assert balances(customer) == {"cash": 1200, "revenue": -1200}
 
 
+def test_a_payment_that_is_its_entry_alone_has_the_entry_s_id(customer: Customer) -> None:
+    own = DETAIL.format(reference=REFERENCE, amount="").replace(
+        "<Refs>", "<Refs><AcctSvcrRef>P-1</AcctSvcrRef>"
+    )
+    one = ENTRY.format(amount="12.00", sign="CRDT", state="BOOK", name="A-1", details=own)
+    assert load(customer, camt(one)).matched == 1
+    assert only_line(customer)["bank_id"] == "A-1"
+    assert load(customer, camt(entry("12.00", REFERENCE))).known == 1
+
+
 BALANCE = """<Bal><Tp><CdOrPrtry><Cd>{code}</Cd></CdOrPrtry></Tp><Amt Ccy="{currency}">{amount}</Amt>
 <CdtDbtInd>{sign}</CdtDbtInd><Dt><Dt>2026-02-10</Dt></Dt></Bal>"""
 
@@ -315,6 +327,32 @@ OUTSIDE = '<!DOCTYPE d [<!ENTITY x SYSTEM "file:///etc/passwd">]><Document>&x;</
 def test_a_bad_file_is_refused_as_a_whole(content: str | bytes, problem: str) -> None:
     with pytest.raises(BadRequest, match=problem):
         wires.parse(content if isinstance(content, bytes) else content.encode())
+
+
+@pytest.mark.parametrize(
+    ("field", "most"), [("name", 140), ("account", 40), ("payer_account", 40), ("field", 140)]
+)
+def test_a_field_may_be_as_long_as_its_column(field: str, most: int) -> None:
+    def _file(length: int) -> bytes:
+        values = {"name": "b-1", "account": "", "payer": "Acme", "field": ""} | {
+            field: "x" * length
+        }
+        line = "{name},2026-02-10,1.00,USD,{payer},{field},,{account}\n".format(**values)
+        return f"{HEAD.strip()},account\n{line}".encode()
+
+    (line,) = wires.parse(_file(most))
+    names = {"name": "bank_id", "field": "reference"}
+    assert getattr(line, names.get(field, field)) == "x" * most
+    with pytest.raises(BadRequest, match=f"of {most + 1} characters"):
+        wires.parse(_file(most + 1))
+
+
+def test_the_greatest_amount_is_a_quadrillion_of_minor_units() -> None:
+    line = StatementLine("", "b", date(2026, 2, 10), "USD", 10**15)
+    assert checked(line, "Line 1") is line
+    for minor in (10**15 + 1, -(10**15) - 1, 0):
+        with pytest.raises(BadRequest, match=f"the amount {minor} in minor"):
+            checked(replace(line, amount_minor=minor), "Line 1")
 
 
 def test_days_to_pay_of_a_customer_go_before_the_plan_s(lite: Any) -> None:

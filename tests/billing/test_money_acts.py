@@ -7,16 +7,16 @@ import pytest
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from billing import add_ons, credits, money_acts, organisations, subscriptions
+from billing import add_ons, credits, money_acts, organisations, subscriptions, tax_rates
 from billing.act_requests import ActRequest, Kind
 from billing.ledger import AccountKind, balance
-from billing.models import CreditNote, Invoice, LedgerTransaction, MoneyAct, Payment
+from billing.models import BillingAccount, CreditNote, Invoice, LedgerTransaction, MoneyAct, Payment
 from billing.money_acts import FourEyes, Preview
 from billing.printing import credit_note_page
 from core.errors import BadRequest, Conflict, Forbidden, NotFound
 from core.money import units_of
 from core.tenants.models import AuditEntry
-from tests.billing.conftest import Deployment
+from tests.billing.conftest import START, Deployment
 from tests.billing.test_invoices import clean
 from tests.billing.test_settlement import Customer
 
@@ -428,6 +428,24 @@ def test_a_cancelled_note_has_a_number_of_its_own_and_the_invoice_can_be_credite
     submit(customer, ActRequest(Kind.CREDIT_NOTE, "TH-000001", "c2", units_of("12"), "late"))
     assert balances(customer) == {}
     clean(customer.deployment)
+
+
+def test_a_cancelled_note_returns_its_tax(lite: Deployment) -> None:
+    with lite.database.transaction() as session:
+        session.get_one(BillingAccount, "acme").tax_region = "DE"
+        tax_rates.add_rate(session, "DE", "VAT", 190_000, START)
+    customer = Customer(lite).invoiced()
+    before = balances(customer)
+    act = submit(customer, ActRequest(Kind.CREDIT_NOTE, "TH-000001", "c", units_of("5"), "late"))
+    with lite.database.read() as session:
+        assert session.query(Invoice).one().credited_minor == 595
+    undo(customer, act)
+    assert balances(customer) == before
+    with lite.database.read() as session:
+        assert session.query(Invoice).one().credited_minor == 0
+        _, second = session.query(CreditNote).order_by(CreditNote.number)
+        assert (second.net_minor, second.tax_minor) == (-500, -95)
+    clean(lite)
 
 
 def test_a_note_that_became_credit_is_taken_back_while_all_of_it_is_left(
