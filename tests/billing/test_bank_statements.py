@@ -334,11 +334,10 @@ def test_a_bad_file_is_refused_as_a_whole(content: str | bytes, problem: str) ->
 )
 def test_a_field_may_be_as_long_as_its_column(field: str, most: int) -> None:
     def _file(length: int) -> bytes:
-        values = {"name": "b-1", "account": "", "payer": "Acme", "field": ""} | {
-            field: "x" * length
-        }
-        line = "{name},2026-02-10,1.00,USD,{payer},{field},,{account}\n".format(**values)
-        return f"{HEAD.strip()},account\n{line}".encode()
+        values = dict.fromkeys(("account", "payer_account", "field"), "") | {"name": "b-1"}
+        values[field] = "x" * length
+        line = "{name},2026-02-10,1.00,USD,Acme,{field},,{account},{payer_account}\n"
+        return f"{HEAD.strip()},account,payer_account\n{line.format(**values)}".encode()
 
     (line,) = wires.parse(_file(most))
     names = {"name": "bank_id", "field": "reference"}
