@@ -346,6 +346,13 @@ def test_a_field_may_be_as_long_as_its_column(field: str, most: int) -> None:
         wires.parse(_file(most + 1))
 
 
+def test_a_file_has_at_most_ten_thousand_lines() -> None:
+    lines = [f"b-{n},2026-02-10,1.00,USD,,,\n" for n in range(10_001)]
+    assert len(wires.parse((HEAD + "".join(lines[:-1])).encode())) == 10_000
+    with pytest.raises(BadRequest, match="The file has 10001 lines"):
+        wires.parse((HEAD + "".join(lines)).encode())
+
+
 def test_the_greatest_amount_is_a_quadrillion_of_minor_units() -> None:
     line = StatementLine("", "b", date(2026, 2, 10), "USD", 10**15)
     assert checked(line, "Line 1") is line

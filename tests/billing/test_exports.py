@@ -115,6 +115,21 @@ def test_effective_cost_is_exact_and_equal_to_the_charges(busy: Deployment) -> N
     assert sum(row["EffectiveCost"] for row in usage) == charged
 
 
+def test_rows_of_usage_name_the_key_that_used_it(busy: Deployment) -> None:
+    found: dict[tuple[str, str | None], int] = defaultdict(int)
+    for row in focus(busy):
+        if row["ChargeCategory"] == "Usage" and row["SkuMeter"] == "output":
+            found[row["BillingAccountId"], row["x_KeyId"]] += row["ConsumedQuantity"]
+    event = UsageEventRow
+    query = select(event.tenant_id, event.key_id, func.sum(event.output_tokens))
+    with busy.database.read() as session:
+        used = {
+            (row[0], row[1]): int(row[2])
+            for row in session.execute(query.group_by(event.tenant_id, event.key_id))
+        }
+    assert found == used and len(used) > 3
+
+
 def test_late_usage_is_a_correction_in_its_own_time(busy: Deployment) -> None:
     late = [row for row in focus(busy) if row["x_LineKind"] == "late_usage"]
     assert late

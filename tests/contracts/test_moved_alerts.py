@@ -16,6 +16,7 @@ from billing import measures
 from billing.archive.base import RawArchive
 from billing.archive.clickhouse import ClickHouseArchive
 from billing.archive.server import ServerClient
+from core.errors import DependencyDown
 from core.settings import Settings
 from core.tenants.scope import scope_of_operator
 from dashboards.alerts.catalog import ALERTS
@@ -168,3 +169,11 @@ def test_several_threads_may_ask_at_once(http_server: int) -> None:
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(lambda number: list(client.rows(f"select {number}", {})), range(4)))
     assert found == [[(0,)], [(1,)], [(2,)], [(3,)]]
+
+
+def test_rows_that_a_server_refuses_are_not_taken_as_written(http_server: int) -> None:
+    client = ServerClient(f"clickhouse://127.0.0.1:{http_server}/default?compress=false")
+    with pytest.raises(DependencyDown, match=r"127.0.0.1 does not answer"):
+        client.insert("no_such_table", ("name",), [("one",)])
+    with pytest.raises(DependencyDown, match=r"127.0.0.1 does not answer"):
+        client.command("insert into no_such_table values (1)")

@@ -338,6 +338,11 @@ def test_another_database_and_an_older_layout_are_named(
     with pytest.raises(DependencyDown, match="tollhouse_usage on ClickHouse is another one"):
         move(made, archive)
     client.command("drop table tollhouse_usage")
+    ClickHouseArchive(client).identity()
+    client.command("alter table tollhouse_hours modify column requests Int8")
+    with pytest.raises(DependencyDown, match=r"column requests of tollhouse_hours .* is Int8,"):
+        move(made, ClickHouseArchive(client))
+    client.command("drop table tollhouse_hours")
     day = made.clock.now().replace(hour=0, minute=0, second=0, microsecond=0)
     ClickHouseArchive(client).identity()
     client.command(
