@@ -7,12 +7,19 @@ import pytest
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from billing import invoice_run, invoices, rating, reconcile
+from billing import credits, invoice_run, invoices, rating, reconcile
 from billing.ledger import AccountKind, Transaction, balance, post, transfer
-from billing.models import BillingPeriod, Charge, Invoice, LedgerAccount, LedgerEntry
+from billing.models import (
+    BillingPeriod,
+    Charge,
+    CreditGrant,
+    Invoice,
+    LedgerAccount,
+    LedgerEntry,
+)
 from core.clock import FakeClock
 from core.database import Database
-from core.errors import InsufficientQuota
+from core.errors import Conflict, InsufficientQuota
 from core.money import Money
 from tests.billing.conftest import Deployment, deployment_of
 
@@ -113,3 +120,18 @@ def test_workers_share_batches_and_close_tenants_side_by_side(busy: Deployment) 
     assert numbers == list(range(1, 13))
     assert report.clean, report.differences
     assert invoice_run.run(busy.database, busy.clock).finalised == []
+
+
+def test_a_grant_that_was_used_meanwhile_is_not_taken_back(busy: Deployment) -> None:
+    now = busy.clock.now()
+    with busy.database.transaction() as session:
+        whole = Money(100, "USD")
+        made = credits.grant(
+            session, tenant_id="acme", kind="promo", money=whole, reference="gift", at=now
+        ).id
+    with busy.database.transaction() as session:
+        assert session.get_one(CreditGrant, made).remaining == 100  # as a page has read it
+        busy.record(busy.event())
+        busy.rate()
+        with pytest.raises(Conflict, match="are used"):
+            credits.take_back(session, made, now, "in error")

@@ -141,6 +141,18 @@ def test_credit_that_lasts_until_the_end_of_the_period_pays_the_fees_of_it(
     assert balances(lite) == {"promotion": units_of("31"), "revenue": -units_of("31")}
 
 
+def test_credit_without_a_priority_has_that_of_a_hundred(lite: Deployment) -> None:
+    grant(lite, "1")
+    lite.clock.advance(hours=1)
+    grant(lite, "2", "later", priority=100)
+    grant(lite, "3", "last", priority=101)
+    with lite.database.read() as session:
+        (found,) = credits.open_grants(session, ["acme"], lite.clock.now()).values()
+        assert [(each.granted, each.priority) for each in found] == [
+            (units_of("1"), 100), (units_of("2"), 100), (units_of("3"), 101),
+        ]  # fmt: skip
+
+
 def test_a_void_returns_credit_with_its_expiry_and_priority(lite: Deployment) -> None:
     end = START + timedelta(days=100)
     grant(lite, "2", expires_at=end, priority=3)
