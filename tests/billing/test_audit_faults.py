@@ -485,6 +485,19 @@ def test_a_day_with_unrated_or_differing_usage_stays_open(lite: Deployment) -> N
     assert reconcile.close_days(lite.database, lite.clock) == []
 
 
+def test_the_days_before_one_with_unrated_usage_are_closed(lite: Deployment) -> None:
+    first = lite.clock.now().replace(hour=0, minute=0, second=0, microsecond=0)
+    record(lite, [lite.event()])
+    lite.rate()
+    lite.clock.advance(days=1)
+    record(lite, [lite.event()])
+    lite.clock.advance(days=4)
+    assert reconcile.close_days(lite.database, lite.clock) == [first]
+    lite.rate()
+    later = [first + timedelta(days=number) for number in (1, 2, 3)]
+    assert reconcile.close_days(lite.database, lite.clock) == later
+
+
 def test_a_generation_that_is_billed_without_a_receipt_is_reported(lite: Deployment) -> None:
     engine = {"counted_by": CountedBy.GATEWAY}
     record(lite, [lite.event(**engine)])
