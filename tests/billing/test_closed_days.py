@@ -8,9 +8,10 @@ from sqlalchemy import text
 from sqlalchemy.orm import Session
 
 from billing import closing, frozen_sums, invoice_run, partitions, reconcile
+from billing.archive import moving
 from billing.closing import signed_days_are_unchanged
 from billing.guards import allow_maintenance
-from billing.models import ClosedDay
+from billing.models import ClosedDay, MovedDay, UsageRetention
 from tests.billing.conftest import Deployment
 from tests.billing.test_audit_faults import grant, record
 
@@ -255,3 +256,28 @@ def test_retention_waits_for_the_closing(lite: Deployment, monkeypatch: pytest.M
         closing.drop_old_usage(session, 1, lite.clock.now())
         last = closing.latest(session)
     assert last is not None and kept == [last.day + timedelta(days=1)]
+
+
+def test_days_that_retention_has_dropped_do_not_wait_to_be_moved(lite: Deployment) -> None:
+    first = lite.clock.now().replace(hour=0, minute=0, second=0, microsecond=0)
+    record(lite, [lite.event()])
+    lite.rate()
+    lite.clock.advance(days=12)
+    assert close(lite) == 11
+    now = lite.clock.now()
+
+    def _waiting() -> tuple[int, int]:
+        with lite.database.read() as session:
+            found = moving.unmoved(session, now, keep_days=4)
+        assert found.oldest is not None
+        return found.days, (found.oldest - first).days
+
+    assert _waiting() == (8, 0)
+    with lite.database.transaction() as session:
+        dropped = {"floor_id": "x", "kept_from": first + timedelta(days=3), "events": 1}
+        session.add(UsageRetention(**dropped, dropped_at=now))
+    assert _waiting() == (4, 4), "the day of the cut is not whole"
+    with lite.database.transaction() as session:
+        copied = {"after_batch": 1, "last_batch": 1, "store": "s", "floor_id": "x", "moved_at": now}
+        session.add(MovedDay(day=first + timedelta(days=5), **copied))
+    assert _waiting() == (2, 6)
