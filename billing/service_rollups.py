@@ -171,12 +171,9 @@ def percentile(counts: Sequence[int], bounds: Sequence[int], share: float) -> fl
     total = sum(counts)
     if not total:
         return None
-    wanted, below = share * total, 0
-    for index, count in enumerate(counts):
+    wanted, below, low = share * total, 0, 0
+    for count, high in zip(counts, bounds, strict=False):  # the last bucket has no bound
         if count and below + count >= wanted:
-            if index == len(bounds):
-                return float(bounds[-1])
-            low = bounds[index - 1] if index else 0
-            return low + (bounds[index] - low) * (wanted - below) / count
-        below += count
+            return low + (high - low) * (wanted - below) / count
+        below, low = below + count, high
     return float(bounds[-1])

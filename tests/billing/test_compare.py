@@ -236,6 +236,10 @@ def _ours(till: Till, statement: Any) -> None:
     [
         (update(Payment).values(amount_minor=1201), "stripe/ledger: amount: the ledger has"),
         (update(Payment).values(status="failed"), "of 1200 USD is not in the ledger"),
+        (
+            update(Payment).where(Payment.status == "succeeded").values(external_id="pi_other"),
+            "of 1200 is posted but missing as pi_other there",
+        ),
         (update(Refund).values(amount_minor=199), "refunds/stripe: amount"),
         (
             update(Invoice).where(Invoice.number == 1).values(external_id="in_other"),

@@ -96,4 +96,10 @@ def test_a_negotiated_price_is_in_the_tenants_currency(lite: Deployment) -> None
     lite.tenant("rhine", currency="EUR")
     with pytest.raises(BadRequest, match="in USD, but the tenant is billed in EUR"):
         lite.price({"input": "1"}, tenant_id="rhine")
+    less = prices.PriceDraft("demo", {}, START, tenant_id="rhine", discount_percent="15")
+    with (
+        pytest.raises(BadRequest, match="in USD, but the tenant is billed in EUR"),
+        lite.database.transaction() as session,
+    ):
+        prices.discount(session, lite.clock, less, lite.version)
     lite.price({"input": "1"}, tenant_id="rhine", currency="EUR")

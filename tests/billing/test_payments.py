@@ -1,5 +1,7 @@
 """The outbox: what Stripe is told, once, whatever breaks on the way."""
 
+from datetime import timedelta
+
 import pytest
 from sqlalchemy import select
 
@@ -139,6 +141,28 @@ def test_a_credit_note_lowers_what_stripe_collects(till: Till) -> None:
     till.settle()
     assert till.read(invoice.id).status == "paid" and till.cash() == units_of("7")
     till.audited()
+
+
+def test_an_invoice_is_not_collected_while_what_lowers_it_is_on_its_way(till: Till) -> None:
+    till.collect_by_stripe()
+    invoice = till.invoice(12)
+    till.settle()
+    till.leave_card()
+    with till.deployment.database.transaction() as session:
+        now, again = till.deployment.clock.now(), session.merge(till.read(invoice.id))
+        credit_notes.issue(
+            session, invoice_id=again.id, net_minor=500, reason="x", reference="x", at=now
+        )
+        session.flush()
+        commands.plan(session, "stripe", now)
+        commands.collect_again(session, "stripe", again, "1", now)
+        lower = select(PaymentCommand).where(PaymentCommand.kind == commands.LOWER)
+        session.scalars(lower).one().next_at = now + timedelta(days=1)
+    assert till.push().later == 1
+    assert till.read(invoice.id).status == "final"
+    till.deployment.clock.advance(days=2)
+    till.settle()
+    assert till.read(invoice.id).status == "paid" and till.cash() == units_of("7")
 
 
 @pytest.mark.parametrize("part", [500, 1200])
