@@ -1,6 +1,5 @@
 """Which tests judge a mutant, in which order, and the verdict."""
 
-import itertools
 import json
 import os
 import subprocess
@@ -151,8 +150,9 @@ class Judge:
             if self._passes_unchanged(process, reply["test"], tests):
                 result = TIMED_OUT if reply["verdict"] == "timed out" else KILLED
                 return Verdict(result, reply["test"], seconds=spent)
-            before = list(itertools.takewhile(lambda test: test.name != reply["test"], tests))
-            if len(before) < len(tests):  # those before the unsound one have passed
+            names = [test.name for test in tests]
+            if reply["test"] in names:  # those before the unsound one have passed
+                before = tests[: names.index(reply["test"])]
                 passed |= {test.name for test in before}
                 budget -= sum(test.seconds for test in before)
 
