@@ -137,6 +137,15 @@ def test_what_an_invoice_could_not_state_is_refused(
     assert [tuple(row) for row in found] in ([], [("Tollhouse", "", 1)])
 
 
+def test_every_text_but_the_name_may_be_emptied(lite: Deployment) -> None:
+    texts = ("address", "bank_details", "footer")
+    change(lite, name="Tolls", **dict.fromkeys(texts, "x"))
+    change(lite, **dict.fromkeys(texts, " "))
+    with lite.database.read() as session:
+        query = text("select name, address, bank_details, footer from sellers")
+        assert tuple(session.execute(query).one()) == ("Tolls", "", "", "")
+
+
 def note_on(deployment: Deployment, invoice_id: str, net_minor: int, number: int) -> CreditNote:
     with deployment.database.transaction() as session:
         return credit_notes.issue(

@@ -11,10 +11,12 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from threading import Thread
 
 import pytest
+from sqlalchemy import select
 
 from billing import outbox, settlement, webhooks
 from core.errors import BadRequest, NotFound
 from core.tenants import audit
+from core.tenants.models import AuditEntry
 from core.tenants.scope import scope_of_operator
 from tests.billing.conftest import Deployment
 
@@ -68,6 +70,15 @@ def told(deployment: Deployment, event: str, dedupe: str = "cause") -> int:
 def deliver(deployment: Deployment) -> int:
     sender = outbox.NetworkSender("", networks=("127.0.0.0/8",))
     return outbox.deliver(deployment.database, deployment.clock, sender)
+
+
+def test_the_audit_log_says_of_what_an_endpoint_hears(deployment: Deployment) -> None:
+    added(deployment, "https://one.example/hook")
+    added(deployment, "https://two.example/hook", "invoice.final")
+    with deployment.database.read() as session:
+        rows = session.scalars(select(AuditEntry).where(AuditEntry.action == "webhook.add"))
+        shown = [row.after["events"] for row in rows.all() if row.after]
+    assert sorted(shown) == [["all"], ["invoice.final"]]
 
 
 def test_a_message_is_signed_over_its_id_its_time_and_its_body(
