@@ -86,9 +86,6 @@ class Rated:
     batches: int = 0
     events: int = 0
 
-    def __add__(self, other: "Rated") -> "Rated":
-        return Rated(self.batches + other.batches, self.events + other.events)
-
 
 @dataclass(slots=True)
 class _PeriodCharge:

@@ -10,6 +10,7 @@ from billing.ledger import AccountKind
 from billing.models import Charge
 from core.clock import FakeClock
 from core.errors import BadRequest, NotFound
+from core.tenants.models import Tenant
 from tests.billing.conftest import START, Deployment
 
 
@@ -102,4 +103,10 @@ def test_a_negotiated_price_is_in_the_tenants_currency(lite: Deployment) -> None
         lite.database.transaction() as session,
     ):
         prices.discount(session, lite.clock, less, lite.version)
+    with lite.database.transaction() as session:
+        session.add(
+            Tenant(id="elbe", name="elbe", display_name="e", created_at=START, currency="EUR")
+        )
+    with pytest.raises(BadRequest, match="billed in EUR"):  # which has no account yet
+        lite.price({"input": "1"}, tenant_id="elbe")
     lite.price({"input": "1"}, tenant_id="rhine", currency="EUR")

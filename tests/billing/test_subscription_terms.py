@@ -176,6 +176,16 @@ def test_a_contract_replaces_amounts_of_the_plan(deployment: Deployment) -> None
     ]
 
 
+def test_a_contract_may_waive_a_fee_and_never_goes_below_zero(deployment: Deployment) -> None:
+    plan(deployment, "list", base_fee=units_of("100"), seat_fee=units_of("5"))
+    with deployment.database.transaction() as session:
+        now = deployment.clock.now()
+        with pytest.raises(BadRequest, match="'seat_fee' with -1 picounits"):
+            subscriptions.subscribe(session, "acme", "list", now, overrides={"seat_fee": -1})
+        subscriptions.subscribe(session, "acme", "list", now, 2, {"base_fee": 0})
+    assert final(deployment, 2) == [[("seats", "2026-01-01 2026-02-01", "10.00")]]
+
+
 def test_a_yearly_commitment_is_drawn_down_and_trued_up_once(deployment: Deployment) -> None:
     deployment.price({"output": "10"})
     version = deployment.price({"output": "100"}, tenant_id="acme")
