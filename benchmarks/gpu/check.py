@@ -21,13 +21,15 @@ from engine.kernels import (
     pointwise_launch,
     sampling_launch,
     skinny_launch,
+    skinny_lora_launch,
 )
 from engine.kernels import pointwise_reference as plain
 from engine.kernels.adapter_pages import AdapterTable, pack_adapter
 from engine.kernels.attention_reference import AttentionStep, paged_attention_reference
 from engine.kernels.formats import experts_launch
 from engine.kernels.formats import launch as formats
-from engine.kernels.lora_chunks import chunk_rows_for, sort_into_chunks
+from engine.kernels.launch import MAX_ROWS
+from engine.kernels.lora_chunks import chunk_of_rows, chunk_rows_for, sort_into_chunks
 from engine.kernels.lora_reference import LoraStep, lora_reference
 from engine.kernels.mixed import Mix, MixLimits
 from engine.kernels.sampling_reference import sample_reference
@@ -133,11 +135,12 @@ def _lora() -> Iterator[tuple[str, Pair]]:
             mine, free = free[: len(packed.image)], free[len(packed.image) :]
             arena[mine.cuda()] = packed.image.cuda()
             table.fill(slot, packed, mine)
-        for tokens in (1, 37, 700):
+        for tokens in (1, 9, 37, 700):
             slots = torch.randint(-1, 4, (tokens,)).sort().values
             rows = chunk_rows_for(tokens)
             order, chunks = map(torch.from_numpy, sort_into_chunks(slots.numpy(), rows))
-            step = LoraStep(order.cuda(), chunks.cuda(), rows, 256)
+            owners = torch.from_numpy(chunk_of_rows(order.numpy(), chunks.numpy(), tokens))
+            step = LoraStep(order.cuda(), chunks.cuda(), rows, 256, chunk_of=owners.cuda())
             for name in SITES:
                 site = table.site(0, name)
                 x = _random(tokens, site.inputs, dtype=dtype)
@@ -146,6 +149,15 @@ def _lora() -> Iterator[tuple[str, Pair]]:
                 lora_launch.add_lora(got, x, arena.view(-1), site, step)
                 lora_reference(want, x, arena.view(-1), site, step)
                 yield f"{dtype} {tokens} tokens {name} of {site.inputs}", (got, want)
+                if tokens > MAX_ROWS:
+                    continue
+                change = skinny_lora_launch.change_of(arena.view(-1), site, step)
+                weight = _random(got.shape[1], site.inputs, dtype=dtype) * site.inputs**-0.5
+                skinny_lora_launch.link(x, None, change, None)
+                for tiles in skinny_launch.CANDIDATES:
+                    got = skinny_launch.skinny_linear(x, weight, tiles, expand=change)
+                    want = skinny_launch.skinny_reference(x, weight, change=change)
+                    yield f"{dtype} {tiles} {tokens} tokens {name} fused", (got, want)
 
 
 def _pointwise() -> Iterator[tuple[str, Pair]]:

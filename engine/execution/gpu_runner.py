@@ -24,10 +24,10 @@ from engine.execution.gpu_warm_up import (
 )
 from engine.execution.model_runner import ModelRunner
 from engine.kernels.attention_launch import Partials, choose_splits, max_partials, mix_limits
+from engine.kernels.launch import MAX_ROWS
 from engine.kernels.model import KernelModel
 from engine.kernels.sampling_launch import LastTokens, sample
 from engine.kernels.sequence_rows import SequenceRows
-from engine.kernels.skinny_launch import MAX_ROWS
 from engine.kernels.step import DeviceStep, HostStep, StepBuffer, host_step
 from engine.layers.logits import changes_logits, finish_logits
 from engine.layers.step import order_rows

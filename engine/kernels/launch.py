@@ -5,6 +5,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
+MAX_ROWS = 16  # of the products of few rows
 _HOPPER = 90
 
 

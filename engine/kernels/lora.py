@@ -18,7 +18,7 @@ UNIT = tl.constexpr(lora_reference.UNIT)
 
 
 @triton.jit
-def _rank_rows(table, ranks, rank):
+def rank_rows(table, ranks, rank):
     """Offsets of the rank rows in the arena, in elements."""
     return tl.load(table + ranks, mask=ranks < rank, other=0).to(tl.int64) * UNIT
 
@@ -38,17 +38,22 @@ def _chunk(chunks, order, ranks, ranks_slot, BLOCK_M: tl.constexpr):
 
 
 @triton.jit
-def _shrink(
-    x, arena, tokens, row_ok, places, rank_ok, begin, end, x_stride,
-    BLOCK_M: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
+def shrink_tile(
+    x, gain, arena, tokens, row_ok, places, rank_ok, begin, end, x_stride,
+    BLOCK_M: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr, NORM: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """x A^T for the inputs [begin, end) and one tile of ranks, in float32."""
+    """x A^T for the inputs [begin, end) and one tile of ranks, in float32. With NORM inputs are scaled by
+    `gain` before, as the product of few rows does (`skinny.py`)."""
     acc = tl.zeros([BLOCK_M, BLOCK_R], dtype=tl.float32)
     x_row = x + tokens[:, None] * x_stride
     for first in range(begin, end, BLOCK_K):
         inputs = first + tl.arange(0, BLOCK_K)
         ok = inputs < end
         x_tile = tl.load(x_row + inputs[None, :], mask=row_ok[:, None] & ok[None, :], other=0.0)
+        if NORM:
+            scale = tl.load(gain + inputs, mask=ok, other=0.0).to(tl.float32)
+            x_tile = (x_tile.to(tl.float32) * scale[None, :]).to(x.dtype.element_ty)
         a_mask = ok[:, None] & rank_ok[None, :]
         a_tile = tl.load(arena + places[None, :] + inputs[:, None], mask=a_mask, other=0.0)
         acc += dot(x_tile, a_tile, PRECISION)
@@ -73,10 +78,10 @@ def shrink_kernel(
     place = at[:, None] * mid_token + split.to(tl.int64) * mid_split
     for tile in range(0, rank, BLOCK_R):
         each = tile + tl.arange(0, BLOCK_R)
-        places = _rank_rows(a_table, each, rank)
-        acc = _shrink(
-            x, arena, tokens, row_ok, places, each < rank, begin, end, x_stride,
-            BLOCK_M, BLOCK_R, BLOCK_K, PRECISION,
+        places = rank_rows(a_table, each, rank)
+        acc = shrink_tile(
+            x, x, arena, tokens, row_ok, places, each < rank, begin, end, x_stride,
+            BLOCK_M, BLOCK_R, BLOCK_K, False, PRECISION,
         )  # fmt: skip
         ok = row_ok[:, None] & (each < rank)[None, :]
         tl.store(mid + place + piece * mid_slice + each[None, :], acc, mask=ok)
@@ -106,7 +111,7 @@ def expand_kernel(
         for split in tl.static_range(SPLITS):
             low += tl.load(place + split * mid_split + each[None, :], mask=ok, other=0.0)
         b_mask = (each < rank)[:, None] & (outputs < width)[None, :]
-        b_place = arena + _rank_rows(b_table, each, rank)[:, None] + outputs[None, :]
+        b_place = arena + rank_rows(b_table, each, rank)[:, None] + outputs[None, :]
         b_tile = tl.load(b_place, mask=b_mask, other=0.0)
         acc += dot(low.to(b_tile.dtype), b_tile, PRECISION)
     columns = tl.load(spans + piece * 2) + outputs
@@ -138,11 +143,11 @@ def fused_kernel(
     for tile in range(0, rank, BLOCK_R):
         each = tile + tl.arange(0, BLOCK_R)
         rank_ok = each < rank
-        low = _shrink(
-            x, arena, tokens, row_ok, _rank_rows(a_table, each, rank), rank_ok, 0, INPUTS,
-            x_stride, BLOCK_M, BLOCK_R, BLOCK_K, PRECISION,
+        low = shrink_tile(
+            x, x, arena, tokens, row_ok, rank_rows(a_table, each, rank), rank_ok, 0, INPUTS,
+            x_stride, BLOCK_M, BLOCK_R, BLOCK_K, False, PRECISION,
         )  # fmt: skip
-        b_places = _rank_rows(a_table + table_side, each, rank)
+        b_places = rank_rows(a_table + table_side, each, rank)
         for left in range(tl.program_id(2) * BLOCK_N, width, PARTS * BLOCK_N):
             outputs = left + tl.arange(0, BLOCK_N)
             out_ok = outputs < width

@@ -18,6 +18,14 @@ def max_chunks(tokens: int, adapters: int, chunk_rows: int) -> int:
     return min(tokens, adapters + tokens // chunk_rows)
 
 
+def chunk_of_rows(order: Ints, chunks: Ints, tokens: int) -> NDArray[np.int32]:
+    """The chunk of each row, -1 where it uses no adapter. Either may be padded."""
+    found = np.full(tokens, -1, np.int32)
+    counts = chunks[:, 2]
+    found[order[: counts.sum()]] = np.repeat(np.arange(len(chunks)), counts)
+    return found
+
+
 def sort_into_chunks(slots: Ints, chunk_rows: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
     """`slots` is [tokens], -1 for no adapter. Returns the rows that use an adapter, sorted by slot
     (stable), and [chunks, 3]: slot, first index in that order, count."""

@@ -30,6 +30,7 @@ class LoraStep:
     chunk_rows: int  # most rows in a chunk: a power of two, 16 or more
     max_rank: int  # the largest rank of the adapters in use
     slots: Tensor | None = None  # [tokens] int32, -1: none; where an adapter changes experts
+    chunk_of: Tensor | None = None  # [tokens] int32: the chunk of each row, -1: none; for few rows
 
 
 def lora_reference(y: Tensor, x: Tensor, arena: Tensor, site: LoraSite, step: LoraStep) -> None:

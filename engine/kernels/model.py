@@ -57,7 +57,7 @@ class KernelModel:
         """Logits [sampled, vocab] in the model's dtype, before `finish_logits`, valid until the
         next call. `last`: the last sampled token of every sequence row."""
         tiles = self.fused_tiles.get(step.tokens.shape[0])
-        if tiles is None or step.lora is not None:
+        if tiles is None:
             return self._decoder(KernelOperations(self._device, step, last))
         return self._decoder(SkinnyOperations(self._device, step, last, tiles))
 

@@ -15,6 +15,7 @@ from engine.kernels.lora_reference import LoraSite
 from engine.kernels.pointwise_launch import activated, gated, rms_norm, rotary
 from engine.kernels.pointwise_reference import Pairs
 from engine.kernels.skinny_launch import SkinnyTiles, skinny_linear
+from engine.kernels.skinny_lora_launch import Change, change_of, link
 from engine.kernels.step import DeviceStep
 from engine.layers.embedding import Embedding
 from engine.layers.experts import Mlp, SharedMlp
@@ -51,6 +52,8 @@ class Residual:
     summand: Tensor | None = None
     # The norm of `total` that attention has read, which an MLP beside it may read too.
     normed: tuple[RmsNorm, Tensor] | None = None
+    # What adapters add to it, which the launch before the next product does.
+    change: Change | None = None
 
 
 class KernelOperations:
@@ -185,34 +188,61 @@ class KernelOperations:
 
 
 class SkinnyOperations(KernelOperations):
-    """Half the launches for a handful of rows without adapters: norms, gate and sums are fused into
-    the linears."""
+    """Half the launches for a handful of rows: norms, gate and sums are fused into the linears. So is
+    what adapters add, but for one launch before each linear with a norm: it expands what the last one
+    has shrunk, and shrinks for the next."""
 
     def __init__(self, device: Device, step: DeviceStep, last: Tensor, tiles: SkinnyTiles) -> None:
         super().__init__(device, step, last)
         self._tiles = tiles
 
     def project(self, site: Site, x: Residual, norm: RmsNorm | None) -> Tensor:
-        linear = _dense(site.linear)
-        return skinny_linear(x.total, linear.weight, self._tiles, bias=linear.bias, norm=norm)
+        linear, change = _dense(site.linear), self._shrunk(site, x, norm)
+        return skinny_linear(
+            x.total, linear.weight, self._tiles, bias=linear.bias, norm=norm, expand=change
+        )
 
     def gate(self, site: GatedSite, x: Residual, norm: RmsNorm | None) -> Tensor:
-        linear = _dense(site.linear)
+        linear, change = _dense(site.linear), self._shrunk(site, x, norm)
         gate = "silu" if self._device.spec.activation == "silu" else "gelu"
         return skinny_linear(
-            x.total, linear.weight, self._tiles, bias=linear.bias, norm=norm, gate=gate
+            x.total,
+            linear.weight,
+            self._tiles,
+            bias=linear.bias,
+            norm=norm,
+            gate=gate,
+            expand=change,
         )
 
     def add(self, site: Site, y: Tensor, x: Residual, norm: RmsNorm | None) -> Residual:
         linear = _dense(site.linear)
         if norm is None:
-            skinny_linear(y, linear.weight, self._tiles, bias=linear.bias, add_to=x.total)
-        else:
-            y = skinny_linear(y, linear.weight, self._tiles, bias=linear.bias)
+            x.change = self._change(site)
+            skinny_linear(
+                y, linear.weight, self._tiles, bias=linear.bias, add_to=x.total, shrink=x.change
+            )
+        else:  # the norm is of the whole product
+            change = self._shrunk(site, Residual(y), None)
+            y = skinny_linear(y, linear.weight, self._tiles, bias=linear.bias, expand=change)
             x.total.add_(rms_norm(y, norm))
         return x
 
+    def _change(self, site: Site) -> Change | None:
+        device, lora = self._device, self._step.lora
+        if lora is None or device.adapters is None:
+            return None
+        return change_of(device.arena, device.adapters.site(site.layer, site.name), lora)
+
+    def _shrunk(self, site: Site, x: Residual, norm: RmsNorm | None) -> Change | None:
+        """What adapters add to the product of norm(x), its rows shrunk."""
+        change = self._change(site)
+        link(x.total, x.change, change, norm)
+        x.change = None
+        return change
+
     def logits(self, head: Linear, x: Residual, norm: RmsNorm) -> Tensor:
+        link(x.total, x.change, None, None)
         rows = x.total.index_select(0, self._step.sampled)
         out = self._device.logits[: rows.shape[0]]
         return skinny_linear(rows, _dense(head).weight, self._tiles, norm=norm, out=out)

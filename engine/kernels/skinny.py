@@ -1,28 +1,45 @@
 # mypy: ignore-errors
 """The linear layer of a decoding step with few rows. It is bound by reading the weight, so it fuses
-the RMS norm before it, the gate after it and the residual sum, and saves their launches."""
+the RMS norm before it, the gate after it, the residual sum and what adapters add, and saves their
+launches."""
 
 import triton
 import triton.language as tl
 
 from engine.kernels.dot import dot
+from engine.kernels.skinny_lora import expanded, shrink_part
 
 
-@triton.jit(do_not_specialize=["rows"])
+@triton.jit(do_not_specialize=["rows", "count"])
 def skinny_kernel(
     out, x, weight, bias, gain, rows, eps, x_stride, out_stride,
+    mid, arena, order, chunks, chunk_of, table, ranks, spans, count, table_slot, table_side, ranks_slot,
     INPUTS: tl.constexpr, OUTPUTS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     NORM: tl.constexpr, BIAS: tl.constexpr, GATE: tl.constexpr, ADD: tl.constexpr,
-    PRECISION: tl.constexpr,
+    LORA: tl.constexpr, SPLITS: tl.constexpr, SLICES: tl.constexpr, RANKS: tl.constexpr,
+    GROUP: tl.constexpr, BLOCK_R: tl.constexpr, SHRINK_K: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One program computes all rows and BLOCK_N outputs. GATE is "", "silu" or "gelu"; with a gate
     weight and bias hold the gate's rows followed by those of the up part. ADD sums into `out`.
 
     With NORM, inputs are scaled by `gain` and outputs by 1 / rms(x), which is known only at the
     end of the loop.
+
+    LORA is "", "expand" (the `count` chunks of `mid` are added to the outputs) or "shrink" (`mid` is
+    filled, by programs of their own before the others).
     """
-    outputs = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    tile = tl.program_id(0)
+    if LORA == "shrink":
+        if tile < count * SPLITS:
+            shrink_part(
+                mid, x, x, arena, order, chunks, table, ranks, tile,
+                x_stride, table_slot, table_side, ranks_slot,
+                INPUTS, SPLITS, SLICES, RANKS, False, BLOCK_R, SHRINK_K, PRECISION,
+            )  # fmt: skip
+            return
+        tile -= count * SPLITS
+    outputs = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     row = tl.arange(0, BLOCK_M)
     out_ok = outputs < OUTPUTS
     row_ok = row < rows
@@ -51,6 +68,7 @@ def skinny_kernel(
             up_row = w_row + OUTPUTS * INPUTS
             up_tile = tl.load(up_row + inputs[:, None], mask=w_mask, other=0.0)
             up += dot(x_tile, up_tile, PRECISION)
+    rms = tl.full([BLOCK_M, 1], 1.0, dtype=tl.float32)
     if NORM:
         rms = (1.0 / tl.sqrt(square / INPUTS + eps))[:, None]
         acc *= rms
@@ -60,6 +78,17 @@ def skinny_kernel(
         if GATE != "":
             up_bias = tl.load(bias + OUTPUTS + outputs, mask=out_ok, other=0.0)
             up += up_bias.to(tl.float32)[None, :]
+    if LORA == "expand":
+        acc += expanded(
+            mid, arena, chunks, chunk_of, table, ranks, spans, outputs, out_ok, rms, rows, count,
+            table_slot, table_side, ranks_slot, SPLITS, SLICES, RANKS, GROUP, BLOCK_N, PRECISION,
+        )  # fmt: skip
+        if GATE != "":
+            up += expanded(
+                mid, arena, chunks, chunk_of, table, ranks, spans, OUTPUTS + outputs, out_ok, rms,
+                rows, count, table_slot, table_side, ranks_slot, SPLITS, SLICES, RANKS, GROUP, BLOCK_N,
+                PRECISION,
+            )  # fmt: skip
     if GATE != "":
         inner = acc
         if GATE == "gelu":  # the tanh form, as in `gated_kernel`

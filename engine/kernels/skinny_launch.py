@@ -6,12 +6,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.kernels.launch import precision
+from engine.kernels.launch import MAX_ROWS, precision
+from engine.kernels.lora_launch import rank_tile
+from engine.kernels.lora_reference import lora_reference
 from engine.kernels.pointwise_reference import gated_reference, rms_norm_reference
 from engine.kernels.skinny import skinny_kernel
+from engine.kernels.skinny_lora_launch import REGISTERS, Change, grouped_chunks, inputs_tile
 from engine.layers.norm import RmsNorm
-
-MAX_ROWS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +38,13 @@ def skinny_linear(
     gate: str = "",
     add_to: Tensor | None = None,
     out: Tensor | None = None,
+    expand: Change | None = None,
+    shrink: Change | None = None,
 ) -> Tensor:
     """gate(norm(x) W^T + bias), written to `out` or added to `add_to` if given. `x` is [rows,
     inputs] with at most 16 rows, `weight` [outputs, inputs]; with a gate ("silu", "gelu") it
-    and the bias hold the gate's rows followed by those of the up part."""
+    and the bias hold the gate's rows followed by those of the up part. `expand`: what adapters add before
+    the gate, its rows shrunk by now; `shrink` gets the shrunk rows of an `x` without a norm."""
     rows, inputs = x.shape
     if rows > MAX_ROWS:
         raise ValueError(f"x has {rows} rows: at most {MAX_ROWS} are supported")
@@ -48,15 +52,42 @@ def skinny_linear(
     out = add_to if add_to is not None else out
     if out is None:
         out = torch.empty(rows, outputs, dtype=x.dtype, device=x.device)
-    skinny_kernel[(-(-outputs // tiles.outputs),)](
+    change, lora = expand or shrink, "expand" if expand else "shrink" if shrink else ""
+    programs = -(-outputs // tiles.outputs)
+    if shrink is not None:
+        programs += shrink.chunks * shrink.mid.shape[3]
+    skinny_kernel[(programs,)](
         out, x, weight, bias if bias is not None else x, norm.weight if norm else x, rows,
         norm.eps if norm else 0.0, x.stride(0), out.stride(0),
+        *((x,) * 8 + (0,) * 4 if change is None else _given(change)),
         INPUTS=inputs, OUTPUTS=outputs, BLOCK_M=MAX_ROWS, BLOCK_N=tiles.outputs,
         BLOCK_K=tiles.inputs, NORM=norm is not None, BIAS=bias is not None, GATE=gate,
-        ADD=add_to is not None, PRECISION=precision(x),
-        num_warps=tiles.warps, num_stages=tiles.stages,
+        ADD=add_to is not None, LORA=lora, **_sizes(change, tiles, x), PRECISION=precision(x),
+        num_warps=tiles.warps, num_stages=tiles.stages, maxnreg=REGISTERS if change else None,
     )  # fmt: skip
     return out
+
+
+def _given(change: Change) -> tuple[Tensor | int, ...]:
+    """What the kernel reads of adapters."""
+    site, step = change.site, change.step
+    if step.chunk_of is None:
+        raise ValueError("the step does not say which chunk each row is in")
+    return (
+        change.mid, change.arena, step.order, step.chunks, step.chunk_of, site.rows, site.ranks,
+        site.spans, change.chunks, *change.strides,
+    )  # fmt: skip
+
+
+def _sizes(change: Change | None, tiles: SkinnyTiles, x: Tensor) -> dict[str, int]:
+    if change is None:
+        return dict.fromkeys(("SPLITS", "SLICES", "RANKS", "GROUP", "BLOCK_R", "SHRINK_K"), 1)
+    _, slices, ranks, splits = change.mid.shape
+    return {
+        "SPLITS": splits, "SLICES": slices, "RANKS": ranks,
+        "GROUP": grouped_chunks(tiles.outputs), "BLOCK_R": rank_tile(ranks),
+        "SHRINK_K": inputs_tile(x),
+    }  # fmt: skip
 
 
 def skinny_reference(
@@ -66,12 +97,16 @@ def skinny_reference(
     norm: RmsNorm | None = None,
     gate: str = "",
     add_to: Tensor | None = None,
+    *,
+    change: Change | None = None,
 ) -> Tensor:
-    """The same result, computed in float32 and rounded at the end."""
+    """The same result, computed in float32 and rounded at the end, but for the inputs of adapters."""
     wide = x.float()
     if norm is not None:
         wide = rms_norm_reference(wide, norm)
     y = F.linear(wide, weight.float(), None if bias is None else bias.float())
+    if change is not None:
+        lora_reference(y, wide.to(x.dtype), change.arena, change.site, change.step)
     if gate:
         y = gated_reference(y, gelu=gate == "gelu")
     return (y if add_to is None else y + add_to.float()).to(x.dtype)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from engine.batch import Row
 from engine.kernels.attention_reference import AttentionStep
+from engine.kernels.lora_chunks import chunk_of_rows
 from engine.kernels.lora_reference import LoraStep
 from engine.kernels.mixed import Mix, MixLimits
 from engine.kernels.pointwise_reference import RotaryStep
@@ -122,8 +123,8 @@ class StepBuffer:
     addresses, as graphs require."""
 
     def __init__(self, max_tokens: int, max_sequences: int, device: torch.device) -> None:
-        arrays = 12
-        size = 8 * max_tokens + 6 * max_sequences + arrays * (_ALIGN + 1)
+        arrays = 13
+        size = 9 * max_tokens + 6 * max_sequences + arrays * (_ALIGN + 1)
         self._device = torch.zeros(size, dtype=torch.int32, device=device)
 
     def send(
@@ -136,7 +137,8 @@ class StepBuffer:
             step.sampled, step.sampled_rows,
         ]  # fmt: skip
         if lora is not None:
-            arrays += [lora.order, lora.chunks.reshape(-1)]
+            owners = chunk_of_rows(lora.order, lora.chunks, len(step.tokens))
+            arrays += [lora.order, lora.chunks.reshape(-1), owners]
             arrays += [] if lora.slots is None else [lora.slots]
         if limits is not None:
             arrays.append(np.array([step.decodes, step.sequences, splits], np.int32))
@@ -175,7 +177,8 @@ class StepBuffer:
                 parts[9].view(-1, 3),
                 lora.chunk_rows,
                 lora.max_rank,
-                None if lora.slots is None else parts[10],
+                None if lora.slots is None else parts[11],
+                parts[10],
             ),
             splits=splits if limits is None else limits.splits,
             memory=[_memory(tensor) for tensor in (tables, *parts)],

@@ -25,6 +25,7 @@ from engine.kernels import (
     pointwise_launch,
     sampling_launch,
     skinny_launch,
+    skinny_lora_launch,
 )
 from engine.kernels.attention_reference import AttentionStep
 from engine.kernels.formats import experts_launch
@@ -187,6 +188,33 @@ def skinny() -> None:
     skinny_launch.skinny_linear(x, halves(4096, 4096), first, add_to=halves(1, 4096))
 
 
+def skinny_with_adapters(rank: int, chunks: int) -> None:
+    """As a layer launches them, of any tiles."""
+    x, norm = halves(4, 4096), RmsNorm(halves(4096), 1e-5)
+    step = LoraStep(ints(4), ints(chunks, 3), 16, rank, chunk_of=ints(4))
+
+    def change(inputs: int, widths: list[int]) -> skinny_lora_launch.Change:
+        table, count = ints(4, 7, 2, 256), len(widths)
+        site = LoraSite(
+            table[:, :count], ints(4, 7)[:, :count], ints(count, 2), inputs, max(widths)
+        )
+        return skinny_lora_launch.change_of(halves(64), site, step)
+
+    qkv, gate_up = change(4096, [4096, 1024, 1024]), change(4096, [14336, 14336])
+    output, down = change(4096, [4096]), change(14336, [4096])
+    skinny_lora_launch.link(x, down, qkv, norm)
+    skinny_lora_launch.link(x, output, gate_up, norm)
+    skinny_lora_launch.link(x, down, None, None)
+    skinny_lora_launch.link(x, None, output, None)
+    for tiles in skinny_launch.CANDIDATES:
+        skinny_launch.skinny_linear(x, halves(6144, 4096), tiles, norm=norm, expand=qkv)
+        skinny_launch.skinny_linear(
+            x, halves(2 * 14336, 4096), tiles, norm=norm, gate="silu", expand=gate_up
+        )
+        inner = halves(4, 14336)
+        skinny_launch.skinny_linear(inner, halves(4096, 14336), tiles, add_to=x, shrink=down)
+
+
 def sampling() -> None:
     vocab = 128_256
     rows = sampling_launch.LastTokens(torch.zeros(8, dtype=torch.int64), ints(4))
@@ -272,6 +300,8 @@ if __name__ == "__main__":
         lora(32, 1024, [3072, 3072], max_rank=64, chunk_rows=16)
         pointwise()
         skinny()
+        for rank, chunks in ((16, 2), (16, 16), (256, 4)):
+            skinny_with_adapters(rank, chunks)
         sampling()
         quantized(4096, 4096, 4, 128)
         quantized(17000, 256, 4, 128, minima=True, sorted_groups=True)

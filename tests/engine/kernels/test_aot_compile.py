@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("triton")
 
 MATRIX_KERNELS = {
-    "attention_kernel", "shrink_kernel", "expand_kernel", "fused_kernel", "skinny_kernel",
+    "attention_kernel", "shrink_kernel", "expand_kernel", "fused_kernel", "skinny_kernel", "link_kernel",
     "product_kernel", "scaled_kernel",
 }  # fmt: skip
 OTHERS = {

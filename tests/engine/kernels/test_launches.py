@@ -35,6 +35,7 @@ STEPS: dict[str, tuple[Any, bool]] = {
     "16 rows decode": (GraphKey(16, 0), False),
     "64 rows decode": (GraphKey(64, 0), False),
     "16 rows decode, with adapters": (GraphKey(16, 4, RANK), False),
+    "16 rows decode, with adapters, fused": (GraphKey(16, 4, RANK), True),
     "64 rows decode, with adapters": (GraphKey(64, 4, RANK), False),
     "a prompt of 512": ((512, 0, 0), False),
     "a prompt of 480 beside 32 rows": ((512, 32, 0), False),

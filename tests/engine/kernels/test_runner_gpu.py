@@ -142,6 +142,40 @@ def test_adapters_of_other_ranks_share_a_batch_with_the_base(llama: Path, tmp_pa
     assert len({tuple(output) for output in ours}) == 5
 
 
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        ("Llama", {"num_hidden_layers": 2}),
+        ("Gemma2", {"head_dim": 16}),
+        ("Olmo2", {"num_attention_heads": 6, "head_dim": 12}),
+        ("Qwen2", {}),
+    ],
+)
+def test_adapters_in_steps_by_fused_linears(
+    tmp_path: Path, family: str, changes: dict[str, object]
+) -> None:
+    """The logits of a CPU, of prompts and of decoding, for two adapters, one of them of few matrices,
+    and none: through graphs that were recorded with padding alone."""
+    checkpoint = save_checkpoint(tmp_path / "m", family, **({"num_hidden_layers": 1} | changes))
+    paths = [save_adapter(checkpoint, tmp_path / "r20", 20, 1)]
+    paths.append(save_adapter(checkpoint, tmp_path / "few", 5, 9, ["v_proj", "down_proj"]))
+    likely = []
+    for kind in (Driver, GpuDriver):
+        driver = kind(checkpoint, **({"dtype": "float32"} if kind is Driver else {}))
+        if kind is GpuDriver:
+            tiles = skinny_launch.SkinnyTiles(16, 32, 4, 2)
+            driver.runner._forward.fused_tiles = dict.fromkeys(range(1, 17), tiles)
+        handles = [driver.adapter(path, slot) for slot, path in enumerate(paths)]
+        sequences = [
+            driver.sequence(PROMPTS[n % 2], greedy(logprobs=VOCAB), handle)
+            for n, handle in enumerate((handles[0], None, handles[1]))
+        ]
+        driver.run(sequences, 4, count=3)
+        tops = [dict((s.logprobs or [])[0].top) for each in sequences for s in each.samples]
+        likely.append(torch.tensor([[top[token] for token in range(VOCAB)] for top in tops]))
+    torch.testing.assert_close(likely[1], likely[0], rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("kv_dtype", ["int8", "fp8"])
 def test_keys_and_values_in_8_bits(llama: Path, tmp_path: Path, kv_dtype: str) -> None:
     """With adapters in the pool's blocks, which do not begin where rows of weights do."""

@@ -186,14 +186,25 @@ def test_mixed_steps_of_few_tokens_are_replayed_and_others_launched(
     assert launched(3, 17, sample=False) == (0, True)
 
 
-# Above 2,048 inputs LoRA takes two kernels.
+# Above 2,048 inputs LoRA takes two kernels, but for the steps of few rows that are fused.
+@pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize(
     ("lora", "intermediate", "kv_dtype"),
     [(False, 112, "auto"), (True, 112, "auto"), (True, 2304, "auto"), (True, 112, "int8")],
 )
 def test_no_request_waits_for_a_kernel_to_compile(
-    device: Launches, lora: bool, intermediate: int, kv_dtype: str
+    device: Launches,
+    monkeypatch: pytest.MonkeyPatch,
+    lora: bool,
+    intermediate: int,
+    kv_dtype: str,
+    fused: bool,
 ) -> None:
+    if fused:
+        tiles = gpu_runner.fastest_tiles.__globals__["CANDIDATES"]
+        monkeypatch.setattr(
+            gpu_runner, "fastest_tiles", lambda size, *_: {size: tiles[size.bit_length() % 3]}
+        )
     shape = SHAPE | {"intermediate_size": intermediate, "head_dim": 32}
     model = models.random_model(shape, torch.bfloat16, sections.DEVICE)
     runner = models.make_runner(
@@ -208,8 +219,13 @@ def test_no_request_waits_for_a_kernel_to_compile(
         many = [row(n, [5] * tokens, 0, params, blocks=[n] * 20) for n in range(2)]
         runner.launch(StepBatch(many))
     if lora:
-        launch_adapter_steps(runner, load_adapters(runner, model.spec))
+        handles = load_adapters(runner, model.spec)
+        for tokens in (2, 8, 16):  # of one adapter, as no graph of 16 rows has
+            one = row(31, [5] * tokens, 0, params, blocks=[9], adapter=handles[1], sample=False)
+            runner.launch(StepBatch([one]))
+        launch_adapter_steps(runner, handles)
     assert not device.variants - warm
+    assert ("link_kernel" in device.kernels) == (fused and lora)
 
 
 def test_the_pool_leaves_room_for_what_the_largest_step_takes(
