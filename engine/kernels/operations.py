@@ -14,7 +14,7 @@ from engine.kernels.formats.launch import quantized_linear
 from engine.kernels.lora_reference import LoraSite
 from engine.kernels.pointwise_launch import activated, gated, rms_norm, rotary
 from engine.kernels.pointwise_reference import Pairs
-from engine.kernels.skinny_launch import SkinnyTiles, skinny_linear
+from engine.kernels.skinny_launch import Rotation, SkinnyTiles, skinny_linear
 from engine.kernels.skinny_lora_launch import Change, change_of, link
 from engine.kernels.step import DeviceStep
 from engine.layers.embedding import Embedding
@@ -78,6 +78,19 @@ class KernelOperations:
     def attend(self, attention: Attention, qkv: Tensor, x: Residual) -> tuple[Tensor, Residual]:
         device, step = self._device, self._step
         kv, scales = device.caches[attention.layer]
+        q = self._queries(attention, qkv)
+        # A mix leaves its padding alone: over the queries that is finite, in new memory it may not be.
+        out = None if step.attention.mix is None else q
+        y = paged_attention(
+            q, kv, step.attention, attention.shape, scales=scales, sinks=attention.sinks,
+            alibi=attention.alibi, out=out, partials=device.partials, splits=step.splits,
+        )  # fmt: skip
+        return y.view(y.shape[0], -1), x
+
+    def _queries(self, attention: Attention, qkv: Tensor) -> Tensor:
+        """[tokens, heads, dim], rotated; keys and values are written to the cache."""
+        device = self._device
+        kv, scales = device.caches[attention.layer]
         if device.spec.qkv_cap is not None:
             qkv.clamp_(-device.spec.qkv_cap, device.spec.qkv_cap)
         if attention.row_norms is not None:
@@ -86,14 +99,8 @@ class KernelOperations:
             for part, norm in zip(rows[:2], attention.row_norms, strict=True):
                 part.copy_(rms_norm(part, norm))
         angles = None if attention.rope is None else device.angles[attention.rope]
-        q = rotary(qkv, kv, step.rotary, angles, attention.head_norms, scales, pairs=device.pairs)
-        # A mix leaves its padding alone: over the queries that is finite, in new memory it may not be.
-        out = None if step.attention.mix is None else q
-        y = paged_attention(
-            q, kv, step.attention, attention.shape, scales=scales, sinks=attention.sinks,
-            alibi=attention.alibi, out=out, partials=device.partials, splits=step.splits,
-        )  # fmt: skip
-        return y.view(y.shape[0], -1), x
+        step, norms = self._step.rotary, attention.head_norms
+        return rotary(qkv, kv, step, angles, norms, scales, pairs=device.pairs)
 
     def gate(self, site: GatedSite, x: Residual, norm: RmsNorm | None) -> Tensor:
         y = self._linear(site, self._normed(x, norm))
@@ -199,8 +206,25 @@ class SkinnyOperations(KernelOperations):
     def project(self, site: Site, x: Residual, norm: RmsNorm | None) -> Tensor:
         linear, change = _dense(site.linear), self._shrunk(site, x, norm)
         return skinny_linear(
-            x.total, linear.weight, self._tiles, bias=linear.bias, norm=norm, expand=change
-        )
+            x.total, linear.weight, self._tiles, bias=linear.bias, norm=norm, expand=change,
+            rotate=self._rotation(site.layer),
+        )  # fmt: skip
+
+    def _rotation(self, layer: int) -> Rotation | None:
+        """Of a layer whose product of queries, keys and values rotates and stores them, too: nothing
+        stands between, such as norms of whole heads or the scales of codes."""
+        device, spec = self._device, self._device.spec
+        kv, scales = device.caches[layer]
+        rope = spec.rope_of(layer)
+        between = spec.head_norm or spec.row_norm or spec.qkv_cap is not None
+        if rope is None or between or scales is not None or device.pairs != Pairs():
+            return None
+        return Rotation(self._step.rotary, device.angles[rope], kv)
+
+    def _queries(self, attention: Attention, qkv: Tensor) -> Tensor:
+        if self._rotation(attention.layer) is None:
+            return super()._queries(attention, qkv)
+        return qkv.view(qkv.shape[0], -1, self._device.spec.head_dim)
 
     def gate(self, site: GatedSite, x: Residual, norm: RmsNorm | None) -> Tensor:
         linear, change = _dense(site.linear), self._shrunk(site, x, norm)

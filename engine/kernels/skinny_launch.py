@@ -9,7 +9,7 @@ from torch import Tensor
 from engine.kernels.launch import MAX_ROWS, precision
 from engine.kernels.lora_launch import rank_tile
 from engine.kernels.lora_reference import lora_reference
-from engine.kernels.pointwise_reference import gated_reference, rms_norm_reference
+from engine.kernels.pointwise_reference import RotaryStep, gated_reference, rms_norm_reference
 from engine.kernels.skinny import skinny_kernel
 from engine.kernels.skinny_lora_launch import REGISTERS, Change, grouped_chunks, inputs_tile
 from engine.layers.norm import RmsNorm
@@ -28,6 +28,15 @@ class SkinnyTiles:
 CANDIDATES = (SkinnyTiles(16, 256, 4, 4), SkinnyTiles(32, 128, 4, 5), SkinnyTiles(64, 128, 4, 4))
 
 
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """Where the queries, keys and values of a step go, as `pointwise_launch.rotary` puts them."""
+
+    step: RotaryStep
+    angles: Tensor  # [positions, head_dim] float32: cosines of each pair, then sines
+    kv: Tensor  # [blocks, key heads and then value heads, block size, head_dim] floats
+
+
 def skinny_linear(
     x: Tensor,
     weight: Tensor,
@@ -40,18 +49,22 @@ def skinny_linear(
     out: Tensor | None = None,
     expand: Change | None = None,
     shrink: Change | None = None,
+    rotate: Rotation | None = None,
 ) -> Tensor:
     """gate(norm(x) W^T + bias), written to `out` or added to `add_to` if given. `x` is [rows,
     inputs] with at most 16 rows, `weight` [outputs, inputs]; with a gate ("silu", "gelu") it
     and the bias hold the gate's rows followed by those of the up part. `expand`: what adapters add before
-    the gate, its rows shrunk by now; `shrink` gets the shrunk rows of an `x` without a norm."""
+    the gate, its rows shrunk by now; `shrink` gets the shrunk rows of an `x` without a norm. With
+    `rotate` outputs are queries, keys and values: the former are returned, [rows, heads * head_dim],
+    rotated by pairs of a head's halves."""
     rows, inputs = x.shape
     if rows > MAX_ROWS:
         raise ValueError(f"x has {rows} rows: at most {MAX_ROWS} are supported")
-    outputs = weight.shape[0] // 2 if gate else weight.shape[0]
+    outputs = weight.shape[0] // 2 if gate or rotate else weight.shape[0]
+    width = outputs if rotate is None else weight.shape[0] - rotate.kv.shape[1] * rotate.kv.shape[3]
     out = add_to if add_to is not None else out
     if out is None:
-        out = torch.empty(rows, outputs, dtype=x.dtype, device=x.device)
+        out = torch.empty(rows, width, dtype=x.dtype, device=x.device)
     change, lora = expand or shrink, "expand" if expand else "shrink" if shrink else ""
     programs = -(-outputs // tiles.outputs)
     if shrink is not None:
@@ -60,9 +73,11 @@ def skinny_linear(
         out, x, weight, bias if bias is not None else x, norm.weight if norm else x, rows,
         norm.eps if norm else 0.0, x.stride(0), out.stride(0),
         *((x,) * 8 + (0,) * 4 if change is None else _given(change)),
+        *((x,) * 4 + (0,) * 3 if rotate is None else _places(rotate)),
         INPUTS=inputs, OUTPUTS=outputs, BLOCK_M=MAX_ROWS, BLOCK_N=tiles.outputs,
         BLOCK_K=tiles.inputs, NORM=norm is not None, BIAS=bias is not None, GATE=gate,
-        ADD=add_to is not None, LORA=lora, **_sizes(change, tiles, x), PRECISION=precision(x),
+        ADD=add_to is not None, LORA=lora, **_sizes(change, tiles, x), **_heads(rotate, width),
+        PRECISION=precision(x),
         num_warps=tiles.warps, num_stages=tiles.stages, maxnreg=REGISTERS if change else None,
     )  # fmt: skip
     return out
@@ -77,6 +92,19 @@ def _given(change: Change) -> tuple[Tensor | int, ...]:
         change.mid, change.arena, step.order, step.chunks, step.chunk_of, site.rows, site.ranks,
         site.spans, change.chunks, *change.strides,
     )  # fmt: skip
+
+
+def _places(rotate: Rotation) -> tuple[Tensor | int, ...]:
+    kv, step = rotate.kv, rotate.step
+    strides = kv.stride(0), kv.stride(2), kv.stride(1)
+    return step.positions, step.slots, rotate.angles, kv, *strides
+
+
+def _heads(rotate: Rotation | None, width: int) -> dict[str, int]:
+    if rotate is None:
+        return dict.fromkeys(("HALF", "Q_HEADS", "KV_HEADS", "PAGE"), 0)
+    _, cached, page, dim = rotate.kv.shape
+    return {"HALF": dim // 2, "Q_HEADS": width // dim, "KV_HEADS": cached // 2, "PAGE": page}
 
 
 def _sizes(change: Change | None, tiles: SkinnyTiles, x: Tensor) -> dict[str, int]:

@@ -186,6 +186,13 @@ def skinny() -> None:
             x, halves(512, 4096), tiles, bias=halves(512), norm=norm, gate="silu"
         )
     skinny_launch.skinny_linear(x, halves(4096, 4096), first, add_to=halves(1, 4096))
+    for tiles in skinny_launch.CANDIDATES:
+        skinny_launch.skinny_linear(x, halves(6144, 4096), tiles, norm=norm, rotate=rotation())
+
+
+def rotation() -> skinny_launch.Rotation:
+    step = RotaryStep(ints(4), ints(4))
+    return skinny_launch.Rotation(step, torch.zeros(64, 128), halves(8, 16, 16, 128))
 
 
 def skinny_with_adapters(rank: int, chunks: int) -> None:
@@ -207,7 +214,10 @@ def skinny_with_adapters(rank: int, chunks: int) -> None:
     skinny_lora_launch.link(x, down, None, None)
     skinny_lora_launch.link(x, None, output, None)
     for tiles in skinny_launch.CANDIDATES:
-        skinny_launch.skinny_linear(x, halves(6144, 4096), tiles, norm=norm, expand=qkv)
+        for rotate in (None, rotation()):
+            skinny_launch.skinny_linear(
+                x, halves(6144, 4096), tiles, norm=norm, expand=qkv, rotate=rotate
+            )
         skinny_launch.skinny_linear(
             x, halves(2 * 14336, 4096), tiles, norm=norm, gate="silu", expand=gate_up
         )

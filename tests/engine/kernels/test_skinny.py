@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from engine.kernels.pointwise_reference import RotaryStep, rotary_reference
 from engine.layers.norm import RmsNorm
 
 from .device import DEVICE, close
@@ -51,3 +52,25 @@ def test_summed_into_the_residual_in_place() -> None:
 def test_more_rows_than_it_is_for_are_refused() -> None:
     with pytest.raises(ValueError, match="17 rows"):
         skinny.skinny_linear(random(17, 64), random(48, 64), TILES)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 2, 32), (3, 1, 24)])
+def test_rotated_and_stored(heads: int, kv_heads: int, dim: int, dtype: torch.dtype) -> None:
+    """Queries and the cache are those of the product and then the kernel of the rotation; a row of
+    padding has no place in the cache."""
+    x, outputs = random(5, 64, dtype=dtype), (heads + 2 * kv_heads) * dim
+    weight, norm = random(outputs, 64, dtype=dtype, seed=1) * 0.2, RmsNorm(random(64, seed=2), 1e-5)
+    bias = random(outputs, dtype=dtype, seed=3)
+    angles = random(40, dim, seed=4)
+    slots = torch.tensor([3, 40, -1, 17, 63], dtype=torch.int32, device=DEVICE)
+    step = RotaryStep(torch.tensor([0, 39, 5, 7, 20], dtype=torch.int32, device=DEVICE), slots)
+    ours, theirs = (torch.full((5, 2 * kv_heads, 16, dim), 7.0).to(DEVICE, dtype) for _ in "ab")
+    got = skinny.skinny_linear(
+        x, weight, TILES, bias=bias, norm=norm, rotate=skinny.Rotation(step, angles, ours)
+    )
+    qkv = skinny.skinny_reference(x, weight, bias, norm)
+    want = rotary_reference(qkv, theirs, step, angles)
+    close(got.view(want.shape), want)
+    close(ours, theirs)
+    assert (ours != 7).any((1, 3)).sum() == 4
