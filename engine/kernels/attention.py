@@ -11,6 +11,7 @@ import triton.language as tl
 
 from engine.kernels.dot import dot
 from engine.kernels.kv_codes import widen
+from engine.kernels.overlap import wait_for_last_launch
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LEAST = tl.constexpr(128)  # keys in a split: with fewer, what a split keeps outweighs what it reads
@@ -131,13 +132,14 @@ def attention_kernel(
     BLOCK_M: tl.constexpr, BLOCK_Q: tl.constexpr, ONE_QUERY: tl.constexpr,
     TILE: tl.constexpr, PAGE: tl.constexpr, WINDOW: tl.constexpr, FIRST: tl.constexpr,
     SOFTCAP: tl.constexpr, SPLITS: tl.constexpr, KIND: tl.constexpr, SINKS: tl.constexpr,
-    ALIBI: tl.constexpr, PRECISION: tl.constexpr, MIXED: tl.constexpr,
+    ALIBI: tl.constexpr, PRECISION: tl.constexpr, MIXED: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """With SINKS each query head has a score that belongs to no key: the first split counts it. So it
     does the FIRST keys, which are seen beside the WINDOW, as far as they lie before its tiles.
 
     MIXED is for graphs of steps with prompt chunks: `mix` says how many sequences decode, how many there
     are, and the splits of the former's keys, at most SPLITS. Programs beyond these end at once."""
+    wait_for_last_launch(OVERLAP)
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
     if MIXED:
@@ -256,10 +258,11 @@ def attention_kernel(
 def combine_kernel(
     out, part_acc, part_peak, part_total, seq_lens, cu_q, mix, o_token, o_head,
     HEAD_DIM: tl.constexpr, HEAD_PAD: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr,
-    SPLITS: tl.constexpr, MIXED: tl.constexpr,
+    SPLITS: tl.constexpr, MIXED: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """One program combines the partial results of one (token, head) with more than one split. MIXED as
     above."""
+    wait_for_last_launch(OVERLAP)
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     if MIXED:

@@ -11,6 +11,7 @@ from engine.kernels.attention_reference import AttentionStep
 from engine.kernels.kv_launch import PagedKv, of_kernels
 from engine.kernels.launch import capability, power_of_two, precision
 from engine.kernels.mixed import MixLimits, most_chunks
+from engine.kernels.overlap import overlapped
 from engine.layers.alibi import Alibi
 from engine.model_spec import AttentionShape
 
@@ -184,6 +185,7 @@ def _launch(
         WINDOW=shape.window, FIRST=shape.first if shape.window else 0, SOFTCAP=shape.softcap,
         SPLITS=splits, KIND=cache.kind, SINKS=sinks is not None,
         ALIBI=0 if alibi is None else 1 + alibi.rounded, PRECISION=precision(q), MIXED=mixed,
+        **overlapped(),
         num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
     if partials is not None:
@@ -191,5 +193,5 @@ def _launch(
             out, partials.acc, partials.peak, partials.total, step.seq_lens, step.cu_q, mix,
             out.stride(0), out.stride(1),
             HEAD_DIM=dim, HEAD_PAD=power_of_two(dim), TILE=tiles.keys, WINDOW=shape.window,
-            SPLITS=splits, MIXED=mixed, num_warps=4,
+            SPLITS=splits, MIXED=mixed, **overlapped(), num_warps=4,
         )  # fmt: skip

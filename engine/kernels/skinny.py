@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from engine.kernels.dot import dot
+from engine.kernels.overlap import prefetch, wait_for_last_launch
 from engine.kernels.skinny_lora import expanded, shrink_part
 
 
@@ -49,7 +50,7 @@ def skinny_kernel(
     LORA: tl.constexpr, SPLITS: tl.constexpr, SLICES: tl.constexpr, RANKS: tl.constexpr,
     GROUP: tl.constexpr, BLOCK_R: tl.constexpr, SHRINK_K: tl.constexpr,
     HALF: tl.constexpr, Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, PAGE: tl.constexpr,
-    PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """One program computes all rows and BLOCK_N outputs. GATE is "", "silu" or "gelu"; with a gate
     weight and bias hold the gate's rows followed by those of the up part. ADD sums into `out`.
@@ -66,6 +67,7 @@ def skinny_kernel(
     tile = tl.program_id(0)
     if LORA == "shrink":
         if tile < count * SPLITS:
+            wait_for_last_launch(OVERLAP)
             shrink_part(
                 mid, x, x, arena, order, chunks, table, ranks, tile,
                 x_stride, table_slot, table_side, ranks_slot,
@@ -87,6 +89,11 @@ def skinny_kernel(
     square = tl.zeros([BLOCK_M], dtype=tl.float32)
     x_row = x + row.to(tl.int64)[:, None] * x_stride
     w_row = weight + outputs.to(tl.int64)[None, :] * INPUTS
+    if 4 * BLOCK_K <= INPUTS and OUTPUTS % BLOCK_N == 0:
+        prefetch(w_row, 4 * BLOCK_K, OVERLAP)
+        if TWO:
+            prefetch(w_row + APART * INPUTS, 4 * BLOCK_K, OVERLAP)
+    wait_for_last_launch(OVERLAP)
     for first in range(0, INPUTS, BLOCK_K):
         inputs = first + tl.arange(0, BLOCK_K)
         if INPUTS % BLOCK_K == 0:

@@ -9,6 +9,7 @@ from torch import Tensor
 from engine.kernels.launch import MAX_ROWS, precision
 from engine.kernels.lora_launch import rank_tile
 from engine.kernels.lora_reference import lora_reference
+from engine.kernels.overlap import overlapped
 from engine.kernels.pointwise_reference import RotaryStep, gated_reference, rms_norm_reference
 from engine.kernels.skinny import skinny_kernel
 from engine.kernels.skinny_lora_launch import REGISTERS, Change, grouped_chunks, inputs_tile
@@ -77,7 +78,7 @@ def skinny_linear(
         INPUTS=inputs, OUTPUTS=outputs, BLOCK_M=MAX_ROWS, BLOCK_N=tiles.outputs,
         BLOCK_K=tiles.inputs, NORM=norm is not None, BIAS=bias is not None, GATE=gate,
         ADD=add_to is not None, LORA=lora, **_sizes(change, tiles, x), **_heads(rotate, width),
-        PRECISION=precision(x),
+        PRECISION=precision(x), **overlapped(),
         num_warps=tiles.warps, num_stages=tiles.stages, maxnreg=REGISTERS if change else None,
     )  # fmt: skip
     return out

@@ -12,6 +12,7 @@ import triton.language as tl
 from engine.kernels import lora_reference
 from engine.kernels.dot import dot
 from engine.kernels.lora import rank_rows, shrink_tile
+from engine.kernels.overlap import wait_for_last_launch
 
 ROWS = tl.constexpr(16)
 UNIT = tl.constexpr(lora_reference.UNIT)
@@ -146,11 +147,12 @@ def link_kernel(
     x_stride, table_slot, table_side, ranks_slot,
     WIDTH: tl.constexpr, SPLITS: tl.constexpr, RANKS: tl.constexpr,
     EXPAND: tl.constexpr, SHRINK: tl.constexpr, NORM: tl.constexpr,
-    BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Between two products: `x` gets what adapters add to the product before it (shrunk in `before`, in
     EXPAND splits; 0: nothing), then `after` is x A^T of the SHRINK slices of the product behind it (0:
     none). One program has one of SPLITS parts of the columns of one chunk's rows, for both."""
+    wait_for_last_launch(OVERLAP)
     number = tl.program_id(0)
     if EXPAND > 0:
         share: tl.constexpr = (WIDTH + BLOCK_K * SPLITS - 1) // (BLOCK_K * SPLITS) * BLOCK_K

@@ -8,6 +8,7 @@ from torch import Tensor
 from engine.kernels.launch import MAX_ROWS, precision
 from engine.kernels.lora_launch import rank_tile, shrink_splits
 from engine.kernels.lora_reference import LoraSite, LoraStep
+from engine.kernels.overlap import overlapped
 from engine.kernels.skinny_lora import link_kernel
 from engine.layers.norm import RmsNorm
 
@@ -58,7 +59,7 @@ def link(x: Tensor, before: Change | None, after: Change | None, norm: RmsNorm |
         EXPAND=0 if before is None else before.mid.shape[3],
         SHRINK=0 if after is None else after.mid.shape[1], NORM=norm is not None,
         BLOCK_R=rank_tile(step.max_rank), BLOCK_K=inputs_tile(x), PRECISION=precision(x),
-        num_warps=4, num_stages=2 if x.dtype == torch.float32 else 4, maxnreg=REGISTERS,
+        **overlapped(), num_warps=4, num_stages=2 if x.dtype == torch.float32 else 4, maxnreg=REGISTERS,
     )  # fmt: skip
 
 

@@ -22,6 +22,7 @@ from triton.runtime.jit import JITFunction
 from engine.kernels import (
     attention_launch,
     lora_launch,
+    overlap,
     pointwise_launch,
     sampling_launch,
     skinny_launch,
@@ -54,6 +55,9 @@ class Compiled:
     registers: int
     stack: int  # bytes of local memory a thread: above 0 it spills or indexes arrays
     tensor_cores: bool
+    # Whether it starts before the launch before has ended, and waits for that: all that it reads or
+    # writes before is a prefetch of weights.
+    overlaps: bool
 
 
 class AbsentDriver:
@@ -103,8 +107,21 @@ def _inspect(kernel: Any) -> Compiled:
     ptx = kernel.asm["ptx"]
     uses_mma = "mma.sync" in ptx or "wgmma" in ptx or "tcgen05.mma" in ptx
     return Compiled(
-        kernel.metadata.name, kernel.metadata.shared, counts.REG, counts.STACK, uses_mma
-    )
+        kernel.metadata.name, kernel.metadata.shared, counts.REG, counts.STACK, uses_mma,
+        overlaps=_waits_first(ptx, kernel.metadata.launch_pdl),
+    )  # fmt: skip
+
+
+def _waits_first(ptx: str, overlapped: bool) -> bool:
+    """Whether it waits; raises ValueError if it must and touches memory before."""
+    before, *after = ptx.split("griddepcontrol.wait")
+    if bool(after) != overlapped:
+        raise ValueError(
+            "a kernel that waits for the launch before must start early, and only that"
+        )
+    if after and re.search(r"(ld|st|atom|red)\.(global|relaxed|acquire)|cp\.async", before):
+        raise ValueError("a kernel reads or writes before it has waited for the launch before")
+    return bool(after)
 
 
 def ints(*shape: int) -> torch.Tensor:
@@ -282,7 +299,7 @@ def mixture(kind: str) -> None:
 
 
 if __name__ == "__main__":
-    attention_launch.capability = formats.capability = lambda: TARGET.arch
+    overlap.capability = attention_launch.capability = formats.capability = lambda: TARGET.arch
     with compiling() as kernels:
         attention(32, 8, 128, decodes=4, splits=8)
         attention(32, 8, 128, decodes=0, splits=1)

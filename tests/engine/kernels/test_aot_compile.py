@@ -14,6 +14,8 @@ MATRIX_KERNELS = {
     "attention_kernel", "shrink_kernel", "expand_kernel", "fused_kernel", "skinny_kernel", "link_kernel",
     "product_kernel", "scaled_kernel",
 }  # fmt: skip
+# Of fused steps: from Hopper on each starts while the one before it ends, and waits for its results.
+OVERLAPPED = {"attention_kernel", "combine_kernel", "skinny_kernel", "link_kernel"}
 OTHERS = {
     "combine_kernel",
     "rms_norm_kernel",
@@ -45,4 +47,5 @@ def test_every_kernel_compiles(capability: int, shared_kib: int, tmp_path: Path)
     for kernel in kernels:
         assert kernel["stack"] == 0, f"spills registers: {kernel}"
         assert kernel["shared"] <= shared_kib * 1024, f"does not fit a processor: {kernel}"
+        assert kernel["overlaps"] == (capability >= 90 and kernel["name"] in OVERLAPPED), kernel
         assert kernel["tensor_cores"] == (kernel["name"] in MATRIX_KERNELS), kernel
