@@ -215,7 +215,8 @@ def _skinny() -> Iterator[tuple[str, Pair]]:
                     yield f"{dtype} {tiles} {rows}x{inputs} gated", (got, want)
                 before = _random(rows, outputs, dtype=dtype)
                 want = skinny_launch.skinny_reference(x, weight, add_to=before)
-                got = skinny_launch.skinny_linear(x, weight, tiles, add_to=before)
+                arrived = torch.zeros(outputs, dtype=torch.int32, device="cuda")
+                got = skinny_launch.skinny_linear(x, weight, tiles, add_to=before, arrived=arrived)
                 yield f"{dtype} {tiles} {rows}x{inputs} summed", (got, want)
 
 

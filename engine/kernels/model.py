@@ -51,6 +51,7 @@ class KernelModel:
             logits=torch.zeros(most_sampled, spec.vocab, dtype=pool.dtype, device=device),
             side=side_stream(device),
             pairs=pairs_of(spec),
+            arrived=torch.zeros(spec.hidden, dtype=torch.int32, device=device),
         )
 
     def __call__(self, step: DeviceStep, last: Tensor) -> Tensor:

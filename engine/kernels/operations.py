@@ -42,6 +42,7 @@ class Device:
     logits: Tensor  # [most sampled rows, vocab]: otherwise every graph would keep its own
     side: torch.cuda.Stream | None
     pairs: Pairs  # of a head's values, as queries and keys are rotated
+    arrived: Tensor  # [hidden] int32 zeros: counts the programs that share a tile's inputs
 
 
 @dataclass(slots=True)
@@ -244,8 +245,9 @@ class SkinnyOperations(KernelOperations):
         if norm is None:
             x.change = self._change(site)
             skinny_linear(
-                y, linear.weight, self._tiles, bias=linear.bias, add_to=x.total, shrink=x.change
-            )
+                y, linear.weight, self._tiles, bias=linear.bias, add_to=x.total, shrink=x.change,
+                arrived=self._device.arrived,
+            )  # fmt: skip
         else:  # the norm is of the whole product
             change = self._shrunk(site, Residual(y), None)
             y = skinny_linear(y, linear.weight, self._tiles, bias=linear.bias, expand=change)

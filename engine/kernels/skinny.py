@@ -39,12 +39,26 @@ def _rotate_and_store(
     tl.store(place + HALF, high.to(kind), mask=stored)
 
 
+@triton.jit
+def _keep_part(
+    acc, partial, arrived, tile, part, row,
+    PARTS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """Keeps the sum of one part of the inputs. Returns where the first part of the tile lies, and how
+    many others were there before."""
+    cell = partial + tile * (PARTS * BLOCK_M * BLOCK_N)
+    cell += row[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+    tl.store(cell + part * (BLOCK_M * BLOCK_N), acc)
+    tl.debug_barrier()  # all threads have written before one of them says so
+    return cell, tl.atomic_add(arrived + tile, 1)
+
+
 @triton.jit(do_not_specialize=["rows", "count"])
 def skinny_kernel(
     out, x, weight, bias, gain, rows, eps, x_stride, out_stride,
     mid, arena, order, chunks, chunk_of, table, ranks, spans, count, table_slot, table_side, ranks_slot,
-    positions, slots, angles, cache, kv_block, kv_token, kv_head_stride,
-    INPUTS: tl.constexpr, OUTPUTS: tl.constexpr,
+    positions, slots, angles, cache, kv_block, kv_token, kv_head_stride, partial, arrived,
+    INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, PARTS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     NORM: tl.constexpr, BIAS: tl.constexpr, GATE: tl.constexpr, ADD: tl.constexpr,
     LORA: tl.constexpr, SPLITS: tl.constexpr, SLICES: tl.constexpr, RANKS: tl.constexpr,
@@ -63,6 +77,9 @@ def skinny_kernel(
 
     HALF is half a head where outputs are queries, keys and values that are rotated and stored (0: they
     are not). A program then computes BLOCK_N pairs, which lie HALF apart.
+
+    PARTS programs share the inputs of a tile, where nothing but ADD or `bias` comes after. The last of
+    them adds the sums in the order of the inputs; `arrived` counts them, and is 0 between launches.
     """
     tile = tl.program_id(0)
     if LORA == "shrink":
@@ -75,6 +92,14 @@ def skinny_kernel(
             )  # fmt: skip
             return
         tile -= count * SPLITS
+    begin = 0
+    end = INPUTS
+    if PARTS > 1:
+        share: tl.constexpr = (INPUTS + BLOCK_K * PARTS - 1) // (BLOCK_K * PARTS) * BLOCK_K
+        part = tile % PARTS
+        tile = tile // PARTS
+        begin = part * share
+        end = tl.minimum(begin + share, INPUTS)
     TWO: tl.constexpr = GATE != "" or HALF > 0  # outputs of each column, APART rows of the weight
     APART: tl.constexpr = HALF if HALF > 0 else OUTPUTS
     number = tile * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -89,12 +114,12 @@ def skinny_kernel(
     square = tl.zeros([BLOCK_M], dtype=tl.float32)
     x_row = x + row.to(tl.int64)[:, None] * x_stride
     w_row = weight + outputs.to(tl.int64)[None, :] * INPUTS
-    if 4 * BLOCK_K <= INPUTS and OUTPUTS % BLOCK_N == 0:
-        prefetch(w_row, 4 * BLOCK_K, OVERLAP)
+    if 4 * BLOCK_K * PARTS <= INPUTS and OUTPUTS % BLOCK_N == 0:
+        prefetch(w_row + begin, 4 * BLOCK_K, OVERLAP)
         if TWO:
             prefetch(w_row + APART * INPUTS, 4 * BLOCK_K, OVERLAP)
     wait_for_last_launch(OVERLAP)
-    for first in range(0, INPUTS, BLOCK_K):
+    for first in range(begin, end, BLOCK_K):
         inputs = first + tl.arange(0, BLOCK_K)
         if INPUTS % BLOCK_K == 0:
             x_mask = row_ok[:, None]
@@ -114,6 +139,14 @@ def skinny_kernel(
             up_row = w_row + APART * INPUTS
             up_tile = tl.load(up_row + inputs[:, None], mask=w_mask, other=0.0)
             up += dot(x_tile, up_tile, PRECISION)
+    if PARTS > 1:
+        cell, before = _keep_part(acc, partial, arrived, tile, part, row, PARTS, BLOCK_M, BLOCK_N)
+        if before < PARTS - 1:
+            return
+        acc = tl.load(cell, cache_modifier=".cg")
+        for each in tl.static_range(1, PARTS):
+            acc += tl.load(cell + each * (BLOCK_M * BLOCK_N), cache_modifier=".cg")
+        tl.store(arrived + tile, 0)
     rms = tl.full([BLOCK_M, 1], 1.0, dtype=tl.float32)
     if NORM:
         rms = (1.0 / tl.sqrt(square / INPUTS + eps))[:, None]

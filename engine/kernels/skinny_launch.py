@@ -22,11 +22,18 @@ class SkinnyTiles:
     inputs: int  # inputs in one iteration of its loop
     warps: int
     stages: int
+    parts: int = 1  # programs that share the inputs of a tile, where they are many
 
 
 # Measured on the GPU at start-up; the fastest is used. Small tiles occupy all multiprocessors when
-# a layer has few outputs, large ones keep more bytes in flight.
-CANDIDATES = (SkinnyTiles(16, 256, 4, 4), SkinnyTiles(32, 128, 4, 5), SkinnyTiles(64, 128, 4, 4))
+# a layer has few outputs, parts do so when its inputs are many, large tiles keep more bytes in flight.
+CANDIDATES = (
+    SkinnyTiles(16, 256, 4, 4),
+    SkinnyTiles(32, 128, 4, 5),
+    SkinnyTiles(64, 128, 4, 4),
+    SkinnyTiles(16, 256, 4, 4, parts=2),
+)
+MANY_INPUTS = 4096  # with fewer, to add the parts (about 1.7 µs) costs more than they save
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +58,15 @@ def skinny_linear(
     expand: Change | None = None,
     shrink: Change | None = None,
     rotate: Rotation | None = None,
+    arrived: Tensor | None = None,
 ) -> Tensor:
     """gate(norm(x) W^T + bias), written to `out` or added to `add_to` if given. `x` is [rows,
     inputs] with at most 16 rows, `weight` [outputs, inputs]; with a gate ("silu", "gelu") it
     and the bias hold the gate's rows followed by those of the up part. `expand`: what adapters add before
     the gate, its rows shrunk by now; `shrink` gets the shrunk rows of an `x` without a norm. With
     `rotate` outputs are queries, keys and values: the former are returned, [rows, heads * head_dim],
-    rotated by pairs of a head's halves."""
+    rotated by pairs of a head's halves. `arrived` [tiles] int32 zeros, which they are again afterwards:
+    many inputs may be shared by several programs; without it they are not."""
     rows, inputs = x.shape
     if rows > MAX_ROWS:
         raise ValueError(f"x has {rows} rows: at most {MAX_ROWS} are supported")
@@ -67,7 +76,14 @@ def skinny_linear(
     if out is None:
         out = torch.empty(rows, width, dtype=x.dtype, device=x.device)
     change, lora = expand or shrink, "expand" if expand else "shrink" if shrink else ""
-    programs = -(-outputs // tiles.outputs)
+    parts = tiles.parts if arrived is not None and inputs >= MANY_INPUTS else 1
+    if parts > 1 and (norm or gate or expand or rotate):
+        raise ValueError("the inputs of a product with a norm or an epilogue are not shared")
+    programs = -(-outputs // tiles.outputs) * parts
+    partial = x
+    if parts > 1:
+        size = programs * MAX_ROWS * tiles.outputs
+        partial = torch.empty(size, dtype=torch.float32, device=x.device)
     if shrink is not None:
         programs += shrink.chunks * shrink.mid.shape[3]
     skinny_kernel[(programs,)](
@@ -75,7 +91,8 @@ def skinny_linear(
         norm.eps if norm else 0.0, x.stride(0), out.stride(0),
         *((x,) * 8 + (0,) * 4 if change is None else _given(change)),
         *((x,) * 4 + (0,) * 3 if rotate is None else _places(rotate)),
-        INPUTS=inputs, OUTPUTS=outputs, BLOCK_M=MAX_ROWS, BLOCK_N=tiles.outputs,
+        partial, x if arrived is None else arrived,
+        INPUTS=inputs, OUTPUTS=outputs, PARTS=parts, BLOCK_M=MAX_ROWS, BLOCK_N=tiles.outputs,
         BLOCK_K=tiles.inputs, NORM=norm is not None, BIAS=bias is not None, GATE=gate,
         ADD=add_to is not None, LORA=lora, **_sizes(change, tiles, x), **_heads(rotate, width),
         PRECISION=precision(x), **overlapped(),

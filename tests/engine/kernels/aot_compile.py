@@ -202,7 +202,10 @@ def skinny() -> None:
         skinny_launch.skinny_linear(
             x, halves(512, 4096), tiles, bias=halves(512), norm=norm, gate="silu"
         )
-    skinny_launch.skinny_linear(x, halves(4096, 4096), first, add_to=halves(1, 4096))
+    for tiles in (first, skinny_launch.CANDIDATES[-1]):
+        skinny_launch.skinny_linear(
+            x, halves(4096, 4096), tiles, add_to=halves(1, 4096), arrived=ints(4096)
+        )
     for tiles in skinny_launch.CANDIDATES:
         skinny_launch.skinny_linear(x, halves(6144, 4096), tiles, norm=norm, rotate=rotation())
 
@@ -239,7 +242,9 @@ def skinny_with_adapters(rank: int, chunks: int) -> None:
             x, halves(2 * 14336, 4096), tiles, norm=norm, gate="silu", expand=gate_up
         )
         inner = halves(4, 14336)
-        skinny_launch.skinny_linear(inner, halves(4096, 14336), tiles, add_to=x, shrink=down)
+        skinny_launch.skinny_linear(
+            inner, halves(4096, 14336), tiles, add_to=x, shrink=down, arrived=ints(4096)
+        )
 
 
 def sampling() -> None:

@@ -186,11 +186,18 @@ def test_mixed_steps_of_few_tokens_are_replayed_and_others_launched(
     assert launched(3, 17, sample=False) == (0, True)
 
 
-# Above 2,048 inputs LoRA takes two kernels, but for the steps of few rows that are fused.
+# Above 2,048 inputs LoRA takes two kernels, but for the steps of few rows that are fused; from 4,096 on
+# programs share the inputs of a tile there.
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize(
     ("lora", "intermediate", "kv_dtype"),
-    [(False, 112, "auto"), (True, 112, "auto"), (True, 2304, "auto"), (True, 112, "int8")],
+    [
+        (False, 112, "auto"),
+        (True, 112, "auto"),
+        (True, 2304, "auto"),
+        (False, 4608, "auto"),
+        (True, 112, "int8"),
+    ],
 )
 def test_no_request_waits_for_a_kernel_to_compile(
     device: Launches,
@@ -203,7 +210,7 @@ def test_no_request_waits_for_a_kernel_to_compile(
     if fused:
         tiles = gpu_runner.fastest_tiles.__globals__["CANDIDATES"]
         monkeypatch.setattr(
-            gpu_runner, "fastest_tiles", lambda size, *_: {size: tiles[size.bit_length() % 3]}
+            gpu_runner, "fastest_tiles", lambda size, *_: {size: tiles[-size.bit_length() % 4]}
         )
     shape = SHAPE | {"intermediate_size": intermediate, "head_dim": 32}
     model = models.random_model(shape, torch.bfloat16, sections.DEVICE)

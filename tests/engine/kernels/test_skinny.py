@@ -74,3 +74,30 @@ def test_rotated_and_stored(heads: int, kv_heads: int, dim: int, dtype: torch.dt
     close(got.view(want.shape), want)
     close(ours, theirs)
     assert (ours != 7).any((1, 3)).sum() == 4
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("inputs", [4096, 4100])
+def test_inputs_shared_by_programs(inputs: int, dtype: torch.dtype) -> None:
+    """Twice the same bits, and the counters are as before; the last part may be short."""
+    tiles = skinny.SkinnyTiles(16, 256, 4, 2, parts=3)
+    x, weight = random(3, inputs, dtype=dtype), random(40, inputs, dtype=dtype, seed=1)
+    bias, arrived = random(40, dtype=dtype, seed=3), torch.zeros(3, dtype=torch.int32).to(DEVICE)
+    found = []
+    for _ in range(2):
+        residual = random(3, 40, dtype=dtype, seed=2)
+        want = skinny.skinny_reference(x, weight, bias, add_to=residual)
+        skinny.skinny_linear(x, weight, tiles, bias=bias, add_to=residual, arrived=arrived)
+        close(residual, want)
+        found.append(residual)
+        assert not arrived.any()
+    assert torch.equal(*found)
+
+
+def test_what_comes_after_a_product_needs_all_of_its_inputs() -> None:
+    tiles = skinny.SkinnyTiles(16, 256, 4, 2, parts=2)
+    with pytest.raises(ValueError, match="are not shared"):
+        skinny.skinny_linear(
+            random(1, 4096), random(32, 4096), tiles, gate="silu",
+            arrived=torch.zeros(2, dtype=torch.int32, device=DEVICE),
+        )  # fmt: skip
