@@ -54,6 +54,19 @@ def test_a_budget_counts_its_scope_and_its_window_only(deployment: Deployment) -
     assert tomorrow.key != limit.key
 
 
+def test_limits_that_hold_money_are_hard_and_hold_from_the_moment_they_are_made(
+    lite: Deployment,
+) -> None:
+    hard, later = make(lite, window="day"), lite.clock.now() + timedelta(hours=1)
+    make(lite, hard=False, window="month")
+    with lite.database.read() as session:
+        found = budgets.hard_limit_keys(session, lite.clock.now())
+        assert [key.split(":")[0] for key in found["acme"]] == [hard]
+        before = lite.clock.now() - timedelta(seconds=1)
+        assert budgets.hard_limit_keys(session, before) == {}
+        assert budgets.hard_limit_keys(session, later).keys() == {"acme"}
+
+
 def test_windows_follow_the_zone_through_a_clock_change() -> None:
     at = datetime(2026, 3, 29, 12, tzinfo=UTC)  # clocks go forward in Berlin
     day = budgets.window_of("day", at, "Europe/Berlin")

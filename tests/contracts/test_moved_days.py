@@ -116,6 +116,10 @@ def test_closed_days_move_and_leave_the_database_after_an_hour(
         sums = [rollups.stored(session, table) for table in tables]
         service = text("select sum(answers), sum(amount) from service_daily")
         served = session.execute(service).one()
+        for table in ("usage_hourly", "usage_daily", "service_daily"):  # of the first whole day
+            latest = f"update {table} set amount = amount + 1 where at >= :day"
+            damaged = session.execute(text(latest), {"day": made.clock.now() - timedelta(hours=3)})
+            assert damaged.rowcount == 1, table  # type: ignore[attr-defined]
         rollups.rebuild(session)
         service_rollups.rebuild(session, made.clock)
         assert session.execute(service).one() == served
