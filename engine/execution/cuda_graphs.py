@@ -9,7 +9,7 @@ decoding sequences, how many there are of either.
 import bisect
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -33,6 +33,7 @@ class GraphKey:
     adapters: int  # distinct adapters in the step; 0 is a graph without LoRA kernels
     max_rank: int = 0
     sequences: int = 0  # room for so many beside prompt chunks; 0: every sequence decodes
+    rescaled: bool = False  # with DoRA: recorded when the first such step runs, not at the start
 
 
 class Recorded(Protocol):
@@ -60,22 +61,26 @@ class StepGraphs:
 
     def key_of(self, step: HostStep) -> GraphKey | None:
         """The smallest graph that can replay this step: None if there is none so large, if nothing is
-        sampled, or with adapters of experts."""
+        sampled, or with adapters of experts, of the token table or of the head."""
         lora, adapters, rank = step.lora, 0, 0
         if lora is not None:
-            if lora.chunk_rows != CHUNK_ROWS or lora.slots is not None:
+            if lora.chunk_rows != CHUNK_ROWS or lora.slots is not None or lora.ends:
                 return None
             adapters, rank = len({slot for slot, _, _ in lora.chunks.tolist()}), lora.max_rank
         sampled, sequences = len(step.sampled), len(step.table_rows)
         if not sampled:
             return None
         if step.decodes == sequences:
-            return self.key(sequences, adapters, rank)
-        key = self.mixed_key(len(step.tokens), adapters, rank)
-        if key is None or max(sequences, sampled) > key.sequences:
-            return None
-        chunks = sequences - step.decodes
-        return key if chunks <= most_chunks(key.tokens, key.sequences) else None
+            key = self.key(sequences, adapters, rank)
+        else:
+            key = self.mixed_key(len(step.tokens), adapters, rank)
+            if key is None or max(sequences, sampled) > key.sequences:
+                return None
+            if sequences - step.decodes > most_chunks(key.tokens, key.sequences):
+                return None
+        if key is None or lora is None or not lora.rescaled:
+            return key
+        return replace(key, rescaled=True)
 
     def key(self, tokens: int, adapters: int, max_rank: int) -> GraphKey | None:
         """The smallest graph that fits so many decoding sequences, or None when none is large enough."""

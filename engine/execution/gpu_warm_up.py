@@ -1,6 +1,8 @@
 """Steps that no request asked for: they record graphs, compile kernels and measure memory before the
 first request. They write no keys and read those of block 0."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from engine.execution.cuda_graphs import CHUNK_ROWS, GraphKey
@@ -56,12 +58,17 @@ def compiling_steps(most_tokens: int, context: int, rank_sizes: list[int]) -> li
     """Prompt and mixed steps, with and without adapters, that between them launch every variant of
     every kernel that such a step can launch."""
     return [
-        prompt_step(tokens, decodes, 1, context, rank)
+        _with_lengths(prompt_step(tokens, decodes, 1, context, rank))
         for tokens in (_FEW, _MANY)
         if tokens <= most_tokens
         for decodes in (0, 1)
         for rank in (0, *rank_sizes)
     ] or [prompt_step(most_tokens, 0, 1, context)]
+
+
+def _with_lengths(step: HostStep) -> HostStep:
+    """With DoRA's kernel, which finds no factor in the slot."""
+    return step if step.lora is None else replace(step, lora=replace(step.lora, rescaled=True))
 
 
 def compiling_params() -> list[SamplingParams]:

@@ -22,6 +22,15 @@ class LoraSite:
 
 
 @dataclass(frozen=True, slots=True)
+class EndRows:
+    """The rows of a step that have one adapter, by their numbers, int64."""
+
+    slot: int
+    tokens: Tensor  # among the step's tokens
+    sampled: Tensor  # among the sampled rows
+
+
+@dataclass(frozen=True, slots=True)
 class LoraStep:
     """The adapter slot of each row of a step."""
 
@@ -31,6 +40,8 @@ class LoraStep:
     max_rank: int  # the largest rank of the adapters in use
     slots: Tensor | None = None  # [tokens] int32, -1: none; where an adapter changes experts
     chunk_of: Tensor | None = None  # [tokens] int32: the chunk of each row, -1: none; for few rows
+    rescaled: bool = False  # an adapter has DoRA's factors
+    ends: tuple[EndRows, ...] = ()  # of adapters with a token table or head of their own
 
 
 def lora_reference(y: Tensor, x: Tensor, arena: Tensor, site: LoraSite, step: LoraStep) -> None:

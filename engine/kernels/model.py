@@ -57,8 +57,9 @@ class KernelModel:
     def __call__(self, step: DeviceStep, last: Tensor) -> Tensor:
         """Logits [sampled, vocab] in the model's dtype, before `finish_logits`, valid until the
         next call. `last`: the last sampled token of every sequence row."""
-        tiles = self.fused_tiles.get(step.tokens.shape[0])
-        if tiles is None:
+        tiles, lora = self.fused_tiles.get(step.tokens.shape[0]), step.lora
+        # DoRA's factors, and an adapter's own table or head, have launches of their own.
+        if tiles is None or (lora is not None and (lora.rescaled or lora.ends)):
             return self._decoder(KernelOperations(self._device, step, last))
         return self._decoder(SkinnyOperations(self._device, step, last, tiles))
 

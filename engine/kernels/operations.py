@@ -1,5 +1,6 @@
 """The operations of a step by the kernels, without host reads, so that a graph can capture them."""
 
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 
@@ -7,13 +8,15 @@ import torch
 from torch import Tensor
 
 from engine.kernels import lora_launch
+from engine.kernels.adapter_ends import Ends, change_logits, change_table
 from engine.kernels.adapter_pages import AdapterTable
 from engine.kernels.attention_launch import Partials, paged_attention
 from engine.kernels.formats.experts_launch import experts
 from engine.kernels.formats.launch import quantized_linear
-from engine.kernels.lora_reference import LoraSite
+from engine.kernels.lora_reference import EndRows, LoraSite
 from engine.kernels.pointwise_launch import activated, gated, rms_norm, rotary
 from engine.kernels.pointwise_reference import Pairs
+from engine.kernels.rescale_launch import rescale
 from engine.kernels.skinny_launch import Rotation, SkinnyTiles, skinny_linear
 from engine.kernels.skinny_lora_launch import Change, change_of, link
 from engine.kernels.step import DeviceStep
@@ -68,7 +71,8 @@ class KernelOperations:
 
     def embed(self, table: Embedding, scale: float, norm: RmsNorm | None) -> Residual:
         raw = self._step.tokens.long()
-        x = table(torch.where(raw < 0, self._last[(-1 - raw).clamp(min=0)], raw))
+        tokens = torch.where(raw < 0, self._last[(-1 - raw).clamp(min=0)], raw)
+        x = self._own_table(tokens, table(tokens))
         if scale != 1.0:
             x *= scale
         return Residual(x if norm is None else rms_norm(x, norm))
@@ -152,8 +156,29 @@ class KernelOperations:
         h = self._normed(x, norm).index_select(0, self._step.sampled)
         out = self._device.logits[: h.shape[0]]
         if isinstance(head, DeviceLinear):
-            return quantized_linear(h, head, out)
-        return torch.mm(h, _dense(head).weight.t(), out=out)
+            return self._own_head(h, quantized_linear(h, head, out))
+        return self._own_head(h, torch.mm(h, _dense(head).weight.t(), out=out))
+
+    def _own_table(self, tokens: Tensor, x: Tensor) -> Tensor:
+        """The rows of the tables of adapters that have one, in place of the base's."""
+        for rows, ends in self._ends():
+            if ends.table is not None and len(rows.tokens):
+                ids, base = tokens[rows.tokens], x[rows.tokens]
+                x[rows.tokens] = change_table(ends.table, self._device.arena, ids, base)
+        return x
+
+    def _own_head(self, h: Tensor, logits: Tensor) -> Tensor:
+        """The logits by the heads of adapters that have one, in place of the base's."""
+        for rows, ends in self._ends():
+            if ends.head is not None and len(rows.sampled):
+                found = h[rows.sampled], logits[rows.sampled]
+                logits[rows.sampled] = change_logits(ends.head, self._device.arena, *found)
+        return logits
+
+    def _ends(self) -> Iterator[tuple[EndRows, Ends]]:
+        lora, adapters = self._step.lora, self._device.adapters
+        if lora is not None and adapters is not None:
+            yield from ((rows, adapters.ends[rows.slot]) for rows in lora.ends)
 
     def _normed(self, x: Residual, norm: RmsNorm | None) -> Tensor:
         if norm is None:
@@ -178,6 +203,13 @@ class KernelOperations:
             return _product(site.linear, x)
         pages = device.adapters.site(site.layer, site.name)
         arena = device.arena
+        if (
+            lora.rescaled
+        ):  # between the product and the adapters' sums, which have the factors in them
+            y = _product(site.linear, x)
+            rescale(y, arena, device.adapters.rescale(site.layer, site.name), lora)
+            lora_launch.add_lora(y, x, arena, pages, lora)
+            return y
         if lora_launch.fusable(pages, lora):
             y = _product(site.linear, x)
             lora_launch.fused(y, x, arena, pages, lora)

@@ -10,13 +10,16 @@ from torch import Tensor
 from engine.batch import Row
 from engine.kernels.attention_reference import AttentionStep
 from engine.kernels.lora_chunks import chunk_of_rows
-from engine.kernels.lora_reference import LoraStep
+from engine.kernels.lora_reference import EndRows, LoraStep
 from engine.kernels.mixed import Mix, MixLimits
 from engine.kernels.pointwise_reference import RotaryStep
 from engine.layers.step import positions_and_slots, sampled_tokens, token_ids
-from engine.layers.transfer import pinned
+from engine.layers.transfer import pinned, send
 
 Ints = NDArray[np.int32]
+# Of an adapter with a token table or head of its own: its slot, and its rows among the step's tokens and
+# among the sampled rows.
+HostEnd = tuple[int, NDArray[np.int64], NDArray[np.int64]]
 _ALIGN = 16  # elements: Triton recompiles for a pointer that is not aligned to 16 bytes
 
 
@@ -29,6 +32,8 @@ class LoraRows:
     chunk_rows: int
     max_rank: int
     slots: Ints | None = None  # of each token, where an adapter changes experts; -1: none
+    rescaled: bool = False  # an adapter has DoRA's factors
+    ends: tuple[HostEnd, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,10 +184,16 @@ class StepBuffer:
                 lora.max_rank,
                 None if lora.slots is None else parts[11],
                 parts[10],
+                lora.rescaled,
+                tuple(self._end_rows(each) for each in lora.ends),
             ),
             splits=splits if limits is None else limits.splits,
             memory=[_memory(tensor) for tensor in (tables, *parts)],
         )
+
+    def _end_rows(self, end: HostEnd) -> EndRows:
+        slot, *rows = end
+        return EndRows(slot, *(send(torch.from_numpy(each), self._device.device) for each in rows))
 
 
 def _ints(values: list[int]) -> Ints:

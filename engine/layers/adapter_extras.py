@@ -3,12 +3,12 @@ weights (DoRA, arXiv 2402.09353), the token table, the head, experts, and latent
 each adapter's rows."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 import torch.nn.functional as F
 
-from engine.layers.linear import Linear
+from engine.layers.linear import DenseLinear, Linear
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 
@@ -45,14 +45,23 @@ class TableChange:
 
 @dataclass(frozen=True, slots=True)
 class HeadChange:
-    """whole: in place of the base's. pair: [hidden, rank] and [rank, vocab]."""
+    """whole: [vocab, hidden], in place of the base's; on a CPU a linear, packed for the processor.
+    pair: [hidden, rank] and [rank, vocab]."""
 
-    whole: Linear | None
+    whole: torch.Tensor | Linear | None
     pair: Pair | None
     rescale: Rescale | None
 
+    def packed(self) -> "HeadChange":
+        whole = self.whole
+        return replace(self, whole=DenseLinear(whole)) if isinstance(whole, torch.Tensor) else self
+
     def __call__(self, x: torch.Tensor, head: Linear) -> torch.Tensor:
-        y = head(x) if self.whole is None else self.whole(x)
+        whole = self.whole
+        if isinstance(whole, torch.Tensor):
+            y = F.linear(x, whole)
+        else:
+            y = head(x) if whole is None else whole(x)
         if self.rescale is not None:
             y = self.rescale(y)
         return y if self.pair is None else y.addmm_(x @ self.pair[0], self.pair[1])

@@ -5,7 +5,7 @@ Adapters used by the present steps are moved to adjacent stack slots, so that on
 range of them reads few weights that no row needs.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -53,6 +53,9 @@ class CpuAdapters(AdapterMemory[AdapterWeights]):
             raise ValueError(
                 "with batch_invariant, DoRA, experts, the token table and the head have no adapters"
             )
+        extras = weights.extras
+        if extras is not None and extras.head is not None:
+            weights = replace(weights, extras=replace(extras, head=extras.head.packed()))
         needed = stack_bytes(self._spec, weights.rank, self._dtype)
         return weights, -(-needed // self._pool.block_bytes)
 

@@ -2,6 +2,7 @@
 
 from contextlib import nullcontext
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -9,17 +10,18 @@ from torch import Tensor
 
 from engine.batch import Row
 from engine.config import EngineConfig
+from engine.kernels.adapter_image import first_units
 from engine.kernels.adapter_pages import (
     AdapterTable,
     PackedAdapter,
-    first_units,
+    factor_pairs,
     pack_adapter,
+    packed_parts,
 )
-from engine.kernels.expert_adapters import expert_parts
 from engine.kernels.launch import power_of_two
 from engine.kernels.lora_chunks import chunk_rows_for, sort_into_chunks
 from engine.kernels.lora_reference import UNIT
-from engine.kernels.step import HostStep, LoraRows
+from engine.kernels.step import HostEnd, HostStep, LoraRows
 from engine.kernels.streams import side_stream
 from engine.layers.kv import KvPool
 from engine.layers.matrices import PARTS
@@ -31,6 +33,14 @@ from engine.model_spec import ModelSpec
 _COPY_BATCH = 64  # blocks staged on the device before they are scattered into the pool
 
 
+class _Kinds(NamedTuple):
+    """What an adapter has beside sums of low rank at the layers' sites."""
+
+    experts: bool = False
+    rescales: bool = False
+    ends: bool = False
+
+
 class GpuAdapters(AdapterMemory[PackedAdapter]):
     def __init__(
         self, config: EngineConfig, spec: ModelSpec, dtype: torch.dtype, pool: KvPool
@@ -39,7 +49,7 @@ class GpuAdapters(AdapterMemory[PackedAdapter]):
         self._block_elements = pool.block_bytes // dtype.itemsize
         self._units = pool.arena[: pool.arena.numel() // UNIT * UNIT].view(-1, UNIT)
         self._ranks = [0] * config.max_adapter_slots
-        self._of_experts = [False] * config.max_adapter_slots
+        self._kinds = [_Kinds()] * config.max_adapter_slots
         self._sorted_rows: tuple[object, LoraRows] | None = None
         self._side = side_stream(pool.arena.device)
         self.table: AdapterTable | None = None
@@ -54,14 +64,11 @@ class GpuAdapters(AdapterMemory[PackedAdapter]):
     def _prepare(self, weights: AdapterWeights) -> tuple[PackedAdapter, int]:
         extras, matrices, names = weights.extras, weights.matrices, PARTS
         if extras is not None:
-            if extras.rescales or extras.table is not None or extras.head is not None:
-                raise ValueError(
-                    "DoRA, and a token table or head of its own are served on a CPU only"
-                )
-            matrices, names = {**matrices, **extras.pairs}, PARTS + expert_parts(self._spec)
+            matrices = {**matrices, **extras.pairs, **factor_pairs(extras)}
+            names = packed_parts(self._spec)
         packed = pack_adapter(
             matrices, self._spec.layers, self._block_elements, self._dtype,
-            pinned=self._side is not None, names=names,
+            pinned=self._side is not None, names=names, extras=extras,
         )  # fmt: skip
         return packed, packed.image.shape[0]
 
@@ -75,7 +82,7 @@ class GpuAdapters(AdapterMemory[PackedAdapter]):
         if self.table is not None:
             self.table.fill(slot, copy, torch.tensor(blocks))
         self._ranks[slot] = copy.offsets.shape[-1]
-        self._of_experts[slot] = copy.of_experts
+        self._kinds[slot] = _Kinds(copy.of_experts, copy.rescales, copy.ends is not None)
 
     def _clear(self, slot: int) -> None:
         if self.table is not None:
@@ -102,10 +109,25 @@ class GpuAdapters(AdapterMemory[PackedAdapter]):
             order, chunks = sort_into_chunks(by_token, chunk_rows)
             max_rank = max(self._ranks[handle.slot] for handle in handles)
             size = next(size for size in self.rank_sizes if size >= max_rank)
-            inner = any(self._of_experts[handle.slot] for handle in handles)
-            slots = by_token.astype(np.int32) if inner else None
-            self._sorted_rows = key, LoraRows(order, chunks, chunk_rows, size, slots)
-        return replace(step, lora=self._sorted_rows[1])
+            kinds = [self._kinds[handle.slot] for handle in handles]
+            slots = by_token.astype(np.int32) if any(each.experts for each in kinds) else None
+            rescaled = any(each.rescales for each in kinds)
+            self._sorted_rows = key, LoraRows(order, chunks, chunk_rows, size, slots, rescaled)
+        lora = self._sorted_rows[1]
+        return replace(step, lora=replace(lora, ends=self._ends(step, mapping)))
+
+    def _ends(self, step: HostStep, mapping: list[tuple[int, int]]) -> tuple[HostEnd, ...]:
+        """The rows of each adapter with a token table or head of its own."""
+        some = {slot for slot, _ in mapping if slot >= 0 and self._kinds[slot].ends}
+        if not some:
+            return ()
+        lengths = step.cu_q[1:] - step.cu_q[:-1]
+        by_token = np.repeat(np.array([slot for slot, _ in mapping], np.int32), lengths)
+        by_sampled = by_token[step.sampled]
+        return tuple(
+            (slot, np.flatnonzero(by_token == slot), np.flatnonzero(by_sampled == slot))
+            for slot in sorted(some)
+        )
 
     def _copy_to_blocks(self, image: Tensor, blocks: list[int]) -> None:
         """Copies to the device beside the running step, and into the blocks after it."""

@@ -9,15 +9,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.config import EngineConfig
 from engine.errors import AdapterError
 from engine.layers.adapter_extras import Rescale, rescaled_sum
 from engine.layers.linear import DenseLinear
-from engine.lora.adapter_files import read_adapter
-from engine.lora.gpu_adapters import GpuAdapters
-from engine.models.base_weights import BaseWeights
-from engine.models.load import load_model
-from engine.models.registry import model_spec, read_config
 from tests.engine.checkpoints import (
     ALL_LINEAR,
     adapted_reference,
@@ -221,16 +215,3 @@ def test_an_unused_magnitude_is_refused(base: Path, adapters: list[Path], tmp_pa
     (tmp_path / "adapter_model.safetensors").write_bytes(weights)
     with pytest.raises(AdapterError, match="has a lora_magnitude_vector, against use_dora"):
         Driver(base).runner.register_adapter(str(tmp_path))
-
-
-@pytest.mark.parametrize("base", ["untied"], indirect=True)
-def test_a_gpu_refuses_them_by_name(base: Path, adapters: list[Path]) -> None:
-    weights = read_adapter(
-        adapters[0], BaseWeights(str(base), model_spec(read_config(base))), torch.float32, 8
-    )
-    model, config = load_model(EngineConfig(model=str(base))), EngineConfig(model=str(base))
-    pool = Driver(base).runner.pool
-    with pytest.raises(
-        ValueError, match="DoRA, and a token table or head of its own are served on a CPU only"
-    ):
-        GpuAdapters(config, model.spec, torch.float32, pool).keep(weights)

@@ -9,7 +9,6 @@ import numpy as np
 import torch
 
 from engine.layers.adapter_extras import AdapterExtras, HeadChange, Pair, Rescale, TableChange
-from engine.layers.linear import DenseLinear
 from engine.layers.matrices import fused_rows, own_name, part_shape
 from engine.lora.adapter_digest import CONFIG, WEIGHTS
 from engine.lora.peft.config import invalid, scale_of
@@ -102,8 +101,7 @@ class Reading:
         pair, rescale = self._outer(HEAD, HEAD, found, shape, whole)
         if whole is None and pair is None:
             return None
-        linear = None if whole is None else DenseLinear(self._kept(HEAD, whole))
-        return HeadChange(linear, pair, rescale)
+        return HeadChange(None if whole is None else self._kept(HEAD, whole), pair, rescale)
 
     def _outer(
         self,

@@ -24,6 +24,7 @@ from engine.kernels import (
     lora_launch,
     overlap,
     pointwise_launch,
+    rescale_launch,
     sampling_launch,
     skinny_launch,
     skinny_lora_launch,
@@ -175,6 +176,13 @@ def lora(tokens: int, inputs: int, widths: list[int], max_rank: int, chunk_rows:
     step = LoraStep(ints(tokens), ints(8, 3), chunk_rows, max_rank)
     lora_launch.add_lora(
         halves(tokens, sum(widths)), halves(tokens, inputs), halves(64), site, step
+    )
+
+
+def lengths(chunk_rows: int) -> None:
+    site = LoraSite(ints(4, 3, 2, 1), ints(4, 3), ints(3, 2), 4096, 4096)
+    rescale_launch.rescale(
+        halves(32, 6144), halves(64), site, LoraStep(ints(32), ints(8, 3), chunk_rows, 16)
     )
 
 
@@ -330,6 +338,8 @@ if __name__ == "__main__":
         lora(32, 4096, [4096, 1024, 1024], max_rank=16, chunk_rows=16)
         lora(1024, 14336, [4096], max_rank=256, chunk_rows=64)
         lora(32, 1024, [3072, 3072], max_rank=64, chunk_rows=16)
+        lengths(16)
+        lengths(64)
         pointwise()
         skinny()
         for rank, chunks in ((16, 2), (16, 16), (256, 4)):

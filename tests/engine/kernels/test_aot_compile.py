@@ -26,6 +26,7 @@ OTHERS = {
     "clamped_kernel",
     "sample_kernel",
     "sum_choices_kernel",
+    "rescale_kernel",
 }
 
 

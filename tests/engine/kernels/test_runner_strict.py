@@ -1,6 +1,7 @@
 """The GPU's runner without a GPU: what it asks of the device is checked as the device would."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,10 @@ from engine.batch import LAST_SAMPLED, AdapterHandle, Row, StepBatch
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.execution import cpu_runner, cuda_graphs, gpu_runner
+from engine.layers.adapter_extras import AdapterExtras, HeadChange, Rescale, TableChange
 from engine.layers.kv import block_bytes
 from engine.loop import Engine
+from engine.lora.adapter_files import AdapterWeights
 from engine.model_spec import ModelSpec
 from engine.models.load import choose_device
 from engine.protocol import SamplingParams
@@ -360,3 +363,54 @@ def test_the_engine_starts_on_the_device_and_answers_as_transformers(
     assert [found.tokens[f"r{number}", 0] for number in range(2)] == expected
     assert len(found.tokens["sampled", 0]) == 4
     assert found.tokens["adapted", 0] != expected[1]
+
+
+def adapters_of_other_kinds(spec: ModelSpec) -> list[AdapterWeights]:
+    """One with DoRA, one with a token table and a head of its own, in pairs and whole."""
+    generator = torch.Generator().manual_seed(3)
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.rand(shape, generator=generator).bfloat16()
+
+    plain = models.random_adapter(spec, 4, 1, torch.bfloat16)
+    factors = {
+        key: Rescale(random(b.shape[1]), random(b.shape[1]) if key[1] == "q" else None)
+        for key, (_, b) in plain.matrices.items()
+    }
+    table = TableChange(random(spec.vocab, spec.hidden), None, Rescale(random(spec.hidden)))
+    pair = random(spec.hidden, 4), random(4, spec.vocab)
+    head = HeadChange(random(spec.vocab, spec.hidden), pair, None)
+    return [
+        replace(plain, extras=AdapterExtras(rescales=factors)),
+        AdapterWeights("f" * 64, 1, {}, AdapterExtras(table=table, head=head)),
+    ]
+
+
+def test_adapters_of_other_kinds_wait_only_where_a_graph_is_recorded(device: Launches) -> None:
+    """Torch waits for the device before it records: the first step of each size that has DoRA."""
+    model = models.random_model(SHAPE, torch.bfloat16, CUDA)
+    runner = models.make_runner(model, 400, 16, slots=2, enable_lora=True, max_batch_tokens=512)
+    runner.warm_up()
+    handles, last = [], 400
+    for slot, weights in enumerate(adapters_of_other_kinds(model.spec)):
+        runner.adapters.keep(weights)
+        count = runner.adapter_blocks(weights.digest)
+        handles.append(AdapterHandle(weights.digest, slot, 1))
+        runner.load_adapter(handles[-1], list(range(last - count, last)))
+        last -= count
+    waits, warm, before = device.waits, set(device.variants), len(device.kernels)
+    params = SamplingParams(max_tokens=9, temperature=0.0)
+    for tokens in (1, 20, 300):
+        rows = [
+            row(n, [5] * tokens, 0, params, adapter=handles[0], blocks=[n] * 20) for n in (0, 1)
+        ]
+        runner.launch(StepBatch(rows))
+    assert not device.variants - warm  # of DoRA, none waits for a kernel to compile
+    assert {"rescale_kernel", "graph"} <= set(device.kernels[before:])
+    launch_adapter_steps(runner, handles)
+    recorded = sum(key.rescaled for key in runner._graphs._graphs)
+    assert device.waits - waits == recorded > 0
+    runner.load_adapter(handles[0], list(range(380, 400)))
+    again = [row(n, [5], 30, params, adapter=handles[0], blocks=[n] * 20) for n in (0, 1)]
+    runner.launch(StepBatch(again))
+    assert device.waits - waits == recorded
