@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from benchmarks.gpu import check_adapters, models
+from benchmarks.gpu import check_adapters, check_latent, models
 from benchmarks.gpu.figures import figure, say
 from benchmarks.gpu.models import LLAMA_8B
 from benchmarks.gpu.timing import run_section
@@ -287,6 +287,7 @@ KERNELS: dict[str, Callable[[], Iterator[tuple[str, Pair]]]] = {
     "attention": _attention,
     "lora": _lora,
     "lengths": check_adapters.lengths,
+    "latent attention": check_latent.latent,
     "pointwise": _pointwise,
     "skinny": _skinny,
     "formats": _formats,

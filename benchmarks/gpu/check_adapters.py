@@ -44,6 +44,7 @@ def lengths() -> Iterator[tuple[str, tuple[Tensor, Tensor]]]:
             step = LoraStep(order.cuda(), chunks.cuda(), chunk_rows_for(tokens), 16)
             if len(chunks):
                 site = table.rescale(0, name)
+                assert site is not None
                 got = torch.randn(tokens, int(site.spans[:, 1].sum()), device="cuda").to(dtype)
                 want = got.clone()
                 rescale(got, arena.view(-1), site, step)

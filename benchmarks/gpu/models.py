@@ -7,8 +7,9 @@ from torch import Tensor
 
 from engine.config import EngineConfig
 from engine.execution.gpu_runner import GpuRunner
+from engine.layers.adapter_extras import AdapterExtras
 from engine.layers.linear import DenseLinear
-from engine.layers.matrices import PARTS, part_shape
+from engine.layers.matrices import PARTS, SITE_OF, latent_shapes, part_shape
 from engine.lora.adapter_files import AdapterWeights
 from engine.model_spec import ModelSpec
 from engine.models.decoder import Decoder
@@ -64,6 +65,34 @@ QWEN3_30B_A3B = QWEN3_06B | {
     "decoder_sparse_step": 1,
     "mlp_only_layers": [],
     "tie_word_embeddings": False,
+}
+# Without experts: what is measured of it is its attention.
+DEEPSEEK_V3 = {
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "model_type": "deepseek_v3",
+    "hidden_size": 7168,
+    "intermediate_size": 18432,
+    "num_hidden_layers": 3,
+    "first_k_dense_replace": 3,
+    "num_attention_heads": 128,
+    "num_key_value_heads": 128,
+    "q_lora_rank": 1536,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "n_routed_experts": 256,
+    "n_group": 8,
+    "topk_group": 4,
+    "num_experts_per_tok": 8,
+    "n_shared_experts": 1,
+    "moe_intermediate_size": 2048,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 2.5,
+    "scoring_func": "sigmoid",
+    "vocab_size": 129280,
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-6,
 }
 # By the name of a format: kind of codes, bits, inputs of a scale (None: all), whether rows are rounded.
 CODES: dict[str, tuple[str, int, int | None, bool]] = {
@@ -141,17 +170,25 @@ def random_model(
 
 
 def random_adapter(spec: ModelSpec, rank: int, seed: int, dtype: torch.dtype) -> AdapterWeights:
+    """Of every matrix of every layer, but for those of experts."""
     generator = torch.Generator().manual_seed(seed)
-    matrices = {}
-    for layer in range(spec.layers):
-        for part in PARTS:
-            inputs, outputs = part_shape(spec, part)
-            a, b = (
-                torch.randn(rows, columns, generator=generator, dtype=torch.float32).to(dtype)
-                for rows, columns in ((rank, inputs), (rank, outputs))
-            )
-            matrices[layer, part] = (a * inputs**-0.5, b * 0.01)
-    return AdapterWeights(f"{seed:064x}", rank, matrices)
+
+    def pairs(shapes: dict[str, tuple[int, int]]) -> dict[tuple[int, str], tuple[Tensor, Tensor]]:
+        found = {}
+        for layer in range(spec.layers):
+            for part, (inputs, outputs) in shapes.items():
+                a, b = (
+                    torch.randn(rows, columns, generator=generator, dtype=torch.float32).to(dtype)
+                    for rows, columns in ((rank, inputs), (rank, outputs))
+                )
+                found[layer, part] = (a * inputs**-0.5, b * 0.01)
+        return found
+
+    latent = latent_shapes(spec)
+    parts = [part for part in PARTS if not (latent and SITE_OF[part] in ("qkv", "o"))]
+    matrices = pairs({part: part_shape(spec, part) for part in parts})
+    extras = AdapterExtras(pairs=pairs(latent)) if latent else None
+    return AdapterWeights(f"{seed:064x}", rank, matrices, extras)
 
 
 def read_once(model: LoadedModel) -> int:

@@ -23,7 +23,13 @@ from engine.execution.gpu_warm_up import (
     prompt_step,
 )
 from engine.execution.model_runner import ModelRunner
-from engine.kernels.attention_launch import Partials, choose_splits, max_partials, mix_limits
+from engine.kernels.attention_launch import (
+    Partials,
+    choose_splits,
+    key_programs,
+    max_partials,
+    mix_limits,
+)
 from engine.kernels.launch import MAX_ROWS
 from engine.kernels.model import KernelModel
 from engine.kernels.sampling_launch import LastTokens, sample
@@ -77,13 +83,17 @@ class GpuRunner(ModelRunner):
             if device.type == "cuda"
             else 4
         )
-        partials = max_partials(config.max_running, spec.heads, spec.kv_heads, self._processors)
+        self._key_programs = key_programs(spec, config.kv_dtype != "auto")
+        partials = max_partials(
+            config.max_running, spec.heads, self._key_programs, self._processors
+        )
+        width = spec.head_dim if spec.latent is None else spec.latent.latent
         self._forward = KernelModel(
             model.decoder,
             self.pool,
             self._angles(torch.float32),
             self.adapters.table,
-            Partials.make(partials, spec.head_dim, device),
+            Partials.make(partials, width, device),
             config.max_running,
         )
         rows = 2 * config.max_running
@@ -220,7 +230,7 @@ class GpuRunner(ModelRunner):
         return self._forward(step, self._last)
 
     def _send(self, step: HostStep) -> DeviceStep:
-        shape = self._model.spec.kv_heads, self._model.spec.context, self._processors
+        shape = self._key_programs, self._model.spec.context, self._processors
         splits = choose_splits(max(1, step.decodes), *shape)
         limits = None
         if step.sequences is not None:

@@ -15,7 +15,7 @@ from engine.kernels.adapter_image import AdapterImage, places_in_blocks
 from engine.kernels.expert_adapters import ExpertTable, expert_parts
 from engine.kernels.lora_reference import LoraSite
 from engine.layers.adapter_extras import AdapterExtras
-from engine.layers.matrices import PARTS, part_shape, sites_of
+from engine.layers.matrices import LATENT_PARTS, PARTS, latent_shapes, part_shape, sites_of
 from engine.layers.transfer import on_device, send
 from engine.model_spec import ModelSpec
 
@@ -26,9 +26,14 @@ Matrices = Mapping[tuple[int, str], tuple[Tensor, Tensor]]
 FACTORS = tuple(f"{part}.factor" for part in PARTS)
 
 
+def table_parts(spec: ModelSpec) -> tuple[str, ...]:
+    """The matrices whose rows the table has."""
+    return PARTS if spec.latent is None else PARTS + LATENT_PARTS
+
+
 def packed_parts(spec: ModelSpec) -> tuple[str, ...]:
     """What an adapter may have of a layer, in the order of its table."""
-    return PARTS + FACTORS + expert_parts(spec)
+    return table_parts(spec) + FACTORS + expert_parts(spec)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +41,7 @@ class PackedAdapter:
     """The content of an adapter's blocks, and the offset of each rank row in them."""
 
     image: Tensor  # [blocks, elements of their units], on the host
-    # Parts are those of `PARTS`, then perhaps the rest of `packed_parts`.
+    # Parts are those of `table_parts`, then perhaps the rest of `packed_parts`.
     offsets: Tensor  # [layers, parts, 2, max rank] int32: offset in the image, in units
     ranks: Tensor  # [layers, parts] int32
     rescales: bool  # has DoRA's factors
@@ -68,7 +73,7 @@ def pack_adapter(
             offsets[layer, number, side, : rows.shape[0]] = image.add(rows)
     ends = None if extras is None else pack_ends(extras, image)
     found = {part for _, part in matrices}
-    kinds = not found.isdisjoint(FACTORS), not found <= {*PARTS, *FACTORS}
+    kinds = not found.isdisjoint(FACTORS), not found <= {*PARTS, *LATENT_PARTS, *FACTORS}
     return PackedAdapter(image.filled(dtype, pinned), offsets, ranks, *kinds, ends)
 
 
@@ -89,12 +94,13 @@ class AdapterTable:
     def __init__(
         self, spec: ModelSpec, slots: int, max_rank: int, block_elements: int, device: torch.device
     ) -> None:
-        shape = (slots, spec.layers, len(PARTS))
+        self._parts = table_parts(spec)
+        shape = (slots, spec.layers, len(self._parts))
         self.rows = torch.zeros(*shape, 2, max_rank, dtype=torch.int32, device=device)
         self.ranks = torch.zeros(shape, dtype=torch.int32, device=device)
         # Of DoRA: as `rows`, and 1 where there are any.
-        self._factors = torch.zeros(*shape, 2, 1, dtype=torch.int32, device=device)
-        self._rescaled = torch.zeros_like(self.ranks)
+        self._rescaled = self.ranks[..., : len(PARTS)].clone()
+        self._factors = torch.zeros(*self._rescaled.shape, 2, 1, dtype=torch.int32, device=device)
         self.ends: dict[int, Ends] = {}  # token tables and heads, by slot
         self._block_elements = block_elements
         self.experts = ExpertTable(spec, slots, device) if expert_parts(spec) else None
@@ -108,19 +114,26 @@ class AdapterTable:
             ]
             for memory in ((self.rows, self.ranks), (self._factors, self._rescaled))
         )
+        for layer, sites in enumerate(self._sites):
+            for name, shapes in latent_shapes(spec).items():
+                which = self._parts.index(name)
+                sites[name] = _slices(
+                    self.rows, self.ranks, (layer, which, 1), shapes[0], [shapes[1]]
+                )
 
     def site(self, layer: int, name: str) -> LoraSite:
         return self._sites[layer][name]
 
-    def rescale(self, layer: int, name: str) -> LoraSite:
-        """The factors and shifts of a site, as A and B of rank 1."""
-        return self._rescales[layer][name]
+    def rescale(self, layer: int, name: str) -> LoraSite | None:
+        """The factors and shifts of a site, as A and B of rank 1; None where DoRA is refused."""
+        return self._rescales[layer].get(name)
 
     def fill(self, slot: int, packed: PackedAdapter, blocks: Tensor) -> None:
         """`blocks`: the arena's block for each block of the image, on the host."""
         addresses = places_in_blocks(packed.offsets, packed.image, blocks, self._block_elements)
         places, ranks = (send(each, self.rows.device) for each in (addresses, packed.ranks))
-        few, factors = len(PARTS), len(PARTS) + len(FACTORS)
+        few = len(self._parts)
+        factors = few + len(FACTORS)
         self.rows[slot, ..., : places.shape[-1]] = places[:, :few]
         self.ranks[slot] = ranks[:, :few]
         if packed.rescales:
@@ -150,9 +163,16 @@ def _site(
 ) -> LoraSite:
     inputs, _ = part_shape(spec, parts[0])
     widths = [part_shape(spec, part)[1] for part in parts]
+    return _slices(rows, ranks, (layer, PARTS.index(parts[0]), len(parts)), inputs, widths)
+
+
+def _slices(
+    rows: Tensor, ranks: Tensor, where: tuple[int, int, int], inputs: int, widths: list[int]
+) -> LoraSite:
+    """`where`: the layer, the first part and how many follow each other."""
+    layer, first, count = where
+    which = slice(first, first + count)
     spans = [(sum(widths[:i]), width) for i, width in enumerate(widths)]
-    first = PARTS.index(parts[0])
-    which = slice(first, first + len(parts))
     return LoraSite(
         rows=rows[:, layer, which],
         ranks=ranks[:, layer, which],

@@ -49,17 +49,33 @@ def _bfloat16(x):
 
 
 @triton.jit
+def _columns(place, key_ok, dim_ok, MASKED: tl.constexpr, WHOLE: tl.constexpr):
+    """[keys, values] at `place`; WHOLE: every one of a row's values is there."""
+    if MASKED:
+        tile = tl.load(place, mask=dim_ok[None, :] & key_ok[:, None], other=0)
+    elif WHOLE:
+        tile = tl.load(place)
+    else:
+        tile = tl.load(place, mask=dim_ok[None, :], other=0)
+    return tile
+
+
+@triton.jit
 def _attend(
-    acc, peak, total, q, k_base, v_base, k_scales, v_scales, table,
+    acc, peak, total, q, q_turned, k_base, v_base, k_scales, v_scales, table,
     slope, position, low, begin, end, scale, stride_block, stride_token, scale_block,
     HEAD_DIM: tl.constexpr, HEAD_PAD: tl.constexpr, TILE: tl.constexpr, PAGE: tl.constexpr,
     WINDOW: tl.constexpr, FIRST: tl.constexpr, SOFTCAP: tl.constexpr, KIND: tl.constexpr,
-    ALIBI: tl.constexpr, PRECISION: tl.constexpr, MASKED: tl.constexpr,
+    ALIBI: tl.constexpr, ROTATED: tl.constexpr, ROTATED_PAD: tl.constexpr,
+    PRECISION: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Online softmax over the keys [begin, end); unmasked tiles must be visible to every row. Keys
     before `low` are not read: their blocks may belong to another sequence by now. `KIND` is one of
     `kv_codes`; scales are read with codes alone. `slope` is read with ALIBI alone: 1 is for biases by
-    the distance of a key, 2 for those of Falcon, by its position and rounded to bfloat16."""
+    the distance of a key, 2 for those of Falcon, by its position and rounded to bfloat16.
+
+    With ROTATED values a key is a latent vector and so many values behind it, and the latent vector is
+    its value too, which is read once for both."""
     dims = tl.arange(0, HEAD_PAD)
     dim_ok = dims < HEAD_DIM
     for start in range(begin, end, TILE):
@@ -72,7 +88,12 @@ def _attend(
         at = blocks.to(tl.int64) * stride_block + (keys % PAGE) * stride_token
         k_ptr = k_base + at[None, :] + dims[:, None]
         v_ptr = v_base + at[:, None] + dims[None, :]
-        if MASKED:
+        if ROTATED > 0:
+            turns = tl.arange(0, ROTATED_PAD)
+            v = _columns(v_ptr, key_ok, dim_ok, MASKED, HEAD_DIM == HEAD_PAD)
+            turned_ptr = k_base + at[:, None] + HEAD_DIM + turns[None, :]
+            turned = _columns(turned_ptr, key_ok, turns < ROTATED, MASKED, ROTATED == ROTATED_PAD)
+        elif MASKED:
             k = tl.load(k_ptr, mask=dim_ok[:, None] & key_ok[None, :], other=0)
             v = tl.load(v_ptr, mask=dim_ok[None, :] & key_ok[:, None], other=0)
         elif HEAD_DIM != HEAD_PAD:
@@ -83,15 +104,23 @@ def _attend(
             v = tl.load(v_ptr)
         if KIND != 0:
             scale_at = blocks.to(tl.int64) * scale_block + keys % PAGE
-            if MASKED:
+            if ROTATED > 0:
+                v_scale = tl.load(v_scales + scale_at, mask=key_ok, other=0.0)
+                turned = widen(turned, v_scale.to(tl.float32)[:, None], q.dtype, KIND)
+            elif MASKED:
                 k_scale = tl.load(k_scales + scale_at, mask=key_ok, other=0.0)
                 v_scale = tl.load(v_scales + scale_at, mask=key_ok, other=0.0)
             else:
                 k_scale = tl.load(k_scales + scale_at)
                 v_scale = tl.load(v_scales + scale_at)
-            k = widen(k, k_scale.to(tl.float32)[None, :], q.dtype, KIND)
+            if ROTATED == 0:
+                k = widen(k, k_scale.to(tl.float32)[None, :], q.dtype, KIND)
             v = widen(v, v_scale.to(tl.float32)[:, None], q.dtype, KIND)
-        score = dot(q, k, PRECISION) * scale
+        if ROTATED > 0:
+            score = dot(q, tl.trans(v), PRECISION) + dot(q_turned, tl.trans(turned), PRECISION)
+            score *= scale
+        else:
+            score = dot(q, k, PRECISION) * scale
         if SOFTCAP > 0:  # tanh by exp; `scale` does not include log2(e) yet
             steep = tl.exp(tl.minimum(-2.0 * score / SOFTCAP, 80.0))
             score = SOFTCAP * (2.0 / (1.0 + steep) - 1.0) * LOG2E
@@ -132,10 +161,14 @@ def attention_kernel(
     BLOCK_M: tl.constexpr, BLOCK_Q: tl.constexpr, ONE_QUERY: tl.constexpr,
     TILE: tl.constexpr, PAGE: tl.constexpr, WINDOW: tl.constexpr, FIRST: tl.constexpr,
     SOFTCAP: tl.constexpr, SPLITS: tl.constexpr, KIND: tl.constexpr, SINKS: tl.constexpr,
-    ALIBI: tl.constexpr, PRECISION: tl.constexpr, MIXED: tl.constexpr, OVERLAP: tl.constexpr,
+    ALIBI: tl.constexpr, ROTATED: tl.constexpr, ROTATED_PAD: tl.constexpr,
+    PRECISION: tl.constexpr, MIXED: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """With SINKS each query head has a score that belongs to no key: the first split counts it. So it
     does the FIRST keys, which are seen beside the WINDOW, as far as they lie before its tiles.
+
+    With ROTATED values, `kv_head` is a part of the query heads, which all read the same keys; HEAD_DIM is
+    the size of a value, behind which a query and a key have their rotated part.
 
     MIXED is for graphs of steps with prompt chunks: `mix` says how many sequences decode, how many there
     are, and the splits of the former's keys, at most SPLITS. Programs beyond these end at once."""
@@ -185,6 +218,13 @@ def attention_kernel(
     token = (q_begin + query).to(tl.int64)
     q_ptr = q + token[:, None] * q_token + head[:, None] * q_head + dims[None, :]
     q_tile = tl.load(q_ptr, mask=tile_ok, other=0.0)
+    q_turned = q_tile
+    if ROTATED > 0:
+        turns = tl.arange(0, ROTATED_PAD)
+        turned_ptr = (
+            q + token[:, None] * q_token + head[:, None] * q_head + HEAD_DIM + turns[None, :]
+        )
+        q_turned = tl.load(turned_ptr, mask=row_ok[:, None] & (turns < ROTATED)[None, :], other=0.0)
     # Rows without a query see the same keys as the block's last one; they are never stored.
     position = context + tl.minimum(query, q_len - 1)
 
@@ -226,20 +266,23 @@ def attention_kernel(
     if FIRST > 0:
         lead = tl.where(split == 0, tl.minimum(low, FIRST), 0)
         acc, peak, total = _attend(
-            acc, peak, total, q_tile, k_base, v_base, k_scales, v_scales, table,
+            acc, peak, total, q_tile, q_turned, k_base, v_base, k_scales, v_scales, table,
             slope, position, 0, 0, lead, scale, kv_block, kv_token, scale_block,
-            HEAD_DIM, HEAD_PAD, TILE, PAGE, 0, 0, SOFTCAP, KIND, ALIBI, PRECISION, True,
+            HEAD_DIM, HEAD_PAD, TILE, PAGE, 0, 0, SOFTCAP, KIND, ALIBI,
+            ROTATED, ROTATED_PAD, PRECISION, True,
         )  # fmt: skip
     if WINDOW == 0:
         acc, peak, total = _attend(
-            acc, peak, total, q_tile, k_base, v_base, k_scales, v_scales, table,
+            acc, peak, total, q_tile, q_turned, k_base, v_base, k_scales, v_scales, table,
             slope, position, 0, begin, plain_end, scale, kv_block, kv_token, scale_block,
-            HEAD_DIM, HEAD_PAD, TILE, PAGE, WINDOW, FIRST, SOFTCAP, KIND, ALIBI, PRECISION, False,
+            HEAD_DIM, HEAD_PAD, TILE, PAGE, WINDOW, FIRST, SOFTCAP, KIND, ALIBI,
+            ROTATED, ROTATED_PAD, PRECISION, False,
         )  # fmt: skip
     acc, peak, total = _attend(
-        acc, peak, total, q_tile, k_base, v_base, k_scales, v_scales, table,
+        acc, peak, total, q_tile, q_turned, k_base, v_base, k_scales, v_scales, table,
         slope, position, low, plain_end, end, scale, kv_block, kv_token, scale_block,
-        HEAD_DIM, HEAD_PAD, TILE, PAGE, WINDOW, FIRST, SOFTCAP, KIND, ALIBI, PRECISION, True,
+        HEAD_DIM, HEAD_PAD, TILE, PAGE, WINDOW, FIRST, SOFTCAP, KIND, ALIBI,
+        ROTATED, ROTATED_PAD, PRECISION, True,
     )  # fmt: skip
 
     if used <= 1:

@@ -13,9 +13,10 @@ from engine.kernels.launch import capability, power_of_two, precision
 from engine.kernels.mixed import MixLimits, most_chunks
 from engine.kernels.overlap import overlapped
 from engine.layers.alibi import Alibi
-from engine.model_spec import AttentionShape
+from engine.model_spec import AttentionShape, ModelSpec
 
 MAX_SPLITS = 32
+_LATENT_HEADS = 32  # with 64, a Blackwell's registers spill; codes are widened in registers
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,25 @@ def prefill_tiles(group: int, head_dim: int, dtype: torch.dtype, codes: bool = F
     if early and codes:
         return Tiles(max(64, min_rows), 32, 8, 2)
     return Tiles(max(128, min_rows), 64, 8, 2 if early else 3)
+
+
+def latent_tiles(group: int, dtype: torch.dtype, codes: bool, one_query: bool) -> Tiles:
+    """Of a program for `group` heads over latent vectors, whose sums fill the registers of 8 warps."""
+    rows = max(16, power_of_two(group))
+    if codes:  # with another number of stages, registers spill on a Blackwell
+        return Tiles(rows, 16, 8, 2 if one_query else 1)
+    return Tiles(rows, 16, 8, 1) if dtype == torch.float32 else Tiles(rows, 32, 8, 2)
+
+
+def latent_group(heads: int, codes: bool) -> int:
+    """Query heads in a program over latent vectors: each reads these once for all its heads."""
+    most = min(heads, _LATENT_HEADS // 2 if codes else _LATENT_HEADS)
+    return next(group for group in range(most, 0, -1) if heads % group == 0)
+
+
+def key_programs(spec: ModelSpec, codes: bool) -> int:
+    """Programs that read the keys of one query."""
+    return spec.kv_heads if spec.latent is None else spec.heads // latent_group(spec.heads, codes)
 
 
 def choose_splits(sequences: int, kv_heads: int, max_keys: int, processors: int) -> int:
@@ -104,6 +124,7 @@ def paged_attention(
     scales: Tensor | None = None,
     sinks: Tensor | None = None,
     alibi: Alibi | None = None,
+    rotated: int = 0,
     out: Tensor | None = None,
     partials: Partials | None = None,
     splits: int = 1,
@@ -114,11 +135,15 @@ def paged_attention(
     [heads] are scores beside those of the keys, to which `alibi` is added (not beside `sinks`).
     Decoding sequences and prompt chunks are launched separately, each with its own tiles; `splits` is of
     the keys of decoding ones, with a mix the most that it allows. Returns [tokens, heads, dim], in `out`
-    if that is given: it may be `q`, whose rows a program reads before it writes them."""
-    out = torch.empty_like(q) if out is None else out
-    _, heads, dim = q.shape
-    group = 2 * heads // kv.shape[1]
-    given = _Given(of_kernels(kv, scales), shape, sinks, alibi)
+    if that is given: it may be `q`, whose rows a program reads before it writes them.
+
+    With `rotated` values behind each latent vector, `kv` has one head, and the result is [tokens, heads,
+    dim - rotated], sums of latent vectors."""
+    tokens, heads, dim = q.shape
+    dim -= rotated
+    out = q.new_empty(tokens, heads, dim) if out is None else out
+    group = latent_group(heads, scales is not None) if rotated else 2 * heads // kv.shape[1]
+    given = _Given(of_kernels(kv, scales), shape, sinks, alibi, rotated)
     mix = step.mix
     if step.decodes or mix is not None:
         if splits == 1:
@@ -126,10 +151,10 @@ def paged_attention(
         elif partials is None:
             most = step.decodes * splits if mix is None else mix.limits.programs
             partials = Partials.make(most * heads, dim, q.device)
-        chosen = tiles or decode_tiles(group, dim, q.dtype)
+        chosen = tiles or _tiles(q, given, group, one_query=True)
         _launch(q, given, out, step, chosen, one_query=True, splits=splits, partials=partials)
     if step.decodes < step.seq_lens.shape[0] or mix is not None:
-        chosen = tiles or prefill_tiles(group, dim, q.dtype, scales is not None)
+        chosen = tiles or _tiles(q, given, group, one_query=False)
         _launch(q, given, out, step, chosen, one_query=False, splits=1, partials=None)
     return out
 
@@ -142,6 +167,16 @@ class _Given:
     shape: AttentionShape
     sinks: Tensor | None
     alibi: Alibi | None
+    rotated: int
+
+
+def _tiles(q: Tensor, given: _Given, group: int, one_query: bool) -> Tiles:
+    codes, dim = given.cache.kind != 0, q.shape[2]
+    if given.rotated:
+        return latent_tiles(group, q.dtype, codes, one_query)
+    if one_query:
+        return decode_tiles(group, dim, q.dtype)
+    return prefill_tiles(group, dim, q.dtype, codes)
 
 
 def _launch(
@@ -158,8 +193,11 @@ def _launch(
     """Launches the decoding sequences (`one_query`) or all others."""
     cache, shape, sinks, alibi = given.cache, given.shape, given.sinks, given.alibi
     kv, scales = cache.data, cache.scales
-    tokens, heads, dim = q.shape
-    kv_heads, page = kv.shape[1] // 2, kv.shape[2]
+    tokens, heads, dim = out.shape
+    kv_heads, page, head_strides = kv.shape[1] // 2, kv.shape[2], (kv.stride(1), scales.stride(1))
+    if given.rotated:  # all query heads read the same keys
+        kv_heads, head_strides = heads // latent_group(heads, cache.kind != 0), (0, 0)
+    first_value = 0 if given.rotated else kv_heads
     group, decodes = heads // kv_heads, step.decodes
     first, count = (0, decodes) if one_query else (decodes, step.seq_lens.shape[0] - decodes)
     block_q = 1 if one_query else tiles.block_m // group
@@ -173,18 +211,20 @@ def _launch(
         grid, combined = (blocks, kv_heads, 1), limits.combined
     buffers = partials if partials is not None else Partials(q, q, q)
     attention_kernel[grid](
-        out, buffers.acc, buffers.peak, buffers.total, q, kv, kv[:, kv_heads:],
-        scales, scales[:, kv_heads:],
+        out, buffers.acc, buffers.peak, buffers.total, q, kv, kv[:, first_value:],
+        scales, scales[:, first_value:],
         step.tables, step.table_rows[first:], step.seq_lens[first:], step.cu_q[first:], mix,
         q if sinks is None else sinks, q if alibi is None else alibi.slopes, shape.scale, count,
         q.stride(0), q.stride(1), out.stride(0), out.stride(1),
-        kv.stride(0), kv.stride(2), kv.stride(1), scales.stride(0), scales.stride(1),
+        kv.stride(0), kv.stride(2), head_strides[0], scales.stride(0), head_strides[1],
         step.tables.stride(0),
         HEAD_DIM=dim, HEAD_PAD=power_of_two(dim), GROUP=group,
         BLOCK_M=tiles.block_m, BLOCK_Q=block_q, ONE_QUERY=one_query, TILE=tiles.keys, PAGE=page,
         WINDOW=shape.window, FIRST=shape.first if shape.window else 0, SOFTCAP=shape.softcap,
         SPLITS=splits, KIND=cache.kind, SINKS=sinks is not None,
-        ALIBI=0 if alibi is None else 1 + alibi.rounded, PRECISION=precision(q), MIXED=mixed,
+        ALIBI=0 if alibi is None else 1 + alibi.rounded,
+        ROTATED=given.rotated, ROTATED_PAD=max(16, power_of_two(max(1, given.rotated))),
+        PRECISION=precision(q), MIXED=mixed,
         **overlapped(),
         num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip

@@ -32,13 +32,17 @@ def paged_attention_reference(
     *,
     sinks: Tensor | None = None,
     alibi: Alibi | None = None,
+    rotated: int = 0,
 ) -> Tensor:
     """`q` is [tokens, heads, dim], `kv` [blocks, key heads and then value heads, block size, dim], and
     `scales` without the last dimension where `kv` has codes. `sinks` [heads]: a score of each head that
-    belongs to no key."""
+    belongs to no key. With `rotated` values, `kv` has one head of latent vectors, which are values too,
+    but for the last ones."""
     if scales is not None:
         kv = (kv.float() * scales.float()[..., None]).to(q.dtype)
-    out = torch.zeros_like(q)
+    out = torch.zeros_like(q[..., : q.shape[2] - rotated])
+    if rotated:
+        kv = kv.repeat(1, 2, 1, 1)
     group = 2 * q.shape[1] // kv.shape[1]
     bounds = step.cu_q.tolist()
     for i, length in enumerate(step.seq_lens.tolist()):
@@ -48,6 +52,7 @@ def paged_attention_reference(
         table = step.tables[int(step.table_rows[i])]
         both = _gather(kv, table, length).repeat_interleave(group, dim=0)
         keys, values = both.chunk(2)
+        values = values[..., : out.shape[2]]
         score = torch.einsum("qhd,hkd->hqk", q[begin:end].float(), keys) * shape.scale
         if shape.softcap:
             score = shape.softcap * torch.tanh(score / shape.softcap)

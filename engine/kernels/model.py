@@ -45,7 +45,7 @@ class KernelModel:
             spec=spec,
             caches=pool.layer_caches(),
             arena=pool.arena,
-            angles=[by_pair(each).to(device) for each in angles],
+            angles=[by_pair(each, spec).to(device) for each in angles],
             adapters=adapters,
             partials=partials,
             logits=torch.zeros(most_sampled, spec.vocab, dtype=pool.dtype, device=device),
@@ -69,9 +69,12 @@ def pairs_of(spec: ModelSpec) -> Pairs:
     return Pairs(spec.interleaved, part)
 
 
-def by_pair(tables: RotaryTables) -> Tensor:
-    """[positions, head_dim] float32: the cosine of each pair of values, then the sines."""
+def by_pair(tables: RotaryTables, spec: ModelSpec) -> Tensor:
+    """[positions, head_dim] float32: the cosine of each pair of values, then the sines; with latent
+    attention of the rotated values alone."""
     cos, sin, half = tables.cos.float(), tables.sin.float(), tables.cos.shape[1] // 2
+    if spec.latent is not None:
+        cos, sin = cos[:, -spec.rotary_dim :], sin[:, -spec.rotary_dim :]
     if tables.interleaved:
         return torch.cat((cos[:, ::2], sin[:, 1::2]), 1)
     if tables.part is not None:

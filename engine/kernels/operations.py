@@ -13,6 +13,7 @@ from engine.kernels.adapter_pages import AdapterTable
 from engine.kernels.attention_launch import Partials, paged_attention
 from engine.kernels.formats.experts_launch import experts
 from engine.kernels.formats.launch import quantized_linear
+from engine.kernels.latent_attention import LatentStep
 from engine.kernels.lora_reference import EndRows, LoraSite
 from engine.kernels.pointwise_launch import activated, gated, rms_norm, rotary
 from engine.kernels.pointwise_reference import Pairs
@@ -22,6 +23,7 @@ from engine.kernels.skinny_lora_launch import Change, change_of, link
 from engine.kernels.step import DeviceStep
 from engine.layers.embedding import Embedding
 from engine.layers.experts import Mlp, SharedMlp
+from engine.layers.latent import LatentOutput, LatentQkv
 from engine.layers.linear import DenseLinear, Linear
 from engine.layers.norm import RmsNorm
 from engine.layers.operations import Attention, GatedSite, Site
@@ -78,10 +80,38 @@ class KernelOperations:
         return Residual(x if norm is None else rms_norm(x, norm))
 
     def project(self, site: Site, x: Residual, norm: RmsNorm | None) -> Tensor:
-        return self._linear(site, self._normed(x, norm))
+        h = self._normed(x, norm)
+        if isinstance(site.linear, LatentQkv):
+            device = self._device
+            cache, table = device.caches[site.layer], device.angles[0]
+            return self._latent(site.layer).queries(site.linear, h, self._step.rotary, table, cache)
+        return self._linear(site, h)
+
+    def _latent(self, layer: int) -> LatentStep:
+        lora, adapters = self._step.lora, self._device.adapters
+        absorbed = None
+        if lora is not None and adapters is not None:
+            absorbed = self._device.arena, adapters.site(layer, "kv_b"), lora
+
+        def product(name: str, linear: Linear, x: Tensor) -> Tensor:
+            return self._linear(Site(layer, name, linear), x)
+
+        return LatentStep(product, absorbed)
+
+    def _attend_latent(self, attention: Attention, q: Tensor) -> Tensor:
+        """Over the queries, whose latent parts it takes the place of: [tokens, heads, latent]."""
+        device, step, latent = self._device, self._step, self._device.spec.latent
+        assert latent is not None
+        kv, scales = device.caches[attention.layer]
+        return paged_attention(
+            q, kv, step.attention, attention.shape, scales=scales, rotated=latent.rotated,
+            out=q[..., : latent.latent], partials=device.partials, splits=step.splits,
+        )  # fmt: skip
 
     def attend(self, attention: Attention, qkv: Tensor, x: Residual) -> tuple[Tensor, Residual]:
         device, step = self._device, self._step
+        if device.spec.latent is not None:
+            return self._attend_latent(attention, qkv), x
         kv, scales = device.caches[attention.layer]
         q = self._queries(attention, qkv)
         # A mix leaves its padding alone: over the queries that is finite, in new memory it may not be.
@@ -112,7 +142,10 @@ class KernelOperations:
         return gated(y, gelu=self._device.spec.activation != "silu")
 
     def add(self, site: Site, y: Tensor, x: Residual, norm: RmsNorm | None) -> Residual:
-        y = self._linear(site, y)
+        if isinstance(site.linear, LatentOutput):
+            y = self._latent(site.layer).output(site.linear, y)
+        else:
+            y = self._linear(site, y)
         if x.summand is not None:  # of attention, beside which the MLP stands
             y.add_(x.summand)
         return Residual(x.total, y if norm is None else rms_norm(y, norm))
@@ -203,11 +236,10 @@ class KernelOperations:
             return _product(site.linear, x)
         pages = device.adapters.site(site.layer, site.name)
         arena = device.arena
-        if (
-            lora.rescaled
-        ):  # between the product and the adapters' sums, which have the factors in them
+        lengths = device.adapters.rescale(site.layer, site.name) if lora.rescaled else None
+        if lengths is not None:  # before the adapters' sums, which have the factors in them
             y = _product(site.linear, x)
-            rescale(y, arena, device.adapters.rescale(site.layer, site.name), lora)
+            rescale(y, arena, lengths, lora)
             lora_launch.add_lora(y, x, arena, pages, lora)
             return y
         if lora_launch.fusable(pages, lora):

@@ -65,7 +65,7 @@ def rotary_reference(
         wide = rms_norm_reference(wide[0], norms[0]), rms_norm_reference(wide[1], norms[1])
     if table is not None:
         angle = table[step.positions.long()][:, None, :]
-        wide = _rotate(wide[0], angle, pairs), _rotate(wide[1], angle, pairs)
+        wide = rotate(wide[0], angle, pairs), rotate(wide[1], angle, pairs)
     kept = step.slots >= 0
     blocks, places = (step.slots[kept] // page).long(), (step.slots[kept] % page).long()
     stored = torch.cat((wide[1], v.float()), 1)[kept]
@@ -78,7 +78,7 @@ def rotary_reference(
     return wide[0].to(qkv.dtype)
 
 
-def _rotate(x: Tensor, angle: Tensor, pairs: Pairs) -> Tensor:
+def rotate(x: Tensor, angle: Tensor, pairs: Pairs) -> Tensor:
     cos, sin = angle.chunk(2, -1)
     if pairs.neighbours:
         low, high = x[..., ::2], x[..., 1::2]
@@ -87,7 +87,7 @@ def _rotate(x: Tensor, angle: Tensor, pairs: Pairs) -> Tensor:
     if pairs.turned is not None:
         few = torch.cat((cos[..., : pairs.turned], sin[..., : pairs.turned]), -1)
         first, rest = x.tensor_split((2 * pairs.turned,), -1)
-        return torch.cat((_rotate(first, few, Pairs()), rest), -1)
+        return torch.cat((rotate(first, few, Pairs()), rest), -1)
     low, high = x.chunk(2, -1)
     return torch.cat((low * cos - high * sin, high * cos + low * sin), -1)
 

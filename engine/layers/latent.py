@@ -28,28 +28,28 @@ class LatentQkv:
     ) -> None:
         """queries, keys: of the input; the queries' are used one after the other. norm: of the latent
         vector. absorbed: [heads, plain, latent]."""
-        self._spec = spec
-        self._queries = queries
-        self._keys = keys
-        self._norm = norm
-        self._absorbed = absorbed
+        self.spec = spec
+        self.queries = queries
+        self.keys = keys
+        self.norm = norm
+        self.absorbed = absorbed
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return self.changed(x, None)
 
     def changed(self, x: torch.Tensor, changes: InnerChanges | None) -> torch.Tensor:
         """With the adapters of each row."""
-        spec, heads = self._spec, len(self._absorbed)
-        q, names = x, ("q_a", "", "q_b") if len(self._queries) > 1 else ("q",)
-        for name, each in zip(names, self._queries, strict=True):
+        spec, heads = self.spec, len(self.absorbed)
+        q, names = x, ("q_a", "", "q_b") if len(self.queries) > 1 else ("q",)
+        for name, each in zip(names, self.queries, strict=True):
             y = each(q)
             q = y if changes is None else changes.add_(name, q, y)
         plain, rotated = q.view(len(x), heads, -1).tensor_split((spec.plain,), -1)
         out = x.new_empty(len(x), heads + 1, spec.latent + spec.rotated)
-        absorbed = torch.bmm(plain.transpose(0, 1), self._absorbed)
+        absorbed = torch.bmm(plain.transpose(0, 1), self.absorbed)
         out[:, :heads, : spec.latent] = absorbed.transpose(0, 1)
         out[:, :heads, spec.latent :] = rotated
-        keys = self._keys(x)
+        keys = self.keys(x)
         if changes is not None:
             changes.add_("kv_a", x, keys)
             for rows, (a, b) in changes.pairs("kv_b"):
@@ -57,7 +57,7 @@ class LatentQkv:
                 inner = torch.einsum("nhp,rhp->nhr", plain[rows], of_keys)
                 out[rows, :heads, : spec.latent] += inner @ a
         latent, shared = keys.tensor_split((spec.latent,), -1)
-        out[:, heads, : spec.latent] = self._norm(latent.contiguous())
+        out[:, heads, : spec.latent] = self.norm(latent.contiguous())
         out[:, heads, spec.latent :] = shared
         return out.flatten(1)
 
@@ -70,12 +70,12 @@ class LatentOutput:
 
     def __init__(self, spec: LatentSpec, absorbed: torch.Tensor, output: Linear) -> None:
         """absorbed: [heads, latent, value]."""
-        self._spec = spec
-        self._absorbed = absorbed
-        self._output = output
+        self.spec = spec
+        self.absorbed = absorbed
+        self.output = output
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self._output(self._values(x))
+        return self.output(self._values(x))
 
     def changed(
         self, x: torch.Tensor, other: torch.Tensor, changes: InnerChanges | None
@@ -83,20 +83,20 @@ class LatentOutput:
         """The product plus `other`, with the adapters of each row."""
         values = self._values(x)
         if changes is None:
-            return self._output.plus(values, other)
-        sums, heads = self._sums(x), len(self._absorbed)
+            return self.output.plus(values, other)
+        sums, heads = self._sums(x), len(self.absorbed)
         by_head = values.view(len(x), heads, -1)
         for rows, (a, b) in changes.pairs("kv_b"):
-            of_values = b.view(len(b), heads, -1)[:, :, self._spec.plain :]
+            of_values = b.view(len(b), heads, -1)[:, :, self.spec.plain :]
             by_head[rows] += torch.einsum("nhr,rhv->nhv", sums[rows] @ a.t(), of_values)
-        return changes.add_("o", values, self._output.plus(values, other))
+        return changes.add_("o", values, self.output.plus(values, other))
 
     def plus(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-        return self._output.plus(self._values(x), other)
+        return self.output.plus(self._values(x), other)
 
     def _values(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.bmm(self._sums(x).transpose(0, 1), self._absorbed).transpose(0, 1).flatten(1)
+        return torch.bmm(self._sums(x).transpose(0, 1), self.absorbed).transpose(0, 1).flatten(1)
 
     def _sums(self, x: torch.Tensor) -> torch.Tensor:
         """[rows, heads, latent]"""
-        return x.view(len(x), len(self._absorbed), -1)[:, :, : self._spec.latent]
+        return x.view(len(x), len(self.absorbed), -1)[:, :, : self.spec.latent]

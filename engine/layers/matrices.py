@@ -41,6 +41,26 @@ def sites_of(spec: ModelSpec, layer: int) -> dict[str, tuple[str, ...]]:
     return found
 
 
+# The matrices of latent attention that adapters may change; "q" and "o" have other shapes than above.
+LATENT_PARTS = ("q_a", "q_b", "kv_a", "kv_b")
+
+
+def latent_shapes(spec: ModelSpec) -> dict[str, tuple[int, int]]:
+    """(in, out) of each matrix of latent attention; none without it."""
+    latent, hidden = spec.latent, spec.hidden
+    if latent is None:
+        return {}
+    queries = spec.heads * (latent.plain + latent.rotated)
+    found = {
+        "kv_a": (hidden, latent.latent + latent.rotated),
+        "kv_b": (latent.latent, spec.heads * (latent.plain + latent.value)),
+        "o": (spec.heads * latent.value, hidden),
+    }
+    if not latent.query:
+        return found | {"q": (hidden, queries)}
+    return found | {"q_a": (hidden, latent.query), "q_b": (latent.query, queries)}
+
+
 def own_name(spec: ModelSpec, name: str) -> str:
     """What the family calls a tensor or module that has this name in Llama's checkpoints."""
     for usual, own in spec.renamed:

@@ -17,6 +17,7 @@ from engine.kernels.adapter_pages import (
     factor_pairs,
     pack_adapter,
     packed_parts,
+    table_parts,
 )
 from engine.kernels.launch import power_of_two
 from engine.kernels.lora_chunks import chunk_rows_for, sort_into_chunks
@@ -24,7 +25,6 @@ from engine.kernels.lora_reference import UNIT
 from engine.kernels.step import HostEnd, HostStep, LoraRows
 from engine.kernels.streams import side_stream
 from engine.layers.kv import KvPool
-from engine.layers.matrices import PARTS
 from engine.layers.transfer import on_device
 from engine.lora.adapter_files import AdapterWeights
 from engine.lora.adapter_memory import AdapterMemory
@@ -62,7 +62,8 @@ class GpuAdapters(AdapterMemory[PackedAdapter]):
             )
 
     def _prepare(self, weights: AdapterWeights) -> tuple[PackedAdapter, int]:
-        extras, matrices, names = weights.extras, weights.matrices, PARTS
+        extras, matrices = weights.extras, weights.matrices
+        names = table_parts(self._spec)
         if extras is not None:
             matrices = {**matrices, **extras.pairs, **factor_pairs(extras)}
             names = packed_parts(self._spec)

@@ -91,12 +91,10 @@ def _checked_sight(config: EngineConfig, spec: ModelSpec, device: torch.device) 
 
 def refuse_on_gpu(spec: ModelSpec) -> None:
     """Raises ConfigError naming what the kernels do not compute."""
-    for missing, name in (
-        (spec.latent is not None, "multi-head latent attention"),
-        (spec.streams is not None, "a model with several residual streams"),
-    ):
-        if missing:
-            raise ConfigError(f"{name} is served on a CPU only: set device to cpu")
+    if spec.streams is not None:
+        raise ConfigError(
+            "a model with several residual streams is served on a CPU only: set device to cpu"
+        )
 
 
 def refuse_by_row(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> None:

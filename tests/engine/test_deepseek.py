@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine.config import EngineConfig
-from engine.errors import CheckpointError, ConfigError
+from engine.errors import CheckpointError
 from engine.layers.routing import Router
 from engine.models.load import load_model
 from engine.models.registry import model_spec
@@ -157,14 +157,6 @@ def test_greedy_tokens_with_and_without_an_adapter(case: str, tmp_path: Path) ->
     expected.append(reference_greedy(model, some_ids(19), 8))
     assert [sequence.output for sequence in sequences] == expected
     assert expected[0] != expected[1]
-
-
-def test_a_gpu_refuses_it_by_name(tmp_path: Path) -> None:
-    gpu_runner = pytest.importorskip("engine.execution.gpu_runner")
-    changes = {"first_k_dense_replace": 3}
-    config = EngineConfig(model=str(save_checkpoint(tmp_path, "deepseek-v3", **changes)))
-    with pytest.raises(ConfigError, match="is served on a CPU only"):
-        gpu_runner.GpuRunner(config, load_model(config))
 
 
 def test_groups_are_chosen_before_experts() -> None:

@@ -246,7 +246,6 @@ def test_adapters_of_a_model_of_experts_take_room_for_attention_only(tmp_path: P
 @pytest.mark.parametrize(
     ("case", "told"),
     [
-        ("deepseek-v3", "multi-head latent attention is served on a CPU only: set device to cpu"),
         ("gemma3n", "several residual streams is served on a CPU only: set device to cpu"),
     ],
 )

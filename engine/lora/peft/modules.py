@@ -1,6 +1,6 @@
 """The modules of a decoder layer that adapters may change."""
 
-from engine.layers.matrices import FUSED, MODULES, SITES
+from engine.layers.matrices import FUSED, MODULES, SITES, latent_shapes
 from engine.model_spec import ModelSpec
 
 
@@ -24,21 +24,11 @@ def inner_modules(spec: ModelSpec) -> dict[str, tuple[str, int, int]]:
 
 
 def _latent_modules(spec: ModelSpec) -> dict[str, tuple[str, int, int]]:
-    latent, hidden = spec.latent, spec.hidden
-    if latent is None:
-        return {}
-    queries = spec.heads * (latent.plain + latent.rotated)
-    named = {
-        "kv_a_proj_with_mqa": ("kv_a", hidden, latent.latent + latent.rotated),
-        "kv_b_proj": ("kv_b", latent.latent, spec.heads * (latent.plain + latent.value)),
-        "o_proj": ("o", spec.heads * latent.value, hidden),
+    named = {"kv_a": "kv_a_proj_with_mqa"}
+    return {
+        f"self_attn.{named.get(part, f'{part}_proj')}": (part, *shape)
+        for part, shape in latent_shapes(spec).items()
     }
-    if latent.query:
-        named["q_a_proj"] = "q_a", hidden, latent.query
-        named["q_b_proj"] = "q_b", latent.query, queries
-    else:
-        named["q_proj"] = "q", hidden, queries
-    return {f"self_attn.{name}": each for name, each in named.items()}
 
 
 def _expert_modules(spec: ModelSpec) -> dict[str, tuple[str, int, int]]:

@@ -21,6 +21,7 @@ from triton.runtime.jit import JITFunction
 
 from engine.kernels import (
     attention_launch,
+    latent_launch,
     lora_launch,
     overlap,
     pointwise_launch,
@@ -158,6 +159,46 @@ def attention(
     attention_launch.paged_attention(
         q, cache, step, kind, scales=scales, splits=splits, **(beside or {})
     )
+
+
+def latent(
+    heads: int, decodes: int, splits: int, codes: torch.dtype | None = None, *, mixed: bool = False,
+    **shape: Any,
+) -> None:  # fmt: skip
+    """Attention over latent vectors of DeepSeek's size."""
+    cache, scales = halves(8, 1, 16, 576), None
+    if codes is not None:
+        cache, scales = of_codes(8, 1, 16, 576, codes)
+    limits = attention_launch.mix_limits(32, 4, 4, 8192, 132)
+    mix = Mix(ints(3), limits) if mixed else None
+    step = AttentionStep(ints(4, 64), ints(4), ints(4), ints(5), decodes, mix)
+    q = halves(32, heads, 576)
+    attention_launch.paged_attention(
+        q, cache, step, AttentionShape(0.1, **shape), scales=scales, splits=splits, rotated=64,
+        out=q[..., :512],
+    )  # fmt: skip
+
+
+def latent_rest(chunk_rows: int) -> None:
+    """Placing, and adapters of what is absorbed, both ways."""
+    step, norm = RotaryStep(ints(4), ints(4)), RmsNorm(halves(512), 1e-6)
+    for codes in (None, *CODES):
+        cache, scales = halves(8, 1, 16, 576), None
+        if codes is not None:
+            cache, scales = of_codes(8, 1, 16, 576, codes)
+        latent_launch.place_latent(
+            halves(4, 128, 576), halves(4, 128, 192), halves(4, 576), step, torch.zeros(64, 64), norm,
+            kv=cache, scales=scales,
+        )  # fmt: skip
+    rank = 16 if chunk_rows == 16 else 256
+    site = LoraSite(ints(4, 1, 2, rank), ints(4, 1), ints(1, 2), 512, 128 * 256)
+    rows = LoraStep(ints(32), ints(8, 3), chunk_rows, rank)
+    plain, sums = halves(32, 128, 128), halves(32, 128, 512)
+    of_head = latent_launch.Rows(1, 128, 256)
+    for y, x, inner, outer in (
+        (sums, plain, of_head, latent_launch.Rows(0)), (plain, sums, latent_launch.Rows(0), of_head),
+    ):  # fmt: skip
+        latent_launch.by_head(y, x, halves(64), site, rows, inner=inner, outer=outer)
 
 
 def of_codes(
@@ -338,6 +379,12 @@ if __name__ == "__main__":
         lora(32, 4096, [4096, 1024, 1024], max_rank=16, chunk_rows=16)
         lora(1024, 14336, [4096], max_rank=256, chunk_rows=64)
         lora(32, 1024, [3072, 3072], max_rank=64, chunk_rows=16)
+        for codes in (None, *CODES):
+            latent(128, decodes=4, splits=8, codes=codes)
+            latent(128, decodes=0, splits=1, codes=codes)
+        latent(16, decodes=4, splits=8, mixed=True, window=4096, first=4)
+        latent_rest(16)
+        latent_rest(64)
         lengths(16)
         lengths(64)
         pointwise()

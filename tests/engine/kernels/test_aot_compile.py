@@ -12,7 +12,7 @@ pytest.importorskip("triton")
 
 MATRIX_KERNELS = {
     "attention_kernel", "shrink_kernel", "expand_kernel", "fused_kernel", "skinny_kernel", "link_kernel",
-    "product_kernel", "scaled_kernel",
+    "product_kernel", "scaled_kernel", "by_head_kernel",
 }  # fmt: skip
 # Of fused steps: from Hopper on each starts while the one before it ends, and waits for its results.
 OVERLAPPED = {"attention_kernel", "combine_kernel", "skinny_kernel", "link_kernel"}
@@ -27,6 +27,7 @@ OTHERS = {
     "sample_kernel",
     "sum_choices_kernel",
     "rescale_kernel",
+    "place_latent_kernel",
 }
 
 

@@ -144,3 +144,29 @@ def test_as_many_kernels_are_launched_as_the_table_says(
 ) -> None:
     found = by_step[name]
     assert found.total() == table()[name], dict(found)
+
+
+def test_as_many_kernels_are_launched_in_a_layer_of_latent_attention(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of DeepSeek V3, with a plain MLP: 4 of the launches are not those of attention."""
+    monkeypatch.setattr(cuda_stand_in, "PROCESSORS", 132)
+    with fake_device(monkeypatch) as launches:
+        both = []
+        for layers in (2, 3):
+            shape = models.DEEPSEEK_V3 | {"num_hidden_layers": layers}
+            model = models.random_model(shape, torch.bfloat16, sections.DEVICE)
+            runner = models.make_runner(
+                model, 600, 64, slots=4, enable_lora=True, max_batch_tokens=512
+            )
+            both.append(
+                [
+                    launched(runner, launches, key, False)
+                    for key in (GraphKey(16, 0), GraphKey(16, 4, RANK))
+                ]
+            )
+    plain, adapted = (more - less for less, more in zip(*both, strict=True))
+    assert plain.total() == 15, dict(plain)
+    assert (adapted - plain)["by_head_kernel"] == 2, dict(adapted)
+    text = README.read_text(encoding="utf-8")
+    assert f"takes {plain.total() - 4} launches while it decodes" in text

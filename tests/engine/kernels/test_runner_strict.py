@@ -38,6 +38,13 @@ SHAPE = {
     "max_position_embeddings": 256,
     "rms_norm_eps": 1e-5,
 }
+DEEPSEEK = {
+    "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "first_k_dense_replace": 1,
+    "kv_lora_rank": 32, "q_lora_rank": 48, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8,
+    "v_head_dim": 16, "n_routed_experts": 8, "n_group": 2, "topk_group": 1, "num_experts_per_tok": 2,
+    "n_shared_experts": 1, "moe_intermediate_size": 48, "norm_topk_prob": True,
+    "routed_scaling_factor": 2.5, "scoring_func": "sigmoid", "topk_method": "noaux_tc",
+}  # fmt: skip
 FAMILIES = {
     "llama": {},
     "qwen2": {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"},
@@ -56,6 +63,7 @@ FAMILIES = {
     },
     "falcon": {"architectures": ["FalconForCausalLM"], "model_type": "falcon"},
     "cohere": {"architectures": ["CohereForCausalLM"], "model_type": "cohere", "use_qk_norm": True},
+    "deepseek_v3": DEEPSEEK,
 }  # fmt: skip
 SAMPLING = {
     "greedy": {"temperature": 0.0},
@@ -145,7 +153,12 @@ def launch_steps(runner: gpu_runner.GpuRunner) -> None:
 
 @pytest.mark.parametrize(
     ("family", "kv_dtype"),
-    [*((family, "auto") for family in FAMILIES), ("llama", "int8"), ("qwen3", "fp8")],
+    [
+        *((family, "auto") for family in FAMILIES),
+        ("llama", "int8"),
+        ("qwen3", "fp8"),
+        ("deepseek_v3", "fp8"),
+    ],
 )
 @pytest.mark.parametrize("lora", [False, True])
 def test_a_launch_never_waits_for_the_device(
