@@ -7,7 +7,7 @@ import triton.language as tl
 
 from engine.kernels.dot import dot
 from engine.kernels.kv_codes import encode, head_scale
-from engine.kernels.lora import _rank_rows
+from engine.kernels.lora import rank_rows
 
 
 @triton.jit
@@ -105,7 +105,7 @@ def by_head_kernel(
         rank_ok = each < rank
         f_rows = (
             arena
-            + _rank_rows(inner + slot * table_slot, each, rank)
+            + rank_rows(inner + slot * table_slot, each, rank)
             + inner_first
             + head * inner_head
         )
@@ -119,7 +119,7 @@ def by_head_kernel(
             low += dot(x_tile, f_tile, PRECISION)
         g_rows = (
             arena
-            + _rank_rows(outer + slot * table_slot, each, rank)
+            + rank_rows(outer + slot * table_slot, each, rank)
             + outer_first
             + head * outer_head
         )

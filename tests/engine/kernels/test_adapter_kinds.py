@@ -23,6 +23,7 @@ pytest.importorskip("triton")
 from engine.kernels.adapter_ends import change_logits, change_table, pack_ends
 from engine.kernels.adapter_image import AdapterImage, places_in_blocks
 from engine.kernels.rescale_launch import rescale, rescale_reference
+from engine.kernels.skinny_launch import SkinnyTiles
 from engine.layers.adapter_extras import AdapterExtras, HeadChange, Rescale, TableChange
 from engine.layers.linear import DenseLinear
 
@@ -93,6 +94,26 @@ def test_steps_with_dora_are_graphs_and_those_with_a_head_are_not(
         sequence = driver.sequence(PROMPT, greedy(logprobs=VOCAB), driver.adapter(plain, 0))
         driver.run([sequence], count=1)
     torch.testing.assert_close(likely(sequence), expected.log_softmax(-1), atol=2e-4, rtol=0)
+
+
+@pytest.mark.parametrize("kind", ["plain", "dora", "head"])
+def test_in_models_whose_steps_of_few_rows_are_fused(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fused products have sums of low rank alone; other steps are as they are for many rows."""
+    checkpoint = save_checkpoint(tmp_path / "base", num_hidden_layers=1)
+    path = save_adapter(checkpoint, tmp_path / kind, rank=4, seed=2, **dict(KINDS.get(kind, {})))
+    models = (adapted_reference(checkpoint, path), reference(checkpoint))
+    with stand_in(monkeypatch):
+        driver = device_driver(checkpoint, blocks=300)
+        tiles = dict.fromkeys(range(1, 17), SkinnyTiles(16, 32, 4, 2))
+        driver.runner._forward.fused_tiles = tiles
+        handles = [driver.adapter(path, 0), None]
+        sequences = [driver.sequence(PROMPT, greedy(logprobs=VOCAB), each) for each in handles]
+        driver.run(sequences, count=2)
+    for model, sequence in zip(models, sequences, strict=True):
+        logits = reference_logits(model, sequence.history[:-1])[len(PROMPT) - 1 :]
+        torch.testing.assert_close(likely(sequence), logits.log_softmax(-1), atol=3e-4, rtol=0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
