@@ -178,6 +178,17 @@ def test_logits(case: str, chunk: int, tmp_path: Path, monkeypatch: pytest.Monke
         assert driver.runner.block_bytes == 2 * 16 * (26 + 10) * 4
 
 
+def test_steps_of_few_rows_are_not_fused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without experts, too: the fused products know nothing of a latent vector."""
+    checkpoint = save_checkpoint(
+        tmp_path, "deepseek-v3", num_hidden_layers=1, first_k_dense_replace=1
+    )
+    with stand_in(monkeypatch):
+        forward = device_driver(checkpoint).runner._forward
+    assert not forward.fusable
+    assert all(block.mixture is None for block in forward._decoder.blocks)
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_adapters(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of each projection, beside a row without one, and in graphs."""
