@@ -9,6 +9,7 @@ from billing import credits, invoice_run, invoices, ledger, reconcile, settlemen
 from billing.ledger import AccountKind
 from billing.models import BillingPeriod, Charge, CreditGrant, Invoice, InvoiceLine
 from core.errors import Conflict
+from core.events import UsageKind
 from core.money import Money, units_of, units_of_minor
 from tests.billing.conftest import Deployment
 
@@ -39,6 +40,19 @@ def test_an_invoice_bills_the_usage_to_the_token_and_to_the_last_unit(
         assert invoice.exact == session.scalar(select(func.sum(Charge.amount)))
         assert invoice.status == "draft"
     clean(deployment)
+
+
+def test_what_the_response_cache_answered_has_a_line_that_says_so(deployment: Deployment) -> None:
+    deployment.price({"output": "1", "request": "0.01"})
+    hit = {"kind": UsageKind.CACHE_HIT, "quantity": 1, "input_tokens": 0, "cached_tokens": 0}
+    hits = [deployment.event(**hit, output_tokens=0, waived_tokens=0) for _ in range(3)]
+    deployment.record(*hits, deployment.event())
+    (drafted,) = invoice_run.run(deployment.database, deployment.clock, ["acme"]).drafted
+    with deployment.database.read() as session:
+        lines = {row.description: row.quantity for row in invoices.lines_of(session, drafted)}
+    said = {text: quantity for text, quantity in lines.items() if "response cache" in text}
+    assert said == {"demo, requests answered from the response cache": 3}
+    assert len(lines) > 2
 
 
 def test_a_second_run_changes_nothing(deployment: Deployment) -> None:
