@@ -39,6 +39,14 @@ def test_a_grant_in_time_pays_the_earliest_usage_and_one_that_pays_nothing_is_no
     assert (early.remaining, late.remaining) == (6, 73)
 
 
+def test_what_one_grant_has_paid_is_left_to_the_next_once() -> None:
+    grants = [grant("first", PROMO, 5), grant("second", PREPAID, 9)]
+    assert draw_in_time(grants, [(NOON, 5), (NOON, 5)]) == [
+        Draw("first", PROMO, 5),
+        Draw("second", PREPAID, 5),
+    ]
+
+
 def test_a_refund_among_the_usage_is_not_paid_twice() -> None:
     """What is negative lowers what is owed, and no grant pays for it."""
     wallet = grant("wallet", PREPAID, 100)
