@@ -102,6 +102,18 @@ def test_stripe_s_own_library_reads_every_list(fake: FakeStripe, provider: Strip
     assert [each.amount for each in lines.auto_paging_iter()] == [500, 500]
 
 
+def test_an_invoice_of_which_nothing_is_left_is_lowered_by_nothing(
+    fake: FakeStripe, provider: StripePayments
+) -> None:
+    customer = provider.open_customer(Customer("acme", "Acme"), Attempt("customer"))
+    sent = provider.send_invoice(customer, _bill(), Attempt("invoice"))
+    assert provider.lower_invoice(sent.external_id, 0, "x", Attempt("none")).remaining_minor == 1000
+    assert fake.books.all("credit_note") == []
+    lowered = provider.lower_invoice(sent.external_id, 1300, "x", Attempt("all"))
+    assert lowered.remaining_minor == 0
+    assert [each["amount"] for each in fake.books.all("credit_note")] == [1000]
+
+
 def test_a_wrong_key_is_told_and_tried_later(fake: FakeStripe) -> None:
     stranger = StripePayments("sk_test_other", api_base=fake.url)
     with pytest.raises(TryLater, match="rejects the API key"):

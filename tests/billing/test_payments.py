@@ -11,10 +11,14 @@ from billing.models import (
     PaymentCommand,
     PaymentMethod,
 )
-from billing.payments import commands, leases, push
+from billing.payments import commands, leases, push, tasks
+from billing.payments.base import PaymentProvider
 from billing.payments.fake_stripe.faults import Fault
 from billing.payments.provider_bills import bill_of
+from core import metrics
 from core.money import Money, units_of
+from core.queue import TaskContext
+from core.settings import Settings
 from tests.billing.stripe_deployment import Till
 
 
@@ -141,6 +145,25 @@ def test_a_credit_note_lowers_what_stripe_collects(till: Till) -> None:
     till.settle()
     assert till.read(invoice.id).status == "paid" and till.cash() == units_of("7")
     till.audited()
+
+
+def test_the_tasks_push_and_apply_by_the_provider_and_say_how_much(till: Till) -> None:
+    till.leave_card()
+    till.settle()
+    invoice = till.invoice(12)
+    made = till.deployment
+    services = {PaymentProvider: till.provider}
+    context = TaskContext(Settings(), made.database, made.clock, services)
+    pushed = [tasks.push_payments(context) for _ in range(3)]
+    assert sum(pushed) > 0 and pushed[-1] == 0
+    assert till.bring() > 0
+    counted = metrics.payment_events.labels("done")._value.get()
+    applied = tasks.apply_webhooks(context)
+    assert applied > 0 and tasks.apply_webhooks(context) == 0
+    assert metrics.payment_events.labels("done")._value.get() == counted + applied
+    assert till.read(invoice.id).status == "paid"
+    without = TaskContext(Settings(), made.database, made.clock, {})
+    assert (tasks.push_payments(without), tasks.apply_webhooks(without)) == (0, 0)
 
 
 def test_an_invoice_is_not_collected_while_what_lowers_it_is_on_its_way(till: Till) -> None:
