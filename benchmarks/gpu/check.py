@@ -15,22 +15,16 @@ from benchmarks.gpu import check_adapters, check_latent, models
 from benchmarks.gpu.figures import figure, say
 from benchmarks.gpu.models import LLAMA_8B
 from benchmarks.gpu.timing import run_section
-from engine.kernels import (
-    attention_launch,
-    lora_launch,
-    pointwise_launch,
-    sampling_launch,
-    skinny_launch,
-    skinny_lora_launch,
-)
+from engine.kernels import attention_launch, pointwise_launch, sampling_launch, skinny_launch
 from engine.kernels import pointwise_reference as plain
-from engine.kernels.adapter_pages import AdapterTable, pack_adapter
+from engine.kernels.adapters import lora_launch, skinny_lora_launch
+from engine.kernels.adapters.adapter_pages import AdapterTable, pack_adapter
+from engine.kernels.adapters.lora_chunks import chunk_of_rows, chunk_rows_for, sort_into_chunks
+from engine.kernels.adapters.lora_reference import LoraStep, lora_reference
 from engine.kernels.attention_reference import AttentionStep, paged_attention_reference
 from engine.kernels.formats import experts_launch
 from engine.kernels.formats import launch as formats
 from engine.kernels.launch import MAX_ROWS
-from engine.kernels.lora_chunks import chunk_of_rows, chunk_rows_for, sort_into_chunks
-from engine.kernels.lora_reference import LoraStep, lora_reference
 from engine.kernels.mixed import Mix, MixLimits
 from engine.kernels.sampling_reference import sample_reference
 from engine.layers.matrices import PARTS, SITES, part_shape

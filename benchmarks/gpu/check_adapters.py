@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu.models import LLAMA_8B
-from engine.kernels.adapter_pages import FACTORS, AdapterTable, pack_adapter
-from engine.kernels.lora_chunks import chunk_rows_for, sort_into_chunks
-from engine.kernels.lora_reference import LoraStep
-from engine.kernels.rescale_launch import rescale, rescale_reference
+from engine.kernels.adapters.adapter_pages import FACTORS, AdapterTable, pack_adapter
+from engine.kernels.adapters.lora_chunks import chunk_rows_for, sort_into_chunks
+from engine.kernels.adapters.lora_reference import LoraStep
+from engine.kernels.adapters.rescale_launch import rescale, rescale_reference
 from engine.layers.matrices import PARTS, SITES, part_shape
 from engine.models.registry import model_spec
 

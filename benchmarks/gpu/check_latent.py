@@ -6,12 +6,12 @@ from itertools import accumulate, product
 import torch
 from torch import Tensor
 
+from engine.kernels.adapters.lora_chunks import chunk_rows_for, sort_into_chunks
+from engine.kernels.adapters.lora_reference import UNIT, LoraSite, LoraStep
 from engine.kernels.attention_launch import paged_attention
 from engine.kernels.attention_reference import AttentionStep, paged_attention_reference
-from engine.kernels.latent_launch import Rows, by_head, place_latent
-from engine.kernels.latent_reference import by_head_reference, place_latent_reference
-from engine.kernels.lora_chunks import chunk_rows_for, sort_into_chunks
-from engine.kernels.lora_reference import UNIT, LoraSite, LoraStep
+from engine.kernels.latent.launch import Rows, by_head, place_latent
+from engine.kernels.latent.reference import by_head_reference, place_latent_reference
 from engine.kernels.pointwise_reference import RotaryStep
 from engine.layers.norm import RmsNorm
 from engine.model_spec import AttentionShape

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from engine.kernels.lora_chunks import max_chunks
+from engine.kernels.adapters.lora_chunks import max_chunks
 from engine.kernels.mixed import graph_sizes, most_chunks
 from engine.kernels.step import DeviceStep, HostStep, padded
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from engine.execution.cuda_graphs import CHUNK_ROWS, GraphKey
-from engine.kernels.lora_chunks import chunk_rows_for
+from engine.kernels.adapters.lora_chunks import chunk_rows_for
 from engine.kernels.step import HostStep, LoraRows
 from engine.protocol import SamplingParams
 

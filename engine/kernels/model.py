@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.kernels.adapter_pages import AdapterTable
+from engine.kernels.adapters.adapter_pages import AdapterTable
 from engine.kernels.attention_launch import Partials
 from engine.kernels.operations import Device, KernelOperations, SkinnyOperations
 from engine.kernels.pointwise_reference import Pairs

@@ -7,19 +7,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.kernels import lora_launch
-from engine.kernels.adapter_ends import Ends, change_logits, change_table
-from engine.kernels.adapter_pages import AdapterTable
+from engine.kernels.adapters import lora_launch
+from engine.kernels.adapters.adapter_ends import Ends, change_logits, change_table
+from engine.kernels.adapters.adapter_pages import AdapterTable
+from engine.kernels.adapters.lora_reference import EndRows, LoraSite
+from engine.kernels.adapters.rescale_launch import rescale
+from engine.kernels.adapters.skinny_lora_launch import Change, change_of, link
 from engine.kernels.attention_launch import Partials, paged_attention
 from engine.kernels.formats.experts_launch import experts
 from engine.kernels.formats.launch import quantized_linear
-from engine.kernels.latent_attention import LatentStep
-from engine.kernels.lora_reference import EndRows, LoraSite
+from engine.kernels.latent.attention import LatentStep
 from engine.kernels.pointwise_launch import activated, gated, rms_norm, rotary
 from engine.kernels.pointwise_reference import Pairs
-from engine.kernels.rescale_launch import rescale
 from engine.kernels.skinny_launch import Rotation, SkinnyTiles, skinny_linear
-from engine.kernels.skinny_lora_launch import Change, change_of, link
 from engine.kernels.step import DeviceStep
 from engine.layers.embedding import Embedding
 from engine.layers.experts import Mlp, SharedMlp

@@ -6,9 +6,9 @@ saves their launches."""
 import triton
 import triton.language as tl
 
+from engine.kernels.adapters.skinny_lora import expanded, shrink_part
 from engine.kernels.dot import dot
 from engine.kernels.overlap import prefetch, wait_for_last_launch
-from engine.kernels.skinny_lora import expanded, shrink_part
 
 
 @triton.jit

@@ -6,13 +6,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from engine.kernels.adapters.lora_launch import rank_tile
+from engine.kernels.adapters.lora_reference import lora_reference
+from engine.kernels.adapters.skinny_lora_launch import (
+    REGISTERS,
+    Change,
+    grouped_chunks,
+    inputs_tile,
+)
 from engine.kernels.launch import MAX_ROWS, precision
-from engine.kernels.lora_launch import rank_tile
-from engine.kernels.lora_reference import lora_reference
 from engine.kernels.overlap import overlapped
 from engine.kernels.pointwise_reference import RotaryStep, gated_reference, rms_norm_reference
 from engine.kernels.skinny import skinny_kernel
-from engine.kernels.skinny_lora_launch import REGISTERS, Change, grouped_chunks, inputs_tile
 from engine.layers.norm import RmsNorm
 
 

@@ -8,9 +8,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.batch import Row
+from engine.kernels.adapters.lora_chunks import chunk_of_rows
+from engine.kernels.adapters.lora_reference import EndRows, LoraStep
 from engine.kernels.attention_reference import AttentionStep
-from engine.kernels.lora_chunks import chunk_of_rows
-from engine.kernels.lora_reference import EndRows, LoraStep
 from engine.kernels.mixed import Mix, MixLimits
 from engine.kernels.pointwise_reference import RotaryStep
 from engine.layers.step import positions_and_slots, sampled_tokens, token_ids

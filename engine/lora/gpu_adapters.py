@@ -10,8 +10,8 @@ from torch import Tensor
 
 from engine.batch import Row
 from engine.config import EngineConfig
-from engine.kernels.adapter_image import first_units
-from engine.kernels.adapter_pages import (
+from engine.kernels.adapters.adapter_image import first_units
+from engine.kernels.adapters.adapter_pages import (
     AdapterTable,
     PackedAdapter,
     factor_pairs,
@@ -19,9 +19,9 @@ from engine.kernels.adapter_pages import (
     packed_parts,
     table_parts,
 )
+from engine.kernels.adapters.lora_chunks import chunk_rows_for, sort_into_chunks
+from engine.kernels.adapters.lora_reference import UNIT
 from engine.kernels.launch import power_of_two
-from engine.kernels.lora_chunks import chunk_rows_for, sort_into_chunks
-from engine.kernels.lora_reference import UNIT
 from engine.kernels.step import HostEnd, HostStep, LoraRows
 from engine.kernels.streams import side_stream
 from engine.layers.kv import KvPool

@@ -21,17 +21,19 @@ LIBRARY = [
 # parts, for layers with a window and for the others. The top level has the file of receipts, which goes
 # on where a disk is full. `layers` and `scheduling` have positions that stay where others are dropped.
 # `decoding/grammar` bounds what grammars cost. `kernels` and `execution` have graphs of any mix of
-# decoding sequences and prompt chunks.
+# decoding sequences and prompt chunks, and `execution` those of adapters with DoRA.
 LIMITS = {
     "": 1345,
     "cache": 555,
     "decoding": 660,
     "decoding/grammar": 930,
     "dense": 220,
-    "execution": 1235,
+    "execution": 1255,
     "kernels": 2055,
+    "kernels/adapters": 880,
     "kernels/formats": 420,
-    "layers": 1760,
+    "kernels/latent": 260,
+    "layers": 1780,
     "lora": 1010,
     "lora/peft": 600,
     "models": 1415,

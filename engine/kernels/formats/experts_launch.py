@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.kernels.expert_adapters import ExpertChanges, pairs_of_places
+from engine.kernels.adapters.expert_adapters import ExpertChanges, pairs_of_places
+from engine.kernels.adapters.lora_launch import add_lora
+from engine.kernels.adapters.lora_reference import LoraStep
 from engine.kernels.formats.experts import clamped_kernel, sum_choices_kernel
 from engine.kernels.formats.launch import FEW, Sorted, product
 from engine.kernels.launch import power_of_two
-from engine.kernels.lora_launch import add_lora
-from engine.kernels.lora_reference import LoraStep
 from engine.kernels.pointwise_launch import gated
 from engine.quantization.device.mixture import DeviceMixture
 

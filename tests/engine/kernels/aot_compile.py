@@ -21,19 +21,17 @@ from triton.runtime.jit import JITFunction
 
 from engine.kernels import (
     attention_launch,
-    latent_launch,
-    lora_launch,
     overlap,
     pointwise_launch,
-    rescale_launch,
     sampling_launch,
     skinny_launch,
-    skinny_lora_launch,
 )
+from engine.kernels.adapters import lora_launch, rescale_launch, skinny_lora_launch
+from engine.kernels.adapters.lora_reference import LoraSite, LoraStep
 from engine.kernels.attention_reference import AttentionStep
 from engine.kernels.formats import experts_launch
 from engine.kernels.formats import launch as formats
-from engine.kernels.lora_reference import LoraSite, LoraStep
+from engine.kernels.latent import launch as latent_launch
 from engine.kernels.mixed import Mix
 from engine.kernels.pointwise_reference import Pairs, RotaryStep
 from engine.layers.alibi import Alibi

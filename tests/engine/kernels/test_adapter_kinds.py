@@ -20,9 +20,9 @@ from tests.engine.test_adapter_kinds import KINDS, stirred
 from .device import DEVICE, close
 
 pytest.importorskip("triton")
-from engine.kernels.adapter_ends import change_logits, change_table, pack_ends
-from engine.kernels.adapter_image import AdapterImage, places_in_blocks
-from engine.kernels.rescale_launch import rescale, rescale_reference
+from engine.kernels.adapters.adapter_ends import change_logits, change_table, pack_ends
+from engine.kernels.adapters.adapter_image import AdapterImage, places_in_blocks
+from engine.kernels.adapters.rescale_launch import rescale, rescale_reference
 from engine.kernels.skinny_launch import SkinnyTiles
 from engine.layers.adapter_extras import AdapterExtras, HeadChange, Rescale, TableChange
 from engine.layers.linear import DenseLinear

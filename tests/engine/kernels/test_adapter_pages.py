@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from engine.kernels.adapter_image import first_units
-from engine.kernels.adapter_pages import AdapterTable, Matrices, pack_adapter
-from engine.kernels.lora_chunks import sort_into_chunks
-from engine.kernels.lora_reference import LoraStep, lora_reference
+from engine.kernels.adapters.adapter_image import first_units
+from engine.kernels.adapters.adapter_pages import AdapterTable, Matrices, pack_adapter
+from engine.kernels.adapters.lora_chunks import sort_into_chunks
+from engine.kernels.adapters.lora_reference import LoraStep, lora_reference
 from engine.layers.matrices import PARTS, SITES, part_shape
 from engine.models.registry import model_spec
 

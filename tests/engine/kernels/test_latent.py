@@ -28,8 +28,8 @@ from .device import DEVICE, close
 
 pytest.importorskip("triton")
 from engine.kernels import attention_launch
-from engine.kernels.latent_launch import Rows, by_head, place_latent
-from engine.kernels.latent_reference import by_head_reference, place_latent_reference
+from engine.kernels.latent.launch import Rows, by_head, place_latent
+from engine.kernels.latent.reference import by_head_reference, place_latent_reference
 
 from .formats.device_driver import assert_answers, device_driver, likely, stand_in
 from .test_attention import make_step as attention_step

@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from engine.kernels.lora_chunks import max_chunks, sort_into_chunks
-from engine.kernels.lora_reference import UNIT, LoraSite, LoraStep, lora_reference
+from engine.kernels.adapters.lora_chunks import max_chunks, sort_into_chunks
+from engine.kernels.adapters.lora_reference import UNIT, LoraSite, LoraStep, lora_reference
 
 from .device import DEVICE, close
 
-kernels = pytest.importorskip("engine.kernels.lora_launch")
+kernels = pytest.importorskip("engine.kernels.adapters.lora_launch")
 
 Ranks = list[list[int]]  # of every slot and slice
 

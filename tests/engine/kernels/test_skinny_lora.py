@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.kernels.lora_chunks import chunk_of_rows
-from engine.kernels.lora_reference import LoraSite, LoraStep, lora_reference
+from engine.kernels.adapters.lora_chunks import chunk_of_rows
+from engine.kernels.adapters.lora_reference import LoraSite, LoraStep, lora_reference
 from engine.layers.norm import RmsNorm
 
 from .device import DEVICE, close
@@ -16,7 +16,7 @@ from .test_lora import make_site, make_step
 from .test_skinny import TILES, random
 
 skinny = pytest.importorskip("engine.kernels.skinny_launch")
-lora = pytest.importorskip("engine.kernels.skinny_lora_launch")
+lora = pytest.importorskip("engine.kernels.adapters.skinny_lora_launch")
 
 RANKS = [[1, 16, 7], [40, 0, 33], [0, 0, 0], [16, 8, 20]]
 WIDTHS = [40, 24, 24]

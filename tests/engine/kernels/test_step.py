@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from engine.batch import LAST_SAMPLED, Row
 from engine.config import EngineConfig
 from engine.execution.cuda_graphs import GraphKey, PlainReplay, StepGraphs, token_sizes
-from engine.kernels.lora_chunks import max_chunks, sort_into_chunks
+from engine.kernels.adapters.lora_chunks import max_chunks, sort_into_chunks
 from engine.kernels.mixed import MixLimits
 from engine.kernels.sequence_rows import SequenceRows
 from engine.kernels.step import HostStep, LoraRows, StepBuffer, host_step

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.kernels import lora_launch
-from engine.kernels.adapter_image import AdapterImage
-from engine.kernels.lora_reference import UNIT, LoraSite, LoraStep
+from engine.kernels.adapters import lora_launch
+from engine.kernels.adapters.adapter_image import AdapterImage
+from engine.kernels.adapters.lora_reference import UNIT, LoraSite, LoraStep
 from engine.layers.adapter_extras import AdapterExtras, HeadChange, TableChange
 from engine.layers.transfer import on_device
 

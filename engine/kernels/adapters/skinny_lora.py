@@ -9,9 +9,9 @@ a power of two, are added in one order where a product expands them.
 import triton
 import triton.language as tl
 
-from engine.kernels import lora_reference
+from engine.kernels.adapters import lora_reference
+from engine.kernels.adapters.lora import rank_rows, shrink_tile
 from engine.kernels.dot import dot
-from engine.kernels.lora import rank_rows, shrink_tile
 from engine.kernels.overlap import wait_for_last_launch
 
 ROWS = tl.constexpr(16)

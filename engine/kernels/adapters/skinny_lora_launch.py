@@ -5,11 +5,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from engine.kernels.adapters.lora_launch import rank_tile, shrink_splits
+from engine.kernels.adapters.lora_reference import LoraSite, LoraStep
+from engine.kernels.adapters.skinny_lora import link_kernel
 from engine.kernels.launch import MAX_ROWS, precision
-from engine.kernels.lora_launch import rank_tile, shrink_splits
-from engine.kernels.lora_reference import LoraSite, LoraStep
 from engine.kernels.overlap import overlapped
-from engine.kernels.skinny_lora import link_kernel
 from engine.layers.norm import RmsNorm
 
 # Of a thread: the assembler spills some to fit more programs on a multiprocessor unless it is told.

@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
+from engine.kernels.adapters.lora import expand_kernel, fused_kernel, shrink_kernel
+from engine.kernels.adapters.lora_reference import LoraSite, LoraStep
 from engine.kernels.launch import precision
-from engine.kernels.lora import expand_kernel, fused_kernel, shrink_kernel
-from engine.kernels.lora_reference import LoraSite, LoraStep
 
 FUSED_INPUTS = 2048  # above it, reading A once per part costs more than a second launch
 FUSED_PARTS = 4

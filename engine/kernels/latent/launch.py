@@ -1,15 +1,15 @@
-"""Launches what latent attention has beside its products; each has a reference in `latent_reference`."""
+"""Launches what latent attention has beside its products; each has a reference in `reference.py`."""
 
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from engine.kernels.adapters.lora_launch import rank_tile
+from engine.kernels.adapters.lora_reference import LoraSite, LoraStep
 from engine.kernels.kv_launch import of_kernels
-from engine.kernels.latent import by_head_kernel, place_latent_kernel
+from engine.kernels.latent.kernels import by_head_kernel, place_latent_kernel
 from engine.kernels.launch import power_of_two, precision
-from engine.kernels.lora_launch import rank_tile
-from engine.kernels.lora_reference import LoraSite, LoraStep
 from engine.kernels.pointwise_reference import RotaryStep
 from engine.layers.norm import RmsNorm
 

@@ -5,7 +5,7 @@ are added. Factor and shift are rows of the arena, found through a table as thos
 import triton
 import triton.language as tl
 
-from engine.kernels.lora import UNIT, _chunk
+from engine.kernels.adapters.lora import UNIT, _chunk
 
 
 @triton.jit

@@ -2,8 +2,8 @@
 
 from torch import Tensor
 
-from engine.kernels.lora_reference import UNIT, LoraSite, LoraStep
-from engine.kernels.rescale import rescale_kernel
+from engine.kernels.adapters.lora_reference import UNIT, LoraSite, LoraStep
+from engine.kernels.adapters.rescale import rescale_kernel
 
 _COLUMNS = 128  # of a program
 

@@ -5,9 +5,9 @@ storing of keys, and adapters of the projection that both sides have absorbed.""
 import triton
 import triton.language as tl
 
+from engine.kernels.adapters.lora import rank_rows
 from engine.kernels.dot import dot
 from engine.kernels.kv_codes import encode, head_scale
-from engine.kernels.lora import rank_rows
 
 
 @triton.jit

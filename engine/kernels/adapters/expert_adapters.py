@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.kernels.lora_reference import LoraSite, LoraStep
+from engine.kernels.adapters.lora_reference import LoraSite, LoraStep
 from engine.layers.transfer import on_device
 from engine.model_spec import ModelSpec
 

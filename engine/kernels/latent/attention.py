@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.kernels.latent_launch import Rows, by_head, place_latent
-from engine.kernels.lora_reference import LoraSite, LoraStep
+from engine.kernels.adapters.lora_reference import LoraSite, LoraStep
+from engine.kernels.latent.launch import Rows, by_head, place_latent
 from engine.kernels.pointwise_launch import rms_norm
 from engine.kernels.pointwise_reference import RotaryStep
 from engine.layers.latent import LatentOutput, LatentQkv

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.kernels.adapter_ends import Ends, PackedEnds, pack_ends
-from engine.kernels.adapter_image import AdapterImage, places_in_blocks
-from engine.kernels.expert_adapters import ExpertTable, expert_parts
-from engine.kernels.lora_reference import LoraSite
+from engine.kernels.adapters.adapter_ends import Ends, PackedEnds, pack_ends
+from engine.kernels.adapters.adapter_image import AdapterImage, places_in_blocks
+from engine.kernels.adapters.expert_adapters import ExpertTable, expert_parts
+from engine.kernels.adapters.lora_reference import LoraSite
 from engine.layers.adapter_extras import AdapterExtras
 from engine.layers.matrices import LATENT_PARTS, PARTS, latent_shapes, part_shape, sites_of
 from engine.layers.transfer import on_device, send

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from engine.kernels.lora_reference import UNIT
+from engine.kernels.adapters.lora_reference import UNIT
 
 
 class AdapterImage:

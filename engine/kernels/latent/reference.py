@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from engine.kernels.latent_launch import Rows
-from engine.kernels.lora_reference import UNIT, LoraSite, LoraStep
+from engine.kernels.adapters.lora_reference import UNIT, LoraSite, LoraStep
+from engine.kernels.latent.launch import Rows
 from engine.kernels.pointwise_reference import Pairs, RotaryStep, rms_norm_reference, rotate
 from engine.layers.norm import RmsNorm
 from engine.quantization.kv import quantise_heads
@@ -14,7 +14,7 @@ def place_latent_reference(
     out: Tensor, q: Tensor, keys: Tensor, step: RotaryStep, table: Tensor, norm: RmsNorm,
     *, kv: Tensor, scales: Tensor | None = None,
 ) -> None:  # fmt: skip
-    """As `latent_launch.place_latent`."""
+    """As `launch.place_latent`."""
     rotated = table.shape[1]
     angle, pairs = table[step.positions.long()], Pairs(neighbours=True)
     turned = rotate(q[..., -rotated:].float(), angle[:, None], pairs)
@@ -35,7 +35,7 @@ def place_latent_reference(
 def by_head_reference(
     y: Tensor, x: Tensor, arena: Tensor, site: LoraSite, step: LoraStep, *, inner: Rows, outer: Rows
 ) -> None:
-    """As `latent_launch.by_head`, rounded where the kernel rounds."""
+    """As `launch.by_head`, rounded where the kernel rounds."""
     heads, inputs = x.shape[1:]
 
     def rows(slot: int, which: Rows, width: int) -> Tensor:

@@ -1,8 +1,8 @@
 # mypy: ignore-errors
 """Segmented LoRA: y += (x A^T) B for all adapters of a step in one launch; B holds the scaling.
 
-Rows are sorted by adapter and cut into chunks of one adapter each (`engine.kernels.lora_chunks`);
-a program computes one chunk and one slice of the linear (q, k and v are three slices of one). A
+Rows are sorted by adapter and cut into chunks of one adapter each (`lora_chunks.py`); a program
+computes one chunk and one slice of the linear (q, k and v are three slices of one). A
 table holds the offset of each rank row in a flat arena, so that an adapter can lie in any blocks
 of the KV cache. The loop over tiles of ranks stops at the adapter's own rank. Partial sums are
 added in a fixed order without atomics, so results are deterministic.
@@ -11,7 +11,7 @@ added in a fixed order without atomics, so results are deterministic.
 import triton
 import triton.language as tl
 
-from engine.kernels import lora_reference
+from engine.kernels.adapters import lora_reference
 from engine.kernels.dot import dot
 
 UNIT = tl.constexpr(lora_reference.UNIT)
