@@ -39,7 +39,6 @@ class KernelModel:
             all(isinstance(each, DenseLinear) for each in decoder.linears)
             and not any(block.mixture is not None for block in decoder.blocks)
             and spec.gated
-            and spec.latent is None  # attention has products of its own between
             and not (spec.layer_norm or spec.parallel)
         )
         self._device = Device(

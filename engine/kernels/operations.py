@@ -237,14 +237,11 @@ class KernelOperations:
         pages = device.adapters.site(site.layer, site.name)
         arena = device.arena
         lengths = device.adapters.rescale(site.layer, site.name) if lora.rescaled else None
-        if lengths is not None:  # before the adapters' sums, which have the factors in them
+        if lengths is not None or lora_launch.fusable(pages, lora):
             y = _product(site.linear, x)
-            rescale(y, arena, lengths, lora)
+            if lengths is not None:  # before the adapters' sums, which have the factors in them
+                rescale(y, arena, lengths, lora)
             lora_launch.add_lora(y, x, arena, pages, lora)
-            return y
-        if lora_launch.fusable(pages, lora):
-            y = _product(site.linear, x)
-            lora_launch.fused(y, x, arena, pages, lora)
             return y
         # The shrink needs only x: beside the base product it costs only its memory traffic.
         mid = lora_launch.shrink_buffer(x, pages, lora)

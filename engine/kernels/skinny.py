@@ -6,6 +6,7 @@ saves their launches."""
 import triton
 import triton.language as tl
 
+from engine.kernels.adapters.lora import share_of
 from engine.kernels.adapters.skinny_lora import expanded, shrink_part
 from engine.kernels.dot import dot
 from engine.kernels.overlap import prefetch, wait_for_last_launch
@@ -95,11 +96,10 @@ def skinny_kernel(
     begin = 0
     end = INPUTS
     if PARTS > 1:
-        share: tl.constexpr = (INPUTS + BLOCK_K * PARTS - 1) // (BLOCK_K * PARTS) * BLOCK_K
         part = tile % PARTS
         tile = tile // PARTS
-        begin = part * share
-        end = tl.minimum(begin + share, INPUTS)
+        begin = part * share_of(INPUTS, PARTS, BLOCK_K)
+        end = tl.minimum(begin + share_of(INPUTS, PARTS, BLOCK_K), INPUTS)
     TWO: tl.constexpr = GATE != "" or HALF > 0  # outputs of each column, APART rows of the weight
     APART: tl.constexpr = HALF if HALF > 0 else OUTPUTS
     number = tile * BLOCK_N + tl.arange(0, BLOCK_N)

@@ -114,8 +114,8 @@ class GpuAdapters(AdapterMemory[PackedAdapter]):
             slots = by_token.astype(np.int32) if any(each.experts for each in kinds) else None
             rescaled = any(each.rescales for each in kinds)
             self._sorted_rows = key, LoraRows(order, chunks, chunk_rows, size, slots, rescaled)
-        lora = self._sorted_rows[1]
-        return replace(step, lora=replace(lora, ends=self._ends(step, mapping)))
+        lora, ends = self._sorted_rows[1], self._ends(step, mapping)
+        return replace(step, lora=replace(lora, ends=ends) if ends else lora)
 
     def _ends(self, step: HostStep, mapping: list[tuple[int, int]]) -> tuple[HostEnd, ...]:
         """The rows of each adapter with a token table or head of its own."""

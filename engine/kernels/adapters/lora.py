@@ -38,6 +38,12 @@ def _chunk(chunks, order, ranks, ranks_slot, BLOCK_M: tl.constexpr):
 
 
 @triton.jit
+def share_of(INPUTS: tl.constexpr, SPLITS: tl.constexpr, BLOCK_K: tl.constexpr):
+    """Inputs of one of SPLITS parts, a multiple of the tile."""
+    return (INPUTS + BLOCK_K * SPLITS - 1) // (BLOCK_K * SPLITS) * BLOCK_K
+
+
+@triton.jit
 def shrink_tile(
     x, gain, arena, tokens, row_ok, places, rank_ok, begin, end, x_stride,
     BLOCK_M: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr, NORM: tl.constexpr,
@@ -71,9 +77,8 @@ def shrink_kernel(
     piece = tl.program_id(1)
     split = tl.program_id(2)
     slot, rank, at, row_ok, tokens = _chunk(chunks, order, ranks, ranks_slot, BLOCK_M)
-    per_split: tl.constexpr = (INPUTS + BLOCK_K * SPLITS - 1) // (BLOCK_K * SPLITS) * BLOCK_K
-    begin = split * per_split
-    end = tl.minimum(begin + per_split, INPUTS)
+    begin = split * share_of(INPUTS, SPLITS, BLOCK_K)
+    end = tl.minimum(begin + share_of(INPUTS, SPLITS, BLOCK_K), INPUTS)
     a_table = table + slot * table_slot + piece * table_slice
     place = at[:, None] * mid_token + split.to(tl.int64) * mid_split
     for tile in range(0, rank, BLOCK_R):

@@ -9,19 +9,11 @@ a power of two, are added in one order where a product expands them.
 import triton
 import triton.language as tl
 
-from engine.kernels.adapters import lora_reference
-from engine.kernels.adapters.lora import rank_rows, shrink_tile
+from engine.kernels.adapters.lora import rank_rows, share_of, shrink_tile
 from engine.kernels.dot import dot
 from engine.kernels.overlap import wait_for_last_launch
 
 ROWS = tl.constexpr(16)
-UNIT = tl.constexpr(lora_reference.UNIT)
-
-
-@triton.jit
-def _share(INPUTS: tl.constexpr, SPLITS: tl.constexpr, BLOCK_K: tl.constexpr):
-    """Inputs of a split, a multiple of the tile."""
-    return (INPUTS + BLOCK_K * SPLITS - 1) // (BLOCK_K * SPLITS) * BLOCK_K
 
 
 @triton.jit
@@ -44,8 +36,8 @@ def shrink_part(
     """mid = one split of x A^T for all slices of one chunk; `number`: chunk * SPLITS + split."""
     split = number % SPLITS
     slot, tokens, row_ok, used = _rows_of(chunks, order, number // SPLITS)
-    begin = split * _share(INPUTS, SPLITS, BLOCK_K)
-    end = tl.minimum(begin + _share(INPUTS, SPLITS, BLOCK_K), INPUTS)
+    begin = split * share_of(INPUTS, SPLITS, BLOCK_K)
+    end = tl.minimum(begin + share_of(INPUTS, SPLITS, BLOCK_K), INPUTS)
     for piece in range(SLICES):
         rank = tl.load(ranks + slot * ranks_slot + piece, mask=used, other=0)
         a_table = table + slot * table_slot + piece * 2 * table_side
@@ -103,7 +95,7 @@ def expanded(
                     each = lift + pair % 16
                     ok = each < rank
                     low = low_rank(mid, row, mine, each, ok, piece, SPLITS, SLICES, RANKS)
-                    place = tl.load(b_table + each, mask=ok, other=0).to(tl.int64) * UNIT
+                    place = rank_rows(b_table, each, rank)
                     b_ptr = arena + place[:, None] + (columns - start)[None, :]
                     b = tl.load(b_ptr, mask=ok[:, None] & inside[None, :], other=0.0)
                     # A number that is not finite would reach other rows, as 0 times it.
@@ -155,11 +147,11 @@ def link_kernel(
     wait_for_last_launch(OVERLAP)
     number = tl.program_id(0)
     if EXPAND > 0:
-        share: tl.constexpr = (WIDTH + BLOCK_K * SPLITS - 1) // (BLOCK_K * SPLITS) * BLOCK_K
-        begin = number % SPLITS * share
+        begin = number % SPLITS * share_of(WIDTH, SPLITS, BLOCK_K)
+        end = tl.minimum(begin + share_of(WIDTH, SPLITS, BLOCK_K), WIDTH)
         _expand_in_place(
             x, before, arena, chunks, order, number // SPLITS, before_table, before_ranks,
-            begin, tl.minimum(begin + share, WIDTH), x_stride, table_slot, table_side, ranks_slot,
+            begin, end, x_stride, table_slot, table_side, ranks_slot,
             EXPAND, RANKS, BLOCK_R, BLOCK_K, PRECISION,
         )  # fmt: skip
         tl.debug_barrier()  # what one thread has written another one reads below
