@@ -28,12 +28,29 @@ class _PlainChoice(msgspec.Struct):
     logprobs: Any = None
 
 
-class _PlainEvent(msgspec.Struct):
+class PlainEvent(msgspec.Struct):
     """What most events of a stream are: a piece of one choice's text."""
 
-    choices: tuple[_PlainChoice]
+    choices: list[_PlainChoice]
     usage: Any = None
     error: Any = None
+
+    @property
+    def text(self) -> str:
+        """Empty if the event is anything else than text of one choice, with `usage` or without."""
+        if len(self.choices) != 1 or self.error:
+            return ""
+        choice = self.choices[0]
+        delta = choice.delta
+        if (
+            choice.finish_reason is not None
+            or choice.logprobs is not None
+            or delta.tool_calls
+            or delta.reasoning_content
+            or delta.reasoning
+        ):
+            return ""
+        return delta.content or ""
 
 
 class _PlainMessage(msgspec.Struct):
@@ -71,5 +88,6 @@ class Embeddings(msgspec.Struct):
 completion_decoder = msgspec.json.Decoder(Completion)
 logprobs_decoder = msgspec.json.Decoder(_Logprobs)
 embeddings_decoder = msgspec.json.Decoder(Embeddings)
-plain_event_decoder = msgspec.json.Decoder(_PlainEvent)
+plain_event_decoder = msgspec.json.Decoder(PlainEvent)
+plain_events_decoder = msgspec.json.Decoder(list[PlainEvent])
 plain_answer_decoder = msgspec.json.Decoder(_PlainAnswer)

@@ -18,11 +18,13 @@ from engine.protocol import FinishReason, Receipt
 from gateway.upstreams.answer_shapes import (
     Completion,
     Embeddings,
+    PlainEvent,
     completion_decoder,
     embeddings_decoder,
     logprobs_decoder,
     plain_answer_decoder,
     plain_event_decoder,
+    plain_events_decoder,
 )
 from gateway.upstreams.base import Job, Mailbox, TextChunk, calls_text, engine_unavailable
 from gateway.upstreams.upstream_errors import error_of_event, error_of_status
@@ -35,6 +37,7 @@ _INLINE_BYTES = 16_384  # of events or of a whole answer; about a millisecond
 _LONGEST_TEXT = 256
 _LONGEST_LINE = 8 << 20  # bytes of one event of a stream
 _LARGEST_ANSWER = 256 << 20  # bytes of an answer that is not streamed
+_NEXT_EVENT = b"\n\ndata: "
 # What parsing raises: an error that the server reports, or the trace of a malformed response.
 _MALFORMED = (
     *(TollhouseError, ValueError, KeyError, TypeError, AttributeError, msgspec.DecodeError),
@@ -47,10 +50,11 @@ class ResponseParser:
 
     terminate: Callable[[], None] | None = None
     _texts_size = 0
+    _texts_counted = 0  # of `_texts`, which the usage has
     _texts_choice = 0
     _status = 0
     _streams = False
-    _at_end: Callable[[], None] | None = None  # once `_lines` are parsed
+    _at_end: Callable[[], None] | None = None  # once what waits is parsed
     _size = 0  # bytes of `_parts`
     _task: asyncio.Task[None] | None = None  # parses a whole answer, or counts its tokens
 
@@ -73,7 +77,7 @@ class ResponseParser:
         self._texts: list[str] = []  # pieces of one choice's text that are not put yet
         self._on_close: Callable[[str], None] | None = on_close
         self._parts: list[bytes] = []  # an incomplete line of a stream; else the body so far
-        self._lines: deque[bytes] = deque()  # of a stream, not parsed yet
+        self._waiting: deque[bytes] = deque()  # whole lines of a stream, not parsed yet, by read
 
     def on_headers(self, status: int, content_type: str) -> None:
         self._status = status
@@ -84,14 +88,13 @@ class ResponseParser:
         if self._on_close is None:
             return
         if self._streams and b"\n" in data:
-            if not (self._size or self._lines) and self._take_one_event(data):
+            if not (self._size or self._waiting) and self._take_one_event(data):
                 return
-            *lines, data = (b"".join(self._parts) + data).split(b"\n")
+            lines, _, data = (b"".join(self._parts) + data).rpartition(b"\n")
             self._parts, self._size = [], 0
-            idle = not self._lines
-            self._lines += lines
-            if idle:
-                self._parse_lines()
+            self._waiting.append(lines)
+            if len(self._waiting) == 1:
+                self._parse_some()
         self._parts.append(data)
         self._size += len(data)
         if self._size > (_LONGEST_LINE if self._streams else _LARGEST_ANSWER):
@@ -134,37 +137,63 @@ class ResponseParser:
             self._after_lines(partial(self._finish, FinishReason.ABORT))
 
     def _after_lines(self, act: Callable[[], None]) -> None:
-        if self._lines and self._on_close is not None:
+        if self._waiting and self._on_close is not None:
             self._at_end = act
         else:
             act()
 
-    def _parse_lines(self) -> None:
+    def _parse_some(self) -> None:
         """Parse some lines of the stream; more of them in another turn of the event loop."""
-        size, lines = 0, self._lines
+        waiting = self._waiting
+        lines, rest = _split(waiting[0])
         try:
-            while lines and size < _INLINE_BYTES and self._on_close is not None:
-                line = lines[0]
-                size += len(line)
-                if line.startswith(b"data:"):
-                    event = line[5:].strip()
-                    if event == b"[DONE]":
-                        self._finish(FinishReason.STOP)
-                        return
-                    if not self._take_plain(event):
-                        self._put_texts()
-                        self._parse_event(orjson.loads(event))
-                lines.popleft()
+            self._parse_lines(lines)
         except _MALFORMED as error:
             self._fail_for(error)
         if self._on_close is None:
             return
+        if rest:
+            waiting[0] = rest
+        else:
+            waiting.popleft()
         self._put_if_needed()
-        if lines:
-            asyncio.get_running_loop().call_soon(self._parse_lines)
+        if waiting:
+            asyncio.get_running_loop().call_soon(self._parse_some)
         elif (act := self._at_end) is not None:
             self._at_end = None
             act()
+
+    def _parse_lines(self, lines: bytes) -> None:
+        taken = self._take_plain_events(lines)
+        rest = lines.split(b"\n\n", taken)[taken:]
+        for line in rest[0].split(b"\n") if rest else ():
+            if self._on_close is None:
+                return
+            if line.startswith(b"data:"):
+                event = line[5:].strip()
+                if event == b"[DONE]":
+                    self._finish(FinishReason.STOP)
+                    return
+                if not self._take_plain(event):
+                    self._put_texts()
+                    self._parse_event(orjson.loads(event))
+
+    def _take_plain_events(self, lines: bytes) -> int:
+        """How many events at the beginning are pieces of text and nothing else, and were taken. They
+        are decoded together: one by one takes three times as long."""
+        if not lines.startswith(b"data: {") or _NEXT_EVENT not in lines:
+            return 0
+        events = lines[6:].partition(b"\n\ndata: [DONE]")[0]
+        try:
+            decoded = plain_events_decoder.decode(b"[" + events.replace(_NEXT_EVENT, b",") + b"]")
+        except (ValueError, RecursionError, msgspec.MsgspecError):
+            return 0  # something else among them, or malformed: each by itself tells
+        if len(decoded) != events.count(_NEXT_EVENT) + 1:
+            return 0
+        for number, event in enumerate(decoded):
+            if not self._take_event(event):
+                return number
+        return len(decoded)
 
     def _take_plain_answer(self, body: bytes) -> bool:
         """Whether the whole answer is the text of one choice and nothing else, and was taken."""
@@ -236,7 +265,7 @@ class ResponseParser:
         if self._close_once():
             if terminate is not None:
                 terminate()
-            self._lines.clear()
+            self._waiting.clear()
             if self._usage.received:
                 self._with_receipt(FinishReason.ERROR, partial(self._mailbox.fail, error))
             else:
@@ -266,31 +295,24 @@ class ResponseParser:
     def _take_plain(self, event: bytes) -> bool:
         """Whether the event is a piece of text and nothing else, and was taken."""
         try:
-            parsed = plain_event_decoder.decode(event)
+            return self._take_event(plain_event_decoder.decode(event))
         except (ValueError, RecursionError, msgspec.MsgspecError):
             return False  # something else, or malformed: the general parser tells
-        choice = parsed.choices[0]
-        delta = choice.delta
-        if (
-            not delta.content
-            or choice.finish_reason is not None
-            or parsed.error
-            or choice.logprobs is not None
-            or delta.tool_calls
-            or delta.reasoning_content
-            or delta.reasoning
-        ):
+
+    def _take_event(self, event: PlainEvent) -> bool:
+        text = event.text
+        if not text or self._on_close is None:
             return False
-        index = choice.index or 0
+        index = event.choices[0].index or 0
         joins = self._joins and index == self._texts_choice and self._texts_size < _LONGEST_TEXT
         if not joins:
             self._put_texts()
             self._texts_choice = index
-        self._usage.add(index, "text", delta.content)
-        if parsed.usage:
-            self._usage.report(parsed.usage, final=False)
-        self._texts.append(delta.content)
-        self._texts_size += len(delta.content)
+        self._texts.append(text)
+        self._texts_size += len(text)
+        if event.usage:  # which is of the text so far
+            self._count_texts()
+            self._usage.report(event.usage, final=False)
         return True
 
     def _put_if_needed(self) -> None:
@@ -301,8 +323,14 @@ class ResponseParser:
         """Put the pieces of text that arrived together, as one chunk."""
         if not self._texts:
             return
-        text, self._texts, self._texts_size = "".join(self._texts), [], 0
+        self._count_texts()
+        text, self._texts, self._texts_size, self._texts_counted = "".join(self._texts), [], 0, 0
         self._mailbox.put_text(self._texts_choice, text, self._usage.grown())
+
+    def _count_texts(self) -> None:
+        fresh = self._texts[self._texts_counted :]
+        self._usage.add(self._texts_choice, "text", "".join(fresh))
+        self._texts_counted = len(self._texts)
 
     def _parse_event(self, event: dict[str, Any]) -> None:
         if event.get("error"):
@@ -385,3 +413,13 @@ def _reasoning(message: dict[str, Any] | None) -> str:
     """By either name, of a chat's message or delta."""
     given = (message or {}).get("reasoning_content") or (message or {}).get("reasoning")
     return given if isinstance(given, str) else ""
+
+
+def _split(lines: bytes) -> tuple[bytes, bytes]:
+    """What one turn parses, some whole events or one long line, and the rest."""
+    if len(lines) <= _INLINE_BYTES:
+        return lines, b""
+    at = lines.rfind(b"\n\n", 0, _INLINE_BYTES)
+    if at < 0:
+        at = lines.find(b"\n")
+    return (lines[:at], lines[at + 1 :]) if at >= 0 else (lines, b"")

@@ -1,7 +1,9 @@
 """Events that are a piece of text take a short way: it gives what the general parser gives."""
 
+import asyncio
 import itertools
 import json
+import random
 from typing import Any
 
 import pytest
@@ -51,10 +53,13 @@ ODD = st.sampled_from(["[]", "{", '{"choices":[{"delta":{"content":5}}]}', '{"ch
 
 
 class GeneralParser(ResponseParser):
-    """Without the short way."""
+    """Without the short ways."""
 
     def _take_plain(self, event: bytes) -> bool:
         return False
+
+    def _take_plain_events(self, lines: bytes) -> int:
+        return 0
 
 
 def outcome(
@@ -127,3 +132,37 @@ async def test_pieces_that_arrive_together_are_one_chunk(
     taken = await mailbox.take()
     assert len(taken) == chunks
     assert "".join(each.text for each in taken if isinstance(each, TextChunk)) == "word " * 100
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+@pytest.mark.parametrize("odd", ["", ": a comment", "event: message", "data: {}", "data: not JSON"])
+def test_long_reads_give_what_the_general_parser_gives(end: str, odd: str) -> None:
+    """More than one turn of the event loop parses, with lines between the events that are no text."""
+    chance = random.Random(20261126)
+    texts = [chance.choice(["word ", "ein paar Wörter ", "x" * 300]) for _ in range(600)]
+    lines = [f"data: {json.dumps({'choices': [{'index': 0, 'delta': {'content': each}}]})}{end}"
+             for each in texts]  # fmt: skip
+    if odd:
+        lines[100] += odd + end
+    body = end.join([*lines, "data: [DONE]" + end, ""]).encode()
+    for size in (1_000, 30_000, len(body)):
+        reads = [body[at : at + size] for at in range(0, len(body), size)]
+        said = [asyncio.run(_streamed(kind, reads)) for kind in (ResponseParser, GeneralParser)]
+        assert said[0] == said[1]
+        assert said[0][0][0].startswith("".join(texts[:100]))
+
+
+async def _streamed(kind: type[ResponseParser], reads: list[bytes]) -> tuple[Any, ...]:
+    mailbox = Mailbox("r", lambda _: None)
+    messages = [{"role": "user", "content": "Hi"}]
+    request = InferenceRequest("/v1/chat/completions", "m", messages=messages, stream=True)
+    job = Job(GenerateRequest("r", "t", [1] * 7, SamplingParams(100_000)), request)
+    parser = kind("e", job, mailbox, lambda _: None)
+    parser.on_headers(200, "text/event-stream")
+    for read in reads:
+        parser.on_data(read)
+    parser.on_end()
+    async with asyncio.timeout(5):
+        while not mailbox._over:
+            await asyncio.sleep(0)
+    return said(mailbox)
