@@ -23,6 +23,7 @@ local MONEY = '3456000000' -- 40 days, of money and reservations alike
 local MARKED = '3542400000' -- one day more, because the sets' expiry is extended once a day
 -- The state of a reservation. In LATE its lease has expired, and its money waits for the settlement.
 local LIVE, KEPT, LATE = 0, 1, 2
+local LIVE_BYTE, KEPT_BYTE = cmsgpack.pack(LIVE), cmsgpack.pack(KEPT)
 local LONGEST_MS = 1e14 -- Redis rejects an expiry that overflows its clock
 local SWEEP = '100'
 
@@ -34,6 +35,7 @@ if now < 0 then
   now = time[1] * 1000 + math.floor(time[2] / 1000)
 end
 local now_text = format('%d', now)
+local expiries = {} -- as text, by number: they repeat from take to take
 
 -- take: key, capacity, period_ms, amount, keep, shadow. Returns used, carry, at.
 local function refilled(take, raw)
@@ -60,8 +62,14 @@ local function store(take, used, carry, at)
     call('DEL', key)
     return
   end
-  local lasts = math.min(math.ceil(used / take[2] * take[3]) + slack_ms, LONGEST_MS)
-  call('SET', key, pack('<ddd', used, carry, at), 'PX', format('%d', lasts))
+  local periods = math.max(1, used / take[2]) -- more than one where an answer went into debt
+  local lasts = math.min(math.ceil(periods * take[3]) + slack_ms, LONGEST_MS)
+  local expiry = expiries[lasts]
+  if not expiry then
+    expiry = format('%d', lasts)
+    expiries[lasts] = expiry
+  end
+  call('SET', key, pack('<ddd', used, carry, at), 'PX', expiry)
 end
 
 -- The values of `first` (if given), the takes and the caps, in this order.
@@ -267,10 +275,12 @@ local function extend(id, amounts, need, want)
   return granted
 end
 
+-- The state is the record's last byte: the rest is neither read nor written.
 local function keep(id)
-  local args, held, answer, state = load(id)
-  if not args or state ~= LIVE then return 0 end
-  save(id, cmsgpack.pack(args, held, answer, KEPT))
+  local key = base .. ':h:' .. id
+  local last = call('STRLEN', key) - 1
+  if last < 0 or call('GETRANGE', key, '-1', '-1') ~= LIVE_BYTE then return 0 end
+  call('SETRANGE', key, format('%d', last), KEPT_BYTE)
   return 1
 end
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 import redis.asyncio
+from hiredis import pack_command
 from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import ConnectionError as ConnectionLost
 from redis.exceptions import ResponseError
@@ -54,9 +55,8 @@ class ConnectionPipeline:
         connection = await self._ready()
         self._connection = None  # never reuse a connection with unread replies
         try:
-            await connection.send_packed_command(
-                connection.pack_commands(commands), check_health=False
-            )
+            packed = [pack_command(each) for each in commands]  # redis-py's own is in Python
+            await connection.send_packed_command(packed, check_health=False)
             replies = [await _read_reply(connection) for _ in commands]
         except BaseException:
             await connection.disconnect(nowait=True)
