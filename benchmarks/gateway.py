@@ -2,6 +2,7 @@
 
     python -m benchmarks.gateway [--peers bare,litellm,portkey,tensorzero|none] [--rounds 5] [--costs]
     python -m benchmarks.gateway --against ../other-checkout [--rounds 5] [--seconds 2]
+    python -m benchmarks.gateway --pythons /usr/bin/python3,… [--works known,new] [--rounds 5]
 
 Needs nginx and wrk. The figures of two and four workers need Redis (and PostgreSQL) on their
 standard local ports: TOLLHOUSE_BENCH_HOME names where the peers' environments are made.
@@ -11,7 +12,8 @@ that of the round with the median ratio (`gateway_load/rounds.py`). Settings say
 processor the host took meanwhile.
 
 With --against only the CPU time of a request is measured, in turn with the gateway of another
-checkout: the ratio holds on a machine whose neighbours are busy.
+checkout: the ratio holds on a machine whose neighbours are busy. With --pythons the same of this
+checkout on other interpreters, each beside the one that runs this; Tollhouse is installed in each.
 
 Every server is asked once, and its answer compared with the upstream's, before it is loaded. What
 does not start, answers wrongly or fails under the load has no figure; stderr says why.
@@ -24,6 +26,8 @@ import argparse
 import contextlib
 import os
 import socket
+import subprocess
+import sys
 import tempfile
 import uuid
 from collections.abc import Iterator
@@ -84,10 +88,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=4.0, help="of each load")
     parser.add_argument("--costs", action="store_true", help="CPU time of a request alone")
     parser.add_argument("--against", type=Path, help="another checkout of this repository")
+    parser.add_argument("--pythons", default="", help="other interpreters, by their paths")
     parser.add_argument(
         "--works",
         default=",".join(WORKS),
-        help="with --against: only these of known,new,tools,conversation,stream,paced,unguarded",
+        help=f"with --against or --pythons: only these of {','.join(WORKS)}",
     )
     chosen = parser.parse_args(arguments)
     peers = [] if chosen.peers == "none" else chosen.peers.split(",")
@@ -101,6 +106,10 @@ def main(arguments: list[str] | None = None) -> int:
             bench = Bench(home, whole, stream, peers, chosen.rounds, chosen.seconds)
             if chosen.against is not None:
                 _against(bench, chosen.against.resolve(), wanted)
+                return 0
+            if chosen.pythons:
+                for python in chosen.pythons.split(","):
+                    _on_python(bench, python, wanted)
                 return 0
             if not chosen.costs:
                 _measure(bench)
@@ -127,26 +136,47 @@ def _costs(bench: Bench) -> None:
 
 def _against(bench: Bench, checkout: Path, wanted: set[str]) -> None:
     progress(f"CPU time of a request, beside {checkout}")
-    costs = Costs(bench.home, bench.count, bench.seconds)
     both = {"own": ROOT, "other checkout": checkout}
     for name in wanted & {"paced", "unguarded"}:
         compare(bench.home, both, bench.count, bench.seconds, guarded=name == "paced")
+    _two_versions(bench, {"own": {}, "other checkout": {"checkout": checkout}}, wanted)
+
+
+def _on_python(bench: Bench, python: str, wanted: set[str]) -> None:
+    name, running = _version(python), _version(sys.executable)
+    progress(f"CPU time of a request on {name}, beside {running}")
+    _two_versions(bench, {name: {"python": python}, running: {}}, wanted)
+
+
+def _version(python: str) -> str:
+    """Of an interpreter: its number, and how it was built, as `tollhouse doctor` says it."""
+    said = "from gateway.cli.doctor.interpreter import running; print(running().says)"
+    done = subprocess.run(
+        [python, "-c", said], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    return done.stdout.strip()
+
+
+def _two_versions(bench: Bench, versions: dict[str, dict[str, Any]], wanted: set[str]) -> None:
+    """CPU time of the first beside the second's; their values are options of `own_gateway`."""
+    costs = Costs(bench.home, bench.count, bench.seconds)
     if wanted & set(WHOLE_WORKS):
-        with _two_gateways(bench, checkout, bench.whole) as (ours, theirs):
+        with _two_gateways(bench, versions, bench.whole) as (ours, theirs):
             costs.against(ours, theirs, wanted)
     if "stream" in wanted:
-        with _two_gateways(bench, checkout, bench.stream) as (ours, theirs):
+        with _two_gateways(bench, versions, bench.stream) as (ours, theirs):
             costs.streams(ours, theirs)
 
 
 @contextlib.contextmanager
-def _two_gateways(bench: Bench, checkout: Path, upstream: str) -> Iterator[tuple[Process, Process]]:
-    """This checkout's and the other's."""
+def _two_gateways(
+    bench: Bench, versions: dict[str, dict[str, Any]], upstream: str
+) -> Iterator[tuple[Process, Process]]:
     with contextlib.ExitStack() as stack:
         pair = []
-        for name, each in (("own", ROOT), ("other checkout", checkout)):
+        for name, options in versions.items():
             home = Path(tempfile.mkdtemp(dir=bench.home))
-            made = stack.enter_context(own_gateway(home, upstream, checkout=each))
+            made = stack.enter_context(own_gateway(home, upstream, **options))
             pair.append(Process(name, made.server, made.pid))
         yield pair[0], pair[1]
 

@@ -86,8 +86,10 @@ def own_gateway(
     workers: int = 1,
     settings: dict[str, str] | None = None,
     checkout: Path = ROOT,
+    python: str = sys.executable,
 ) -> Iterator[GatewayProcess]:
-    """`checkout`: the version to run, and to write its limits by its own tables."""
+    """`checkout`: the version to run, and to write its limits by its own tables. `python`: what runs
+    it, with its dependencies installed."""
     home.mkdir(parents=True, exist_ok=True)
     entry = {"url": upstream, "model": MODEL, "tokenizer": str(MODEL_DIR), "name": "mock"}
     kept = {k: v for k, v in os.environ.items() if not k.startswith("TOLLHOUSE_")}
@@ -102,7 +104,7 @@ def own_gateway(
         **(settings or {}),
     }
     process = subprocess.Popen(
-        [sys.executable, "-m", "gateway.cli.main", "serve"],
+        [python, "-m", "gateway.cli.main", "serve"],
         cwd=checkout,
         env=environment,
         stdout=subprocess.PIPE,

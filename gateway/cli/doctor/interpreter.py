@@ -14,6 +14,10 @@ _DISTRIBUTIONS = ("/usr",)
 
 
 def interpreter(_settings: Settings, _clock: Clock) -> Finding:
+    return running()
+
+
+def running() -> Finding:
     build = {**sysconfig.get_config_vars(), "prefix": sys.base_prefix}
     return judge(platform.python_version(), build)
 
