@@ -78,9 +78,9 @@ def trial_balance(
 
 
 def transactions(
-    session: Session, *, tenant_id: str = "", search: str = "", limit: int = 100
+    session: Session, *, limit: int, tenant_id: str = "", search: str = ""
 ) -> list[dict[str, Any]]:
-    """The newest transactions with their entries. `search` is part of a reference, memo, kind or of a
+    """The `limit` newest transactions with their entries. `search` is part of a reference, memo, kind or of a
     tenant's name."""
     query = select(_T, Tenant.name).outerjoin(Tenant, Tenant.id == _T.tenant_id)
     if tenant_id:

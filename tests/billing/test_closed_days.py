@@ -1,6 +1,6 @@
 """Closed days: frozen, signed, and enough for an audit that reads only what came since."""
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 
 from billing import closing, frozen_sums, invoice_run, partitions, reconcile
 from billing.archive import moving
-from billing.closing import signed_days_are_unchanged
+from billing.closing import DAY, signed_days_are_unchanged
 from billing.guards import allow_maintenance
 from billing.models import ClosedDay, MovedDay, UsageRetention
 from tests.billing.conftest import Deployment
@@ -199,21 +199,24 @@ def test_a_daily_audit_reads_a_week_and_a_thirtieth_of_the_rest(
     lite.rate()
     lite.clock.advance(days=100, hours=2)
     assert close(lite) == 100
-    read: list[object] = []
-    plain = frozen_sums.read_groups
+    read: list[datetime] = []
+    plain = frozen_sums.stored_groups
     monkeypatch.setattr(
-        frozen_sums, "read_groups", lambda *given: read.append(given) or plain(*given)
+        frozen_sums,
+        "stored_groups",
+        lambda session, day: read.append(day) or plain(session, day),
     )
+    today = lite.clock.now().replace(hour=0, minute=0, second=0, microsecond=0)
     seen = set()
-    for _ in range(30):
+    for number in range(30):
         read.clear()
-        assert messages(lite, today=lite.clock.now()) == []
-        assert len(read) <= 7 + 4
-        seen |= {each[1] for each in read}  # type: ignore[index]
-        lite.clock.advance(days=1)
-    with lite.database.read() as session:
-        batches = [day.last_batch for day in session.query(ClosedDay)]
-    assert len(batches) == 100 and seen, "each day is read again within a month"
+        assert messages(lite, today=today + number * DAY) == []
+        ago = sorted((today - day).days + number for day in read)
+        first = number + 1  # days ago, of the latest closed one
+        assert [n for n in ago if n <= 7] == list(range(first, 8))
+        assert all(n % 30 == 0 for n in ago if n > 7)
+        seen |= {*read}
+    assert len(seen) == 100, "each day is read again within a month"
 
 
 def test_an_audit_of_everything_sums_closed_and_open_days_apart(deployment: Deployment) -> None:

@@ -90,8 +90,8 @@ def test_the_trial_balance_sums_to_zero_and_reaches_back(deployment: Deployment)
     with deployment.database.read() as session:
         rows = {row["account"]: row["balance"]["amount"] for row in journal.trial_balance(session)}
         before = journal.trial_balance(session, datetime(2026, 2, 3, tzinfo=UTC))
-        found = journal.transactions(session, search="RECOGN")
-        missing = journal.transactions(session, search="100%")
+        found = journal.transactions(session, limit=1, search="RECOGN")
+        missing = journal.transactions(session, limit=9, search="100%")
     assert rows == {"receivable": "365", "revenue": "-31", "deferred": "-334"}
     assert before == []
     assert [each["kind"] for each in found] == ["recognition"]
@@ -146,5 +146,5 @@ def test_a_month_that_is_billed_when_it_ends_defers_nothing(deployment: Deployme
     assert balances(deployment) == ("0.00", "31.00")
     with deployment.database.read() as session:
         assert recognition.schedule(session) == []
-        kinds = {each["kind"] for each in journal.transactions(session)}
+        kinds = {each["kind"] for each in journal.transactions(session, limit=100)}
     assert not kinds & {"deferral", "recognition"}
