@@ -60,19 +60,20 @@ def _large_dictionary() -> bytes:
     return before + properties + struct.pack("<L", 2**31 - 1) + after[4:]
 
 
-ARCHIVES = {
-    "PAX header": (gzip.compress(_pax(100 * 2**20)), "header"),
-    "long name": (gzip.compress(_long_name(100 * 2**20)), "header"),
-    "entries of a zip": (_many_entries(100_000, 65_535), "members"),
-    "unclaimed entries of a zip": (_many_entries(100_000, 1), "directory"),
-    "entries of a tar": (gzip.compress(_many_files(50_000)), "one too many"),
-    "dictionary": (_large_dictionary(), "memory"),
+ARCHIVES = {  # made where they are used: every test process reads this file
+    "PAX header": (lambda: gzip.compress(_pax(100 * 2**20)), "header"),
+    "long name": (lambda: gzip.compress(_long_name(100 * 2**20)), "header"),
+    "entries of a zip": (lambda: _many_entries(100_000, 65_535), "members"),
+    "unclaimed entries of a zip": (lambda: _many_entries(100_000, 1), "directory"),
+    "entries of a tar": (lambda: gzip.compress(_many_files(50_000)), "one too many"),
+    "dictionary": (_large_dictionary, "memory"),
 }
 
 
 @pytest.mark.parametrize("name", ARCHIVES)
 def test_a_small_archive_costs_little_and_is_refused(tmp_path: Path, name: str) -> None:
-    content, reason = ARCHIVES[name]
+    made, reason = ARCHIVES[name]
+    content = made()
     store = AdapterStore(tmp_path, ())
     tracemalloc.start()
     try:
