@@ -80,8 +80,8 @@ def trial_balance(
 def transactions(
     session: Session, *, limit: int, tenant_id: str = "", search: str = ""
 ) -> list[dict[str, Any]]:
-    """The `limit` newest transactions with their entries. `search` is part of a reference, memo, kind or of a
-    tenant's name."""
+    """The `limit` newest transactions with their entries. `search` is part of a reference, memo, kind
+    or of a tenant's name."""
     query = select(_T, Tenant.name).outerjoin(Tenant, Tenant.id == _T.tenant_id)
     if tenant_id:
         query = query.where(_T.tenant_id == tenant_id)

@@ -20,6 +20,7 @@ COUNTED_BY = 10
 END_USER = 256
 CLIENT_REQUEST_ID = 200
 EVENT_SOURCE = 200  # of a CloudEvent
+DEDUPE = 200  # of a queued message's cause and target
 
 # By field of UsageEvent and OpenedRequest.
 EVENT = {

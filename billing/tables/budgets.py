@@ -7,6 +7,7 @@ from sqlalchemy import CheckConstraint, Index, String, Text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from billing.tables.columns import CURRENCY, ID, NAME
+from core import lengths
 from core.database import Base, BigKey, Json, Units, UtcDateTime
 
 
@@ -51,7 +52,7 @@ class OutboxMessage(Base):
     target: Mapped[str] = mapped_column(String(1024))
     subject: Mapped[str] = mapped_column(String(200))
     payload: Mapped[dict[str, Any]] = mapped_column(Json)
-    dedupe: Mapped[str] = mapped_column(String(200), unique=True)
+    dedupe: Mapped[str] = mapped_column(String(lengths.DEDUPE), unique=True)
     created_at: Mapped[datetime] = mapped_column(UtcDateTime)
     next_at: Mapped[datetime] = mapped_column(UtcDateTime)
     attempts: Mapped[int] = mapped_column(default=0)

@@ -5,6 +5,7 @@ import json
 import smtplib
 import threading
 from collections.abc import Iterator
+from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
@@ -141,6 +142,37 @@ def test_an_alert_goes_out_once_a_threshold_and_window(
     assert [each["threshold_percent"] for each in received] == [50, 80, 100]
     assert len(mailbox.mails) == 3
     assert "boss@example.com" in mailbox.mails[0]
+
+
+def test_long_addresses_with_the_same_beginning_are_each_told(deployment: Deployment) -> None:
+    """Their keys are of one length: PostgreSQL refuses a longer one."""
+    urls = tuple(f"https://hooks.example.com/{'a' * 300}/{n}" for n in range(3))
+    short = "https://hooks.example.com/b"
+    with deployment.database.transaction() as session:
+        queued = [
+            outbox.put(
+                session,
+                tenant_id="acme",
+                subject="s",
+                payload={},
+                dedupe="d" * 80,
+                webhooks=(*urls, short),
+                now=deployment.clock.now(),
+            )
+            for _ in range(2)
+        ]
+    assert queued == [4, 0]
+    with deployment.database.read() as session:
+        keys = session.scalars(select(OutboxMessage.dedupe)).all()
+    assert sorted(map(len, keys)) == [81 + len(short), 200, 200, 200]
+
+
+@pytest.mark.parametrize(
+    ("threshold", "refused"), [(0, True), (1, False), (1000, False), (1001, True)]
+)
+def test_a_threshold_is_1_to_1000_percent(lite: Deployment, threshold: int, refused: bool) -> None:
+    with pytest.raises(BadRequest, match="1 to 1000") if refused else nullcontext():
+        make(lite, thresholds=(threshold,))
 
 
 def test_what_cannot_be_sent_is_tried_again_and_given_up_on_the_record(lite: Deployment) -> None:

@@ -61,6 +61,7 @@ def test_the_lines_at_stripe_say_what_was_used_and_what_was_given(till: Till) ->
         bill = bill_of(session, invoice)
     assert [line.amount_minor for line in bill.lines][-2:] == [-200, -300]
     assert sum(line.amount_minor for line in bill.lines) == bill.due_minor == 700
+    assert [line.position for line in bill.lines] == [*range(1, len(bill.lines) + 1)]
     till.settle()
     assert till.stripe.books.all("invoice")[0]["total"] == 700
 

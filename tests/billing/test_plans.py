@@ -1,6 +1,7 @@
 """Plans, proration, commitments, taxes, credit notes, top-ups, and the printed page."""
 
 import itertools
+from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -250,6 +251,14 @@ def test_a_moved_anchor_makes_one_short_period_and_no_gap(lite: Deployment) -> N
     assert [f"{each.starts_at:%m-%d}" for each in found] == ["01-01", "02-01", "02-15"]
     for before, after in itertools.pairwise(found):
         assert before.ends_at == after.starts_at
+
+
+@pytest.mark.parametrize(("day", "refused"), [(0, True), (1, False), (31, False), (32, True)])
+def test_an_anchor_is_a_day_of_a_month(lite: Deployment, day: int, refused: bool) -> None:
+    with lite.database.transaction() as session:
+        account = accounts.lock_account(session, "acme")
+        with pytest.raises(BadRequest, match="1 to 31") if refused else nullcontext():
+            accounts.set_anchor(session, account, day, lite.clock.now())
 
 
 def test_a_plan_or_credit_in_another_currency_is_refused(lite: Deployment) -> None:
