@@ -170,6 +170,13 @@ def test_sums_by_batch_are_those_of_the_events(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("other", ["batch", "end_user"])  # from hourly sums, and from rows
+def test_usage_without_an_adapter_is_found_by_an_empty_name(bench: Bench, other: str) -> None:
+    found = bench.buckets("acme", width=Width.DAY, adapters=("",), group_by=(other,))
+    assert sum(row.counts["requests"] for _, _, row in found) == 8
+    assert bench.buckets("acme", width=Width.DAY, adapters=("one",), group_by=(other,)) == []
+
+
+@pytest.mark.parametrize("other", ["batch", "end_user"])  # from hourly sums, and from rows
 def test_sums_by_currency_are_what_was_charged(bench: Bench, other: str) -> None:
     found = bench.buckets("acme", width=Width.DAY, group_by=("currency", other))
     amounts: dict[str | None, int] = {}
