@@ -236,6 +236,11 @@ def test_the_audit_names_what_is_wrong(lite: Deployment) -> None:
     assert {events[2].request_id, events[4].request_id} <= named
     checks = {each.check for each in report.differences}
     assert {"charges/prices", "charges/ledger", "batches/events", "events/charges"} <= checks
+    (posting,) = [each for each in report.differences if each.check == "charges/ledger"]
+    with lite.database.read() as session:
+        mine = text("select request_id from charges where transaction_id = :id")
+        posted = session.scalars(mine, {"id": posting.message.split()[1]}).all()
+    assert sorted(posting.request_ids) == sorted(posted) != []
 
 
 def test_periods_start_at_midnight_of_the_tenants_zone(lite: Deployment) -> None:

@@ -66,6 +66,17 @@ def test_the_lines_at_stripe_say_what_was_used_and_what_was_given(till: Till) ->
     assert till.stripe.books.all("invoice")[0]["total"] == 700
 
 
+@pytest.mark.parametrize(("terms", "days"), [(0, 1), (1, 1), (30, 30), (None, 1)])
+def test_an_invoice_that_is_due_at_once_gives_the_provider_a_day(
+    till: Till, terms: int | None, days: int
+) -> None:
+    invoice = till.invoice(12)
+    assert invoice.final_at is not None
+    invoice.due_at = None if terms is None else invoice.final_at + timedelta(days=terms)
+    with till.deployment.database.read() as session:
+        assert bill_of(session, invoice).days_to_pay == days
+
+
 def test_an_invoice_of_many_lines_is_summed_for_stripe(till: Till) -> None:
     for number in range(300):
         used = till.deployment.event(project_id=f"p{number}", output_tokens=1_000_000)

@@ -137,6 +137,13 @@ def test_what_an_invoice_could_not_state_is_refused(
     assert [tuple(row) for row in found] in ([], [("Tollhouse", "", 1)])
 
 
+def test_a_logo_may_have_all_of_its_bytes(lite: Deployment) -> None:
+    full = png() + bytes(2**18 - len(png()))
+    change(lite, logo=full)
+    with pytest.raises(BadRequest, match="at most 256 KiB"):
+        change(lite, logo=full + b"0")
+
+
 def test_every_text_but_the_name_may_be_emptied(lite: Deployment) -> None:
     texts = ("address", "bank_details", "footer")
     change(lite, name="Tolls", **dict.fromkeys(texts, "x"))

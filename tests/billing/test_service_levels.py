@@ -10,7 +10,12 @@ from sqlalchemy import func, select
 from billing import service_rollups
 from billing.models import Charge, DailyService, HourlyService
 from billing.service_rollups import percentile
-from billing.tables.service import FIRST_COLUMNS, FIRST_TOKEN_MS, SPEED_COLUMNS
+from billing.tables.service import (
+    FIRST_COLUMNS,
+    FIRST_TOKEN_MS,
+    SPEED_COLUMNS,
+    TOKENS_A_SECOND,
+)
 from billing.usage_buckets import BucketQuery, Width, usage_buckets
 from core.tenants.scope import scope_of_operator
 from tests.billing.conftest import START, Deployment
@@ -100,3 +105,9 @@ def test_a_percentile_lies_in_the_class_of_the_true_one(values: list[int], share
 
 def test_no_answer_has_no_percentile() -> None:
     assert percentile([0, 0], [5], 0.5) is None
+
+
+def test_what_is_stored_keeps_its_meaning() -> None:
+    """Counts are stored by the number of their bucket, so its bounds never change."""
+    assert FIRST_TOKEN_MS == (50, 100, 150, 200, 300, 500, 750, 1000, 2000, 5000, 10_000)
+    assert TOKENS_A_SECOND == (5, 10, 20, 30, 50, 75, 100, 150, 200, 400)
