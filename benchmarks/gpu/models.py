@@ -94,6 +94,25 @@ DEEPSEEK_V3 = {
     "max_position_embeddings": 8192,
     "rms_norm_eps": 1e-6,
 }
+# E4B, with few layers, of which `num_kv_shared_layers` read the keys of those before.
+GEMMA3N = {
+    "architectures": ["Gemma3nForCausalLM"],
+    "model_type": "gemma3n_text",
+    "hidden_size": 2048,
+    "intermediate_size": 16384,
+    "num_hidden_layers": 3,
+    "num_kv_shared_layers": 0,
+    "layer_types": ["full_attention"] * 3,
+    "activation_sparsity_pattern": [0.95] * 3,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 256,
+    "sliding_window": 512,
+    "vocab_size": 262400,
+    "vocab_size_per_layer_input": 262144,
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-6,
+}
 # By the name of a format: kind of codes, bits, inputs of a scale (None: all), whether rows are rounded.
 CODES: dict[str, tuple[str, int, int | None, bool]] = {
     "int4": ("int", 4, 128, False),  # as AWQ, GPTQ and compressed-tensors store it

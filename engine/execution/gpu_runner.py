@@ -39,7 +39,7 @@ from engine.layers.logits import changes_logits, finish_logits
 from engine.layers.step import order_rows
 from engine.layers.transfer import on_device
 from engine.lora.gpu_adapters import GpuAdapters
-from engine.models.load import LoadedModel, refuse_on_gpu
+from engine.models.load import LoadedModel
 from engine.protocol import SamplingParams
 from engine.speculation.verify import sampled_rows, verified
 
@@ -69,7 +69,6 @@ class GpuRunner(ModelRunner):
 
     def __init__(self, config: EngineConfig, model: LoadedModel) -> None:
         spec, device = model.spec, model.device
-        refuse_on_gpu(spec)
         if device.type == "cuda":
             torch.cuda.set_device(device)  # Triton launches on the current one
         sized = config.num_blocks is not None or config.kv_memory_bytes is not None

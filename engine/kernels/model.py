@@ -5,6 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine.kernels.adapters.adapter_pages import AdapterTable
+from engine.kernels.altup.operations import StreamOperations
 from engine.kernels.attention_launch import Partials
 from engine.kernels.operations import Device, KernelOperations, SkinnyOperations
 from engine.kernels.pointwise_reference import Pairs
@@ -39,7 +40,7 @@ class KernelModel:
             all(isinstance(each, DenseLinear) for each in decoder.linears)
             and not any(block.mixture is not None for block in decoder.blocks)
             and spec.gated
-            and not (spec.layer_norm or spec.parallel)
+            and not (spec.layer_norm or spec.parallel or spec.streams)
         )
         self._device = Device(
             spec=spec,
@@ -58,6 +59,8 @@ class KernelModel:
         """Logits [sampled, vocab] in the model's dtype, before `finish_logits`, valid until the
         next call. `last`: the last sampled token of every sequence row."""
         tiles, lora = self.fused_tiles.get(step.tokens.shape[0]), step.lora
+        if self._device.spec.streams is not None:
+            return self._decoder(StreamOperations(self._device, step, last))
         # DoRA's factors, and an adapter's own table or head, have launches of their own.
         if tiles is None or (lora is not None and (lora.rescaled or lora.ends)):
             return self._decoder(KernelOperations(self._device, step, last))

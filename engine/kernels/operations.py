@@ -30,6 +30,7 @@ from engine.layers.operations import Attention, GatedSite, Site
 from engine.model_spec import ModelSpec
 from engine.quantization.device.linear import DeviceLinear
 from engine.quantization.device.mixture import DeviceMixture
+from engine.streams.steps import StreamSteps
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +74,8 @@ class KernelOperations:
 
     def embed(self, table: Embedding, scale: float, norm: RmsNorm | None) -> Residual:
         raw = self._step.tokens.long()
-        tokens = torch.where(raw < 0, self._last[(-1 - raw).clamp(min=0)], raw)
-        x = self._own_table(tokens, table(tokens))
+        self.tokens = torch.where(raw < 0, self._last[(-1 - raw).clamp(min=0)], raw)
+        x = self._own_table(self.tokens, table(self.tokens))
         if scale != 1.0:
             x *= scale
         return Residual(x if norm is None else rms_norm(x, norm))
@@ -109,23 +110,27 @@ class KernelOperations:
         )  # fmt: skip
 
     def attend(self, attention: Attention, qkv: Tensor, x: Residual) -> tuple[Tensor, Residual]:
-        device, step = self._device, self._step
-        if device.spec.latent is not None:
+        if self._device.spec.latent is not None:
             return self._attend_latent(attention, qkv), x
-        kv, scales = device.caches[attention.layer]
-        q = self._queries(attention, qkv)
+        return self._attended(attention, self._queries(attention, qkv)), x
+
+    def _attended(self, attention: Attention, q: Tensor) -> Tensor:
+        """Of queries as `_queries` gives them: [tokens, heads * dim]."""
+        device, step = self._device, self._step
+        kv, scales = device.caches[attention.source]
         # A mix leaves its padding alone: over the queries that is finite, in new memory it may not be.
         out = None if step.attention.mix is None else q
         y = paged_attention(
             q, kv, step.attention, attention.shape, scales=scales, sinks=attention.sinks,
             alibi=attention.alibi, out=out, partials=device.partials, splits=step.splits,
         )  # fmt: skip
-        return y.view(y.shape[0], -1), x
+        return y.view(y.shape[0], -1)
 
     def _queries(self, attention: Attention, qkv: Tensor) -> Tensor:
-        """[tokens, heads, dim], rotated; keys and values are written to the cache."""
+        """[tokens, heads, dim], rotated; keys and values, where the layer has any, are written to the
+        cache."""
         device = self._device
-        kv, scales = device.caches[attention.layer]
+        kv, scales = device.caches[attention.source]
         if device.spec.qkv_cap is not None:
             qkv.clamp_(-device.spec.qkv_cap, device.spec.qkv_cap)
         if attention.row_norms is not None:
@@ -135,7 +140,10 @@ class KernelOperations:
                 part.copy_(rms_norm(part, norm))
         angles = None if attention.rope is None else device.angles[attention.rope]
         step, norms = self._step.rotary, attention.head_norms
-        return rotary(qkv, kv, step, angles, norms, scales, pairs=device.pairs)
+        if norms is not None and attention.value_norm is not None:
+            norms = *norms, attention.value_norm
+        own = attention.source == attention.layer
+        return rotary(qkv, kv, step, angles, norms, scales, pairs=device.pairs, stored=own)
 
     def gate(self, site: GatedSite, x: Residual, norm: RmsNorm | None) -> Tensor:
         y = self._linear(site, self._normed(x, norm))
@@ -150,8 +158,8 @@ class KernelOperations:
             y.add_(x.summand)
         return Residual(x.total, y if norm is None else rms_norm(y, norm))
 
-    def token_ids(self) -> Tensor:
-        raise TypeError("the kernels have one residual stream")
+    def streams(self, x: Residual) -> "StreamSteps[Residual]":
+        raise TypeError("these operations have one residual stream")
 
     def widen(self, site: Site, x: Residual, norm: RmsNorm | None) -> Tensor:
         return activated(self._linear(site, self._normed(x, norm)), self._device.spec.activation)
@@ -174,11 +182,11 @@ class KernelOperations:
         """`sites`: of adapters, if any changes it."""
         arena, lora = self._device.arena, self._step.lora
         mlp = shared if isinstance(shared, Mlp) else shared.mlp
-        both = _product(mlp.gate_up, x)
+        both = product(mlp.gate_up, x)
         if sites is not None and lora is not None:
             lora_launch.add_lora(both, x, arena, sites[0], lora)
         inner = gated(both, gelu=self._device.spec.activation != "silu")
-        y = _product(mlp.down, inner)
+        y = product(mlp.down, inner)
         if sites is not None and lora is not None:
             lora_launch.add_lora(y, inner, arena, sites[1], lora)
         if isinstance(shared, SharedMlp):
@@ -186,7 +194,9 @@ class KernelOperations:
         return y
 
     def logits(self, head: Linear, x: Residual, norm: RmsNorm) -> Tensor:
-        h = self._normed(x, norm).index_select(0, self._step.sampled)
+        return self._head(head, self._normed(x, norm).index_select(0, self._step.sampled))
+
+    def _head(self, head: Linear, h: Tensor) -> Tensor:
         out = self._device.logits[: h.shape[0]]
         if isinstance(head, DeviceLinear):
             return self._own_head(h, quantized_linear(h, head, out))
@@ -233,12 +243,12 @@ class KernelOperations:
     def _linear(self, site: Site, x: Tensor) -> Tensor:
         device, lora = self._device, self._step.lora
         if lora is None or device.adapters is None:
-            return _product(site.linear, x)
+            return product(site.linear, x)
         pages = device.adapters.site(site.layer, site.name)
         arena = device.arena
         lengths = device.adapters.rescale(site.layer, site.name) if lora.rescaled else None
         if lengths is not None or lora_launch.fusable(pages, lora):
-            y = _product(site.linear, x)
+            y = product(site.linear, x)
             if lengths is not None:  # before the adapters' sums, which have the factors in them
                 rescale(y, arena, lengths, lora)
             lora_launch.add_lora(y, x, arena, pages, lora)
@@ -249,7 +259,7 @@ class KernelOperations:
             device.side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(device.side) if device.side is not None else nullcontext():
             lora_launch.shrink(x, arena, pages, lora, mid)
-        y = _product(site.linear, x)
+        y = product(site.linear, x)
         if device.side is not None:
             torch.cuda.current_stream().wait_stream(device.side)
         lora_launch.expand(y, mid, arena, pages, lora)
@@ -335,7 +345,7 @@ class SkinnyOperations(KernelOperations):
         return skinny_linear(rows, _dense(head).weight, self._tiles, norm=norm, out=out)
 
 
-def _product(linear: Linear, x: Tensor) -> Tensor:
+def product(linear: Linear, x: Tensor) -> Tensor:
     return quantized_linear(x, linear) if isinstance(linear, DeviceLinear) else linear(x)
 
 

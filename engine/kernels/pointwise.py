@@ -42,13 +42,14 @@ def rotary_kernel(
     qkv_stride, kv_block, kv_token, kv_head_stride, scale_block, scale_head, eps,
     Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HALF: tl.constexpr, HALF_PAD: tl.constexpr,
     TURNED: tl.constexpr, NEIGHBOURS: tl.constexpr, HEADS: tl.constexpr, PAGE: tl.constexpr,
-    NORM: tl.constexpr, MEAN: tl.constexpr, BY_HEAD: tl.constexpr, ROTATE: tl.constexpr,
-    KIND: tl.constexpr,
+    NORM: tl.constexpr, MEAN: tl.constexpr, BY_HEAD: tl.constexpr, OF_VALUES: tl.constexpr,
+    ROTATE: tl.constexpr, KIND: tl.constexpr,
 ):  # fmt: skip
     """One program handles one token and HEADS of its heads. Queries are written packed, keys and
     values into the cache at the token's slot (block * PAGE + offset; negative: not written), as codes
     and their scales where KIND (of `kv_codes`) says so. Query and key heads may be normed first
-    (Qwen3), less their MEAN and with weights BY_HEAD (Command R), and not be rotated (SmolLM3).
+    (Qwen3), less their MEAN and with weights BY_HEAD (Command R), and not be rotated (SmolLM3). Norms
+    OF_VALUES have no weights (Gemma 3n). With 0 KV_HEADS there are queries alone.
 
     A head has HALF pairs of values. A pair is two NEIGHBOURS, or one value of each half; of the
     first TURNED pairs only, which then make the beginning of the head."""
@@ -95,8 +96,12 @@ def rotary_kernel(
         k_high = tl.load(k_gain + step, mask=k_ok, other=0.0).to(tl.float32)
         gain_low = tl.where(is_query, q_low, k_low)
         gain_high = tl.where(is_query, q_high, k_high)
-        low = tl.where(is_value, low, c_low * scale * gain_low)
-        high = tl.where(is_value, high, c_high * scale * gain_high)
+        if OF_VALUES:
+            low = tl.where(is_value, c_low * scale, c_low * scale * gain_low)
+            high = tl.where(is_value, c_high * scale, c_high * scale * gain_high)
+        else:
+            low = tl.where(is_value, low, c_low * scale * gain_low)
+            high = tl.where(is_value, high, c_high * scale * gain_high)
     if ROTATE:
         angle = table + tl.load(positions + token).to(tl.int64) * (2 * HALF) + dims
         cos = tl.load(angle, mask=dims < HALF, other=0.0)[None, :]
@@ -141,20 +146,26 @@ def rotary_kernel(
 
 
 @triton.jit
-def gated_kernel(
-    out, gate_up, stride, WIDTH: tl.constexpr, BLOCK: tl.constexpr, GELU: tl.constexpr
-):
-    """out = act(gate) * up, where a row of `gate_up` is the gate followed by the up part."""
-    row = tl.program_id(0).to(tl.int64)
-    cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    ok = cols < WIDTH
-    gate = tl.load(gate_up + row * stride + cols, mask=ok, other=0.0).to(tl.float32)
-    up = tl.load(gate_up + row * stride + WIDTH + cols, mask=ok, other=0.0).to(tl.float32)
+def gate_activation(gate, GELU: tl.constexpr):
     if GELU:  # the tanh form: x * sigmoid(2 u), u = sqrt(2/pi) (x + 0.044715 x^3)
         inner = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
     else:
         inner = gate
-    result = gate / (1.0 + tl.exp(tl.minimum(-inner, 80.0))) * up
+    return gate / (1.0 + tl.exp(tl.minimum(-inner, 80.0)))
+
+
+@triton.jit
+def gated_kernel(
+    out, gates, ups, stride, up_stride,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, GELU: tl.constexpr,
+):  # fmt: skip
+    """out = act(gate) * up, of rows of gates and of what they are multiplied with."""
+    row = tl.program_id(0).to(tl.int64)
+    cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    ok = cols < WIDTH
+    gate = tl.load(gates + row * stride + cols, mask=ok, other=0.0).to(tl.float32)
+    up = tl.load(ups + row * up_stride + cols, mask=ok, other=0.0).to(tl.float32)
+    result = gate_activation(gate, GELU) * up
     tl.store(out + row * WIDTH + cols, result.to(out.dtype.element_ty), mask=ok)
 
 

@@ -5,7 +5,12 @@ from torch import Tensor
 
 from engine.kernels.kv_launch import of_kernels
 from engine.kernels.launch import power_of_two
-from engine.kernels.pointwise import activated_kernel, gated_kernel, rms_norm_kernel, rotary_kernel
+from engine.kernels.pointwise import (
+    activated_kernel,
+    gated_kernel,
+    rms_norm_kernel,
+    rotary_kernel,
+)
 from engine.kernels.pointwise_reference import HeadNorms, Pairs, RotaryStep
 from engine.layers.norm import LayerNorm, RmsNorm
 
@@ -37,24 +42,28 @@ def rotary(
     scales: Tensor | None = None,
     *,
     pairs: Pairs = Pairs(),
+    stored: bool = True,
 ) -> Tensor:
-    """`qkv` is [tokens, (heads + 2 kv heads) * dim]; `kv` [blocks, key heads and then value heads,
-    block size, dim], with `scales` without the last dimension if it has codes; `table` [positions, dim]
-    float32: cosines of each pair, then sines; None: nothing is rotated."""
+    """`qkv` is [tokens, (heads + 2 kv heads) * dim], without keys and values if not `stored`; `kv`
+    [blocks, key heads and then value heads, block size, dim], with `scales` without the last dimension
+    if it has codes; `table` [positions, dim] float32: cosines of each pair, then sines; None: nothing
+    is rotated."""
     cache = of_kernels(kv, scales)
     data, scale = cache.data, cache.scales
     _, cached, page, dim = kv.shape
+    cached = cached if stored else 0
     heads = qkv.shape[1] // dim - cached
     out = torch.empty(qkv.shape[0], heads, dim, dtype=qkv.dtype, device=qkv.device)
     groups = -(-(heads + cached) // HEADS_PER_PROGRAM)
     rotary_kernel[(qkv.shape[0], groups)](
         out, data, scale, qkv, step.positions, step.slots, qkv if table is None else table,
-        norms[0].weight if norms else qkv, norms[1].weight if norms else qkv,
+        norms[0].weight if norms else qkv, norms[:2][-1].weight if norms else qkv,
         qkv.stride(0), data.stride(0), data.stride(2), data.stride(1), scale.stride(0), scale.stride(1),
         norms[0].eps if norms else 0.0,
         TURNED=dim // 2 if pairs.turned is None else pairs.turned, NEIGHBOURS=pairs.neighbours,
         MEAN=norms is not None and isinstance(norms[0], LayerNorm),
         BY_HEAD=norms is not None and norms[0].weight.dim() > 1,
+        OF_VALUES=norms is not None and len(norms) > 2,
         Q_HEADS=heads, KV_HEADS=cached // 2, HALF=dim // 2, HALF_PAD=power_of_two(dim // 2),
         HEADS=HEADS_PER_PROGRAM, PAGE=page, NORM=norms is not None, ROTATE=table is not None,
         KIND=cache.kind, num_warps=2,
@@ -64,12 +73,19 @@ def rotary(
 
 def gated(gate_up: Tensor, gelu: bool = False) -> Tensor:
     """`gate_up` is [tokens, 2 * width]."""
-    tokens, width = gate_up.shape[0], gate_up.shape[1] // 2
-    out = torch.empty(tokens, width, dtype=gate_up.dtype, device=gate_up.device)
+    gate, up = gate_up.tensor_split(2, 1)
+    return gated_by(gate, up, gelu)
+
+
+def gated_by(gate: Tensor, up: Tensor, gelu: bool) -> Tensor:
+    """act(gate) * up, each [tokens, width] with a stride of its own."""
+    tokens, width = gate.shape
+    out = torch.empty(tokens, width, dtype=gate.dtype, device=gate.device)
     block = min(1024, power_of_two(width))
     gated_kernel[(tokens, -(-width // block))](
-        out, gate_up, gate_up.stride(0), WIDTH=width, BLOCK=block, GELU=gelu, num_warps=4
-    )
+        out, gate, up, gate.stride(0), up.stride(0),
+        WIDTH=width, BLOCK=block, GELU=gelu, num_warps=4,
+    )  # fmt: skip
     return out
 
 

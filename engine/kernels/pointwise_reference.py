@@ -8,7 +8,9 @@ from torch import Tensor
 from engine.layers.norm import LayerNorm, RmsNorm
 from engine.quantization.kv import quantise_heads
 
-HeadNorms = tuple[RmsNorm, ...]  # for query and key heads, before the rotation (Qwen3)
+HeadNorms = tuple[
+    RmsNorm, ...
+]  # for query and key heads, before the rotation (Qwen3), and for values
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,29 +54,32 @@ def rotary_reference(
     scales: Tensor | None = None,
     *,
     pairs: Pairs = Pairs(),
+    stored: bool = True,
 ) -> Tensor:
-    """Queries rotated, [tokens, heads, dim]; keys and values written into `kv` [blocks, key heads
-    and then value heads, block size, dim], as codes with `scales`. `table` is [positions, dim] float32:
-    cosines of each pair, then sines; None: nothing is rotated."""
+    """Queries rotated, [tokens, heads, dim]; with `stored`, keys and values behind them are written into
+    `kv` [blocks, key heads and then value heads, block size, dim], as codes with `scales`. `table` is
+    [positions, dim] float32: cosines of each pair, then sines; None: nothing is rotated."""
     _, cached, page, dim = kv.shape
+    cached = cached if stored else 0
     heads = qkv.shape[1] // dim - cached
     parts = qkv.reshape(len(qkv), -1, dim)
     q, k, v = torch.split(parts, [heads, cached // 2, cached // 2], 1)
     wide = q.float(), k.float()
     if norms is not None:
-        wide = rms_norm_reference(wide[0], norms[0]), rms_norm_reference(wide[1], norms[1])
+        wide = rms_norm_reference(wide[0], norms[0]), rms_norm_reference(wide[1], norms[:2][-1])
+        v = rms_norm_reference(v.float(), norms[2]) if len(norms) > 2 else v
     if table is not None:
         angle = table[step.positions.long()][:, None, :]
         wide = rotate(wide[0], angle, pairs), rotate(wide[1], angle, pairs)
-    kept = step.slots >= 0
+    kept = (step.slots >= 0) & stored
     blocks, places = (step.slots[kept] // page).long(), (step.slots[kept] % page).long()
-    stored = torch.cat((wide[1], v.float()), 1)[kept]
+    written = torch.cat((wide[1], v.float()), 1)[kept]
     if scales is not None:
-        codes, of_heads = quantise_heads(stored, kv.dtype == torch.float8_e4m3fn)
+        codes, of_heads = quantise_heads(written, kv.dtype == torch.float8_e4m3fn)
         kv.view(torch.uint8)[blocks, :, places] = codes
         scales[blocks, :, places] = of_heads
     else:
-        kv[blocks, :, places] = stored.to(kv.dtype)
+        kv[blocks, :, places] = written.to(kv.dtype)
     return wide[0].to(qkv.dtype)
 
 

@@ -23,6 +23,7 @@ from engine.layers.operations import Attention, GatedSite, Site
 from engine.layers.rotary import RotaryTables, rotate_
 from engine.layers.step import StepInputs
 from engine.model_spec import ModelSpec
+from engine.streams.steps import TorchSteps
 
 
 class CpuOperations:
@@ -49,8 +50,8 @@ class CpuOperations:
         x = x if scale == 1.0 else x * scale
         return x if norm is None else norm(x)
 
-    def token_ids(self) -> torch.Tensor:
-        return self._step.tokens
+    def streams(self, x: torch.Tensor) -> TorchSteps:
+        return TorchSteps(self, self._step.tokens, x, self._spec.activation)
 
     def project(self, site: Site, x: torch.Tensor, norm: RmsNorm | None) -> torch.Tensor:
         spec, h = self._spec, x if norm is None else norm(x)

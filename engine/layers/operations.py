@@ -2,7 +2,7 @@
 torch on a CPU (`cpu_operations.py`) and the kernels (`engine.kernels.operations`) implement it."""
 
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 
@@ -11,6 +11,9 @@ from engine.layers.embedding import Embedding
 from engine.layers.linear import GatedLinear, Linear
 from engine.layers.norm import RmsNorm
 from engine.model_spec import AttentionShape
+
+if TYPE_CHECKING:
+    from engine.streams.steps import StreamSteps
 
 X = TypeVar("X")  # the residual stream, in a form of the device's own
 
@@ -55,8 +58,8 @@ class Operations(Protocol[X]):
     def embed(self, table: Embedding, scale: float, norm: RmsNorm | None) -> X:
         """The rows of `table` for the step's tokens, times `scale`, and normed if `norm` is given."""
 
-    def token_ids(self) -> torch.Tensor:
-        """Of the step's rows."""
+    def streams(self, x: X) -> "StreamSteps[X]":
+        """Of a model with several residual streams, whose embedded tokens are `x`."""
 
     def project(self, site: Site, x: X, norm: RmsNorm | None) -> torch.Tensor:
         """norm(x) W^T: [tokens, out]; x W^T without a norm."""

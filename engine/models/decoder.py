@@ -15,7 +15,8 @@ from engine.models.experts import mixture
 from engine.models.latent import latent_attention
 from engine.models.linears import Matrix, embedding_and_head, gated_linear, linear
 from engine.models.weights import Weights
-from engine.streams.decoder import Halves, Streams
+from engine.streams.decoder import Streams
+from engine.streams.steps import Halves
 
 
 class Block:
@@ -139,10 +140,8 @@ class Decoder:
         """The logits of the step's sampled rows before `finish_logits`: [rows, vocab]. The one forward
         pass: devices differ in what their operations do, not in which there are."""
         x = do.embed(self.embedding, self._embedding_scale, self.embedding_norm)
-        if self.streams is not None:  # on a CPU alone, where the residual stream is a tensor
-            step = cast(Operations[torch.Tensor], do)
-            found = self.streams(step, cast(torch.Tensor, x), self._halves)
-            return step.logits(self.head, found, self.norm)
+        if self.streams is not None:
+            return do.logits(self.head, self.streams(do, x, self._halves), self.norm)
         for block in self.blocks:
             x = block(do, x)
         return do.logits(self.head, x, self.norm)

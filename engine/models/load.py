@@ -49,8 +49,6 @@ def load_model(
         native = spec.context
         spec = replace(spec, context=served_context(spec, config.max_context))
         device = choose_device(config.device)
-        if device.type != "cpu":
-            refuse_on_gpu(spec)
         spec = replace(spec, kv_sight=_checked_sight(config, spec, device))
         if check is not None:
             check(spec, path)
@@ -87,14 +85,6 @@ def _checked_sight(config: EngineConfig, spec: ModelSpec, device: torch.device) 
     if config.kv_heavy and any(spec.windows):
         raise ConfigError("kv_heavy is not served with layers that have a window: leave it out")
     return config.kv_sight_of_all
-
-
-def refuse_on_gpu(spec: ModelSpec) -> None:
-    """Raises ConfigError naming what the kernels do not compute."""
-    if spec.streams is not None:
-        raise ConfigError(
-            "a model with several residual streams is served on a CPU only: set device to cpu"
-        )
 
 
 def refuse_by_row(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> None:

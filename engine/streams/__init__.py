@@ -1,1 +1,1 @@
-"""Decoders with several residual streams (AltUp), as Gemma 3n's. On a CPU."""
+"""Decoders with several residual streams (AltUp), as Gemma 3n's."""

@@ -1,37 +1,21 @@
 """The forward pass over several residual streams, and its parts of the checkpoint."""
 
-import math
-from dataclasses import dataclass
-
 import torch
 
 from engine.layers.linear import Linear
 from engine.layers.norm import RmsNorm
-from engine.layers.operations import Attention, GatedSite, Operations, Site
+from engine.layers.operations import Operations, X
 from engine.model_spec import ModelSpec, StreamsSpec
 from engine.models.linears import Matrix, embedding, linear
 from engine.models.weights import Weights
+from engine.streams.steps import Halves
 from engine.streams.streams import Ends, LayerInputs, StreamLayer
-
-
-@dataclass(frozen=True, slots=True)
-class Halves:
-    """The attention and the MLP of a layer, with their norms."""
-
-    qkv: Site
-    attention: Attention
-    o: Site
-    gate_up: GatedSite
-    down: Site
-    norms: tuple[RmsNorm, RmsNorm, RmsNorm, RmsNorm]  # before and after attention, then the MLP
 
 
 class Streams:
     """Runs the layers of a decoder whose spec has `streams`."""
 
     def __init__(self, spec: ModelSpec, streams: StreamsSpec, weights: Weights) -> None:
-        self._activation = spec.activation
-        self._active = streams.active
         hidden, root, others = spec.hidden, spec.root, range(streams.count - 1)
 
         def matrix(name: str, width: int, out: int) -> Linear:
@@ -56,33 +40,24 @@ class Streams:
             _layer(spec, streams, f"{root}.layers.{n}", weights) for n in range(spec.layers)
         ]
 
-    def __call__(
-        self, do: Operations[torch.Tensor], x: torch.Tensor, blocks: list[Halves]
-    ) -> torch.Tensor:
-        """x: the embeddings of the step's tokens. The residual stream of the sampled rows: [rows,
-        hidden], before the last norm."""
-        inputs = self._inputs(do.token_ids(), x)
-        x = self._ends.streams(x)
+    def __call__(self, do: Operations[X], x: X, blocks: list[Halves]) -> X:
+        """x: the embeddings of the step's tokens. The residual stream before the last norm, perhaps of
+        the sampled rows alone."""
+        steps = do.streams(x)
+        inputs = steps.inputs(self._inputs)
+        streams = steps.begin(self._ends)
         for number, (block, layer) in enumerate(zip(blocks, self._layers, strict=True)):
-            before_attention, after_attention, before_mlp, after_mlp = block.norms
-            predicted = layer.predicted(x)
-            active = predicted[:, self._active].contiguous()
-            h = before_attention(active)
-            y, kept = do.attend(
-                block.attention, do.project(block.qkv, h, None), torch.arange(len(x))
-            )
-            if not len(kept):
-                return active[:0]
-            if len(kept) < len(x):
-                predicted, active, h, inputs = (
-                    each.index_select(0, kept) for each in (predicted, active, h, inputs)
+            predicted, h = steps.predict(layer, streams, block.norms[0])
+            y, kept = steps.attention(block, h)
+            if kept is not None:
+                predicted, h, inputs = (
+                    each.index_select(0, kept) for each in (predicted, h, inputs)
                 )
-            attended = do.add(block.o, y, active, after_attention)
-            joined = (attended + layer.beside(h)) * math.sqrt(0.5)
-            inner = do.gate(block.gate_up, joined, before_mlp)
-            x = layer.corrected(predicted, do.add(block.down, inner, joined, after_mlp))
-            x = layer.add_input(x, inputs[:, number], self._activation)
-        return self._ends.mean(x)
+            if not len(h):
+                return steps.end(self._ends, predicted)
+            streams = steps.change(layer, block, y, predicted, h)
+            streams = steps.add_input(layer, streams, inputs[:, number])
+        return steps.end(self._ends, streams)
 
 
 def _layer(spec: ModelSpec, streams: StreamsSpec, root: str, weights: Weights) -> StreamLayer:

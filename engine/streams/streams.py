@@ -15,7 +15,7 @@ from engine.layers.embedding import Embedding
 from engine.layers.linear import Linear, activate
 from engine.layers.norm import RmsNorm
 
-_LEAST_SQUARE = 1e-5  # of a stream's mean square, where it is divided by
+LEAST_SQUARE = 1e-5  # of a stream's mean square, where it is divided by
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,19 +27,20 @@ class Ends:
 
     def streams(self, x: torch.Tensor) -> torch.Tensor:
         """x [rows, hidden], and its products at the length of x."""
-        others = [_as_long_as(x, product(x)) for product in self.spread]
-        return torch.stack([x, *others], 1)
+        return torch.stack([x, *(_as_long_as(x, product(x)) for product in self.spread)], 1)
 
     def mean(self, x: torch.Tensor) -> torch.Tensor:
         """[rows, hidden]"""
         first = x[:, 0].contiguous()
+        if not len(x):
+            return first
         others = (product(x[:, n].contiguous()) for n, product in enumerate(self.gather, start=1))
         return torch.stack([first, *(_as_long_as(first, each) for each in others)]).mean(0)
 
 
 def _as_long_as(x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     length = x.square().mean(-1, keepdim=True).sqrt()
-    own = other.square().mean(-1, keepdim=True).clamp(min=_LEAST_SQUARE).sqrt()
+    own = other.square().mean(-1, keepdim=True).clamp(min=LEAST_SQUARE).sqrt()
     return other * length / own
 
 
@@ -56,9 +57,14 @@ class LayerInputs:
     def __call__(self, tokens: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """x: the embeddings of the tokens. [rows, layers, size]"""
         size = self.norm.weight.shape[0]
-        rows = self.table(torch.where(tokens < self.vocab, tokens, 0)) * self.scale
         projected = (self.product(x) * x.shape[-1] ** -0.5).view(len(x), -1, size)
-        return (self.norm(projected) + rows.view(len(x), -1, size)) * math.sqrt(0.5)
+        return self.joined(tokens, self.norm(projected))
+
+    def joined(self, tokens: torch.Tensor, projected: torch.Tensor) -> torch.Tensor:
+        """projected: the normed product [..., size]. [rows, layers, size]"""
+        rows = self.table(torch.where(tokens < self.vocab, tokens, 0)) * self.scale
+        rows = rows.view(len(tokens), -1, projected.shape[-1])
+        return (projected.view_as(rows) + rows) * math.sqrt(0.5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +104,10 @@ class StreamLayer:
         routed = F.linear(self.router_norm(x.contiguous()) / x.shape[-1], self.router)
         return torch.tanh(routed.float()).to(x.dtype)
 
-    def beside(self, x: torch.Tensor) -> torch.Tensor:
-        """x: the normed input of attention."""
-        return x + self.beside_norm(self.right(self.left(x)))
+    def joined(self, attended: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """What attention comes to [rows, hidden], with the product beside it of its normed input x."""
+        beside = x + self.beside_norm(self.right(self.left(x)))
+        return (attended + beside) * math.sqrt(0.5)
 
     def add_input(self, x: torch.Tensor, given: torch.Tensor, activation: str) -> torch.Tensor:
         """Adds the layer's own input [rows, size] to all streams but the first, in place."""

@@ -17,7 +17,7 @@ from transformers.models.gemma3n import modeling_gemma3n
 from engine.batch import StepBatch
 from engine.config import EngineConfig
 from engine.errors import AdapterError, CheckpointError, ConfigError
-from engine.models.load import load_model, refuse_on_gpu
+from engine.models.load import load_model
 from engine.models.registry import model_spec
 from tests.engine.checkpoints import (
     VOCAB,
@@ -215,8 +215,5 @@ def test_a_bad_configuration_is_refused(tmp_path: Path, fields: dict[str, Any], 
 
 
 def test_what_is_not_computed_is_refused_by_name(checkpoint: Path) -> None:
-    raw = json.loads((checkpoint / "config.json").read_text())
-    with pytest.raises(ConfigError, match="several residual streams is served on a CPU only"):
-        refuse_on_gpu(model_spec(raw))
     with pytest.raises(ConfigError, match="batch_invariant is not served with several residual"):
         load_model(EngineConfig(model=str(checkpoint), dtype="float32", batch_invariant=True))

@@ -21,7 +21,8 @@ LIBRARY = [
 # parts, for layers with a window and for the others. The top level has the file of receipts, which goes
 # on where a disk is full. `layers` and `scheduling` have positions that stay where others are dropped.
 # `decoding/grammar` bounds what grammars cost. `kernels` and `execution` have graphs of any mix of
-# decoding sequences and prompt chunks, and `execution` those of adapters with DoRA.
+# decoding sequences and prompt chunks, and `execution` those of adapters with DoRA. `streams` says what a
+# device does there, as a CPU does it; `kernels/altup` is how a GPU does.
 LIMITS = {
     "": 1345,
     "cache": 555,
@@ -31,6 +32,7 @@ LIMITS = {
     "execution": 1255,
     "kernels": 2055,
     "kernels/adapters": 880,
+    "kernels/altup": 370,
     "kernels/formats": 420,
     "kernels/latent": 260,
     "layers": 1780,
@@ -45,7 +47,7 @@ LIMITS = {
     "scheduling": 1235,
     "search": 300,
     "speculation": 730,
-    "streams": 200,
+    "streams": 255,
     "tiers": 740,
 }
 NO_CODE = {

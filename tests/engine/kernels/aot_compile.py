@@ -28,6 +28,7 @@ from engine.kernels import (
 )
 from engine.kernels.adapters import lora_launch, rescale_launch, skinny_lora_launch
 from engine.kernels.adapters.lora_reference import LoraSite, LoraStep
+from engine.kernels.altup import launch as altup_launch
 from engine.kernels.attention_reference import AttentionStep
 from engine.kernels.formats import experts_launch
 from engine.kernels.formats import launch as formats
@@ -43,6 +44,7 @@ from engine.quantization.device.linear import DeviceLinear
 from engine.quantization.device.matrix import DeviceMatrix, from_codes, from_floats, stacked
 from engine.quantization.device.mixture import DeviceMixture
 from engine.quantization.packed import Codes
+from engine.streams.streams import StreamLayer
 
 CODES = (torch.int8, torch.float8_e4m3fn)
 TARGET = GPUTarget("cuda", int(sys.argv[1]), 32)
@@ -243,6 +245,34 @@ def pointwise() -> None:
         pointwise_launch.activated(halves(4, 14336), activation)
 
 
+def altup(width: int, intermediate: int) -> None:
+    """Of several residual streams, as Gemma 3n has them; the last layers have queries alone."""
+    norm, x, none = RmsNorm(halves(width), 1e-6), halves(4, width), SimpleNamespace()
+    streams, product = halves(4, 4, width), halves(4, width)
+    for active, scale in ((0, norm.weight), (1, None)):
+        layer = StreamLayer(
+            active, norm, halves(4, width), halves(16, 4), halves(4, 4), scale, none, none, norm, none,
+            none, norm,
+        )  # fmt: skip
+        for added in (None, (x, norm)):
+            altup_launch.predict(layer, streams, norm, added)
+        altup_launch.correct(layer, product, norm, x, streams)
+    altup_launch.join(product, streams[:, 0], x, product, (norm, norm, norm))
+    altup_launch.gather(altup_launch.spread(x, halves(3, 4, width))[:, 0], halves(3, 4, width))
+    altup_launch.sparse_gated(halves(4, 2 * intermediate), 1.645, gelu=True)
+    of_head, angles = RmsNorm(halves(256), 1e-6), torch.zeros(64, 256)
+    step = RotaryStep(ints(4), ints(4))
+    for kind in (None, *CODES):
+        cache, scales = (
+            (halves(4, 4, 16, 256), None) if kind is None else of_codes(4, 4, 16, 256, kind)
+        )
+        pointwise_launch.rotary(
+            halves(4, 12 * 256), cache, step, angles, (of_head, of_head, of_head), scales
+        )
+    queries = halves(4, 8 * 256)
+    pointwise_launch.rotary(queries, cache, step, angles, (of_head,), scales, stored=False)
+
+
 def skinny() -> None:
     x, norm, first = halves(1, 4096), RmsNorm(halves(4096), 1e-5), skinny_launch.CANDIDATES[0]
     for tiles in skinny_launch.CANDIDATES:
@@ -386,6 +416,7 @@ if __name__ == "__main__":
         lengths(16)
         lengths(64)
         pointwise()
+        altup(2048, 16384)
         skinny()
         for rank, chunks in ((16, 2), (16, 16), (256, 4)):
             skinny_with_adapters(rank, chunks)

@@ -28,6 +28,11 @@ OTHERS = {
     "sum_choices_kernel",
     "rescale_kernel",
     "place_latent_kernel",
+    "predict_kernel",
+    "join_kernel",
+    "correct_kernel",
+    "lengthen_kernel",
+    "sparse_gated_kernel",
 }
 
 

@@ -146,6 +146,40 @@ def test_as_many_kernels_are_launched_as_the_table_says(
     assert found.total() == table()[name], dict(found)
 
 
+def of_streams(layers: int, sharing: int) -> GpuRunner:
+    """Of Gemma 3n's shape, sparse gates and full attention in every layer."""
+    changes = {
+        "num_hidden_layers": layers, "num_kv_shared_layers": sharing,
+        "layer_types": ["full_attention"] * layers, "activation_sparsity_pattern": [0.95] * layers,
+    }  # fmt: skip
+    model = models.random_model(models.GEMMA3N | changes, torch.bfloat16, sections.DEVICE)
+    return models.make_runner(model, 600, 64, slots=4, enable_lora=True, max_batch_tokens=512)
+
+
+def test_as_many_kernels_are_launched_in_a_layer_of_several_streams(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With keys of its own, and without any."""
+    monkeypatch.setattr(cuda_stand_in, "PROCESSORS", 132)
+    keys = GraphKey(16, 0), GraphKey(16, 4, RANK), GraphKey(128, 0, 0, 64)
+    with fake_device(monkeypatch) as launches:
+        found = {}
+        for layers, sharing in ((2, 0), (3, 0), (3, 1), (4, 2)):
+            runner = of_streams(layers, sharing)
+            found[layers, sharing] = [launched(runner, launches, key, False) for key in keys]
+    own = [more - less for less, more in zip(found[2, 0], found[3, 0], strict=True)]
+    sharing = [more - less for less, more in zip(found[3, 1], found[4, 2], strict=True)]
+    plain, adapted, _ = (each.total() for each in own)
+    assert [each.total() for each in sharing] == [plain, adapted, plain]
+    assert (
+        own[2].total() == plain + 1
+    )  # attention of prompt chunks beside that of decoding sequences
+    ends = found[2, 0][0].total() - 2 * plain
+    text = README.read_text(encoding="utf-8")
+    said = f"takes {plain} launches while it decodes, {adapted} with adapters, and a step {ends} beside"
+    assert said in text
+
+
 def test_as_many_kernels_are_launched_in_a_layer_of_latent_attention(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

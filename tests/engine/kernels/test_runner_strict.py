@@ -45,6 +45,13 @@ DEEPSEEK = {
     "n_shared_experts": 1, "moe_intermediate_size": 48, "norm_topk_prob": True,
     "routed_scaling_factor": 2.5, "scoring_func": "sigmoid", "topk_method": "noaux_tc",
 }  # fmt: skip
+GEMMA3N = {
+    "architectures": ["Gemma3nForCausalLM"], "model_type": "gemma3n_text", "head_dim": 16,
+    "num_hidden_layers": 4, "num_kv_shared_layers": 2, "sliding_window": 8,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "activation_sparsity_pattern": [0.9, 0.0, 0.0, 0.0], "hidden_size_per_layer_input": 16,
+    "vocab_size_per_layer_input": 900, "laurel_rank": 8, "altup_num_inputs": 3,
+}  # fmt: skip
 FAMILIES = {
     "llama": {},
     "qwen2": {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"},
@@ -64,6 +71,7 @@ FAMILIES = {
     "falcon": {"architectures": ["FalconForCausalLM"], "model_type": "falcon"},
     "cohere": {"architectures": ["CohereForCausalLM"], "model_type": "cohere", "use_qk_norm": True},
     "deepseek_v3": DEEPSEEK,
+    "gemma3n": GEMMA3N,
 }  # fmt: skip
 SAMPLING = {
     "greedy": {"temperature": 0.0},
@@ -249,6 +257,29 @@ def test_no_request_waits_for_a_kernel_to_compile(
         launch_adapter_steps(runner, handles)
     assert not device.variants - warm
     assert ("link_kernel" in device.kernels) == (fused and lora)
+
+
+@pytest.mark.parametrize("family", ["gemma3n", "deepseek_v3"])
+@pytest.mark.parametrize("lora", [False, True])
+def test_no_request_waits_for_a_kernel_of_its_family_to_compile(
+    device: Launches, family: str, lora: bool
+) -> None:
+    """Of several residual streams, and of latent attention."""
+    shape = SHAPE | FAMILIES[family]
+    model = models.random_model(shape, torch.bfloat16, sections.DEVICE)
+    runner = models.make_runner(
+        model, blocks=400, most_running=16, slots=2, enable_lora=lora, max_batch_tokens=512
+    )
+    runner.warm_up()
+    warm = set(device.variants)
+    launch_steps(runner)
+    params = SamplingParams(max_tokens=9, temperature=0.0)
+    for tokens in (1, 2, 16, 17, 255, 256):
+        many = [row(n, [5] * tokens, 0, params, blocks=[n] * 20) for n in range(2)]
+        runner.launch(StepBatch(many))
+    if lora:
+        launch_adapter_steps(runner, load_adapters(runner, model.spec))
+    assert not device.variants - warm
 
 
 def test_the_pool_leaves_room_for_what_the_largest_step_takes(

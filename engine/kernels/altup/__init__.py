@@ -1,0 +1,1 @@
+"""Several residual streams on a GPU."""
