@@ -28,6 +28,7 @@ from engine.layers.linear import DenseLinear, Linear
 from engine.layers.norm import RmsNorm
 from engine.layers.operations import Attention, GatedSite, Site
 from engine.model_spec import ModelSpec
+from engine.models.experts import AnyMixture
 from engine.quantization.device.linear import DeviceLinear
 from engine.quantization.device.mixture import DeviceMixture
 from engine.streams.steps import StreamSteps
@@ -164,7 +165,8 @@ class KernelOperations:
     def widen(self, site: Site, x: Residual, norm: RmsNorm | None) -> Tensor:
         return activated(self._linear(site, self._normed(x, norm)), self._device.spec.activation)
 
-    def mix(self, mixture: DeviceMixture, x: Residual, norm: RmsNorm | None) -> Residual:
+    def mix(self, mixture: AnyMixture, x: Residual, norm: RmsNorm | None) -> Residual:
+        assert isinstance(mixture, DeviceMixture)
         h, lora, changes, sites = self._normed(x, norm), self._step.lora, None, None
         table = None if self._device.adapters is None else self._device.adapters.experts
         if table is not None and lora is not None and lora.slots is not None:

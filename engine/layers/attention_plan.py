@@ -67,9 +67,8 @@ class Tile:
     keys: torch.Tensor
     starts: torch.Tensor
     newest: torch.Tensor
-    prefix_length: int | None = (
-        None  # for one query that sees a prefix of the positions: its length
-    )
+    # For one query that sees a prefix of the positions: its length.
+    prefix_length: int | None = None
     gaps: bool = False  # between the blocks that are gathered, other than those of a sight
     observed: Observed | None = None
 

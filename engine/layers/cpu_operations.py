@@ -1,5 +1,7 @@
 """The operations of a step on a CPU, by torch."""
 
+from typing import TYPE_CHECKING
+
 import torch
 
 from engine.dense.pointwise import is_compiled, place_
@@ -25,6 +27,9 @@ from engine.layers.step import StepInputs
 from engine.model_spec import ModelSpec
 from engine.streams.steps import TorchSteps
 
+if TYPE_CHECKING:
+    from engine.models.experts import AnyMixture
+
 
 class CpuOperations:
     """Implements `Operations`. The residual stream is a tensor, [rows, hidden].
@@ -38,9 +43,8 @@ class CpuOperations:
         self._step = step
         self._lora = step.all_rows.lora
         self._angles = step.angles
-        self.pooled: torch.Tensor | None = (
-            None  # states of pooled tokens, in the order of their rows
-        )
+        # States of pooled tokens, in the order of their rows.
+        self.pooled: torch.Tensor | None = None
         self.states: torch.Tensor | None = None  # that the logits are computed from
 
     def embed(self, table: Embedding, scale: float, norm: RmsNorm | None) -> torch.Tensor:
@@ -169,7 +173,8 @@ class CpuOperations:
         self._lora.add_(site.layer, site.name, y, out)
         return out
 
-    def mix(self, mixture: Mixture, x: torch.Tensor, norm: RmsNorm | None) -> torch.Tensor:
+    def mix(self, mixture: "AnyMixture", x: torch.Tensor, norm: RmsNorm | None) -> torch.Tensor:
+        assert isinstance(mixture, Mixture)
         if not x.shape[0]:
             return x
         h, changes = x if norm is None else norm(x), self._inside(mixture.layer)

@@ -2,7 +2,7 @@
 torch on a CPU (`cpu_operations.py`) and the kernels (`engine.kernels.operations`) implement it."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import torch
 
@@ -13,6 +13,7 @@ from engine.layers.norm import RmsNorm
 from engine.model_spec import AttentionShape
 
 if TYPE_CHECKING:
+    from engine.models.experts import AnyMixture
     from engine.streams.steps import StreamSteps
 
 X = TypeVar("X")  # the residual stream, in a form of the device's own
@@ -77,8 +78,8 @@ class Operations(Protocol[X]):
     def add(self, site: Site, y: torch.Tensor, x: X, norm: RmsNorm | None) -> X:
         """x + y W^T; the product is normed first if `norm` is given. May change `x`."""
 
-    def mix(self, mixture: Any, x: X, norm: RmsNorm | None) -> X:
-        """x + the mixture of experts of norm(x): `layers.experts.Mixture`, or that of a GPU."""
+    def mix(self, mixture: "AnyMixture", x: X, norm: RmsNorm | None) -> X:
+        """x + the mixture of experts of norm(x), which is of this device."""
 
     def logits(self, head: Linear, x: X, norm: RmsNorm) -> torch.Tensor:
         """norm(x) W^T of the sampled rows, before the model's scale and soft cap: [sampled, vocab]."""

@@ -8,10 +8,10 @@ from engine.models.linears import Matrix, gated_linear, linear
 from engine.models.weights import Weights
 from engine.quantization.device.mixture import DeviceMixture
 
+AnyMixture = Mixture | DeviceMixture  # on a CPU, and on a GPU
 
-def mixture(
-    spec: ModelSpec, experts: ExpertsSpec, layer: int, weights: Weights
-) -> Mixture | DeviceMixture:
+
+def mixture(spec: ModelSpec, experts: ExpertsSpec, layer: int, weights: Weights) -> AnyMixture:
     """`layer`: the number of the decoder layer. Router and gate of the shared expert stay floats.
 
     Raises CheckpointError naming the tensor that is missing or of another shape.

@@ -23,6 +23,7 @@ from engine.layers.operations import GatedSite, Site
 from engine.layers.rotary import rotary_tables
 from engine.layers.step import StepInputs, StepPlanner
 from engine.model_spec import ModelSpec
+from engine.models.experts import AnyMixture
 from engine.models.load import load_model
 from engine.models.tokenizer_file import tokenizer_json
 from engine.protocol import SamplingParams
@@ -60,7 +61,8 @@ class InputRecorder(CpuOperations):
         self._note(site.layer, site.name, y)
         return super().add(site, y, x, norm)
 
-    def mix(self, mixture: Mixture, x: torch.Tensor, norm: RmsNorm | None) -> torch.Tensor:
+    def mix(self, mixture: AnyMixture, x: torch.Tensor, norm: RmsNorm | None) -> torch.Tensor:
+        assert isinstance(mixture, Mixture)
         self._note(mixture.layer, "experts", x if norm is None else norm(x))
         return super().mix(mixture, x, norm)
 
