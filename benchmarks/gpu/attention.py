@@ -11,11 +11,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from benchmarks.gpu.ceilings import Ceilings
 from benchmarks.gpu.figures import figure, say
 from benchmarks.gpu.timing import median_ms
-from engine.kernels.attention_launch import Tiles, choose_splits, paged_attention
+from engine.kernels.attention_launch import Tiles, choose_splits, latent_group, paged_attention
 from engine.kernels.attention_reference import AttentionStep
 from engine.model_spec import AttentionShape
 
 HEADS, KV_HEADS, DIM, PAGE = 32, 8, 128, 16
+LATENT_HEADS, LATENT, ROTATED = 128, 512, 64
 SHAPE = AttentionShape(DIM**-0.5)
 
 
@@ -24,6 +25,12 @@ def measure(ceilings: Ceilings) -> None:
         _prefill(length)
     for sequences, keys in ((64, 2048), (8, 8192), (1, 8192)):
         _decode(sequences, keys, ceilings)
+
+
+def measure_latent(ceilings: Ceilings) -> None:
+    """At DeepSeek V3's size: all heads read one vector of a position, as key and as value."""
+    for sequences, keys in ((64, 4096), (8, 8192), (1, 8192)):
+        _decode_latent(sequences, keys, ceilings)
 
 
 def tune() -> None:
@@ -97,6 +104,27 @@ def _decode(sequences: int, keys: int, ceilings: Ceilings) -> None:
         f"gpu_attention_decode_{sequences}x{keys}", moved / ours / 1e6, "GB/s",
         peer="torch flash SDPA", peer_value=moved / theirs / 1e6, at_least=0.95, aim=1.0,
         settings={"splits": splits, "share_of_copy": round(moved / ours * 1e3 / ceilings.copy, 3)},
+    )  # fmt: skip
+
+
+def _decode_latent(sequences: int, keys: int, ceilings: Ceilings) -> None:
+    pages = sequences * keys // PAGE
+    data = torch.randn(pages, 1, PAGE, LATENT + ROTATED, dtype=torch.bfloat16, device="cuda")
+    tables = torch.randperm(pages, device="cuda").int().view(sequences, -1)
+    q = torch.randn(sequences, LATENT_HEADS, LATENT + ROTATED, dtype=torch.bfloat16, device="cuda")
+    step, out = _step(tables, keys, 1), torch.empty_like(q)[..., :LATENT]
+    processors = torch.cuda.get_device_properties("cuda").multi_processor_count
+    programs = LATENT_HEADS // latent_group(LATENT_HEADS, codes=False)
+    splits = choose_splits(sequences, programs, keys, processors)
+    ms = median_ms(
+        lambda: paged_attention(q, data, step, SHAPE, rotated=ROTATED, out=out, splits=splits)
+    )
+    moved = data.nbytes
+    work = 2 * sequences * keys * LATENT_HEADS * (2 * LATENT + ROTATED)
+    figure(
+        f"gpu_latent_attention_decode_{sequences}x{keys}", moved / ms / 1e6, "GB/s",
+        peer="measured copy bandwidth", peer_value=ceilings.copy / 1e9, at_least=0.3, aim=0.6,
+        settings={"splits": splits, "heads": LATENT_HEADS, "tflops": round(work / ms / 1e9, 1)},
     )  # fmt: skip
 
 

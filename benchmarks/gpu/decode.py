@@ -84,7 +84,8 @@ def alone(name: str, model: LoadedModel, runner: GpuRunner, ceilings: Ceilings, 
     ms = decoding.step_ms()
     decoding.finish()
     spec = model.spec
-    keys = spec.layers * 2 * spec.kv_width * (context + 100) * model.dtype.itemsize
+    cached = spec.cached_layers * spec.cached_heads * spec.head_dim
+    keys = cached * (context + 100) * model.dtype.itemsize
     moved = read_once(model) + keys
     figure(
         f"gpu_decode_alone_{name}", moved / ms * 1e3 / 1e12, "TB/s",

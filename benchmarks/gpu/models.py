@@ -8,8 +8,10 @@ from torch import Tensor
 from engine.config import EngineConfig
 from engine.execution.gpu_runner import GpuRunner
 from engine.layers.adapter_extras import AdapterExtras
+from engine.layers.latent import LatentOutput, LatentQkv
 from engine.layers.linear import DenseLinear
 from engine.layers.matrices import PARTS, SITE_OF, latent_shapes, part_shape
+from engine.layers.norm import RmsNorm
 from engine.lora.adapter_files import AdapterWeights
 from engine.model_spec import ModelSpec
 from engine.models.decoder import Decoder
@@ -212,13 +214,23 @@ def random_adapter(spec: ModelSpec, rank: int, seed: int, dtype: torch.dtype) ->
 
 def read_once(model: LoadedModel) -> int:
     """Bytes of weights that a decoding step of one token must read."""
-    linears = model.decoder.linears
+    linears, absorbed = [], 0
+    for each in model.decoder.linears:
+        if isinstance(each, LatentQkv):
+            linears += [*(q for q in each.queries if not isinstance(q, RmsNorm)), each.keys]
+        elif isinstance(each, LatentOutput):
+            linears.append(each.output)
+        else:
+            linears.append(each)
+        if isinstance(each, LatentQkv | LatentOutput):
+            absorbed += each.absorbed.nbytes
     dense = [each for each in linears if isinstance(each, DenseLinear)]
     coded = [part for each in linears if isinstance(each, DeviceLinear) for part in each.parts]
     mixtures = [
         block.mixture for block in model.decoder.blocks if isinstance(block.mixture, DeviceMixture)
     ]
-    read = sum(each.weight.nbytes for each in dense) + sum(part.bytes for part in coded)
+    read = absorbed + sum(each.weight.nbytes for each in dense)
+    read += sum(part.bytes for part in coded)
     return read + sum(each.bytes * each.active // each.count for each in mixtures)
 
 

@@ -83,6 +83,12 @@ def _one(state: Any, name: str, shape: dict[str, Any], stored: str) -> None:
     decode.alone(name, model, runner, state.ceilings, aim=0.6)
 
 
+def _latent(state: Any) -> None:
+    """DeepSeek V3's attention: alone, and in three layers that decode."""
+    attention.measure_latent(state.ceilings)
+    _one(state, "deepseek_v3_three_layers", models.DEEPSEEK_V3, "")
+
+
 def _tune(state: Any) -> None:
     attention.tune()
 
@@ -97,5 +103,6 @@ SECTIONS: list[tuple[str, float, Callable[[Any], None]]] = [
     ("large", 120, _large),
     ("formats", 90, _formats),
     ("experts", 90, _experts),
+    ("latent", 60, _latent),
     ("tune", 90, _tune),
 ]

@@ -89,6 +89,18 @@ def test_the_benchmarks_work_runs_through_the_engine(monkeypatch: pytest.MonkeyP
     assert models.read_once(model) == 4 * (qkv + o + mlp + head)
 
 
+def test_a_token_of_a_model_with_latent_attention_reads_its_weights_once() -> None:
+    """What is absorbed is as large as the matrix that it comes from."""
+    shape = models.DEEPSEEK_V3 | {
+        "hidden_size": 40, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4,
+        "num_key_value_heads": 4, "q_lora_rank": 24, "kv_lora_rank": 32, "qk_nope_head_dim": 12,
+        "qk_rope_head_dim": 8, "v_head_dim": 10, "vocab_size": 90, "max_position_embeddings": 64,
+    }  # fmt: skip
+    model = models.random_model(shape, torch.float32, torch.device("cpu"))
+    attention = 40 * 24 + 24 * 4 * 20 + 40 * 40 + 4 * (12 + 10) * 32 + 4 * 10 * 40
+    assert models.read_once(model) == 4 * (attention + 3 * 48 * 40 + 90 * 40)
+
+
 def test_decoding_steps_with_adapters() -> None:
     decode = pytest.importorskip("benchmarks.gpu.decode")
     model = models.random_model(TINY, torch.float32, torch.device(DEVICE))

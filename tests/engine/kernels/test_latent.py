@@ -8,19 +8,24 @@ import pytest
 import torch
 from torch import Tensor
 
+from engine.config import EngineConfig
+from engine.execution.cpu_runner import load_runner
 from engine.kernels.attention_reference import AttentionStep, paged_attention_reference
 from engine.kernels.mixed import Mix, MixLimits
 from engine.kernels.pointwise_reference import RotaryStep
 from engine.layers.norm import RmsNorm
+from engine.loop import Engine
 from engine.model_spec import AttentionShape
 from tests.engine.checkpoints import (
     VOCAB,
     adapted_reference,
     reference,
+    reference_greedy,
     reference_logits,
     save_adapter,
 )
 from tests.engine.driver import greedy
+from tests.engine.helpers import ask, run_until_idle
 from tests.engine.test_experts import save_checkpoint, some_ids
 from tests.engine.test_inner_adapters import ATTENTION
 
@@ -31,7 +36,7 @@ from engine.kernels import attention_launch
 from engine.kernels.latent.launch import Rows, by_head, place_latent
 from engine.kernels.latent.reference import by_head_reference, place_latent_reference
 
-from .formats.device_driver import assert_answers, device_driver, likely, stand_in
+from .formats.device_driver import SETTINGS, assert_answers, device_driver, likely, stand_in
 from .test_attention import make_step as attention_step
 from .test_attention import random_codes
 from .test_lora import make_site, make_step
@@ -215,3 +220,24 @@ def test_adapters(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         torch.testing.assert_close(ours, logits.log_softmax(-1), atol=3e-4, rtol=0)
     for n, ours in enumerate(found):
         assert all((ours[0] - other[0]).abs().max() > 0.01 for other in found[:n])
+
+
+def test_a_prefix_is_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the whole engine: the second prompt has latent vectors that the first one left, and its own."""
+    checkpoint = save_checkpoint(tmp_path, "deepseek-v3", num_hidden_layers=2)
+    first, model = some_ids(37), reference(checkpoint)
+    second = first[:25] + some_ids(9)
+    config = EngineConfig(
+        model=str(checkpoint), num_blocks=40, block_size=8, speculation="off", enable_lora=False,
+        **{name: SETTINGS[name] for name in ("device", "dtype", "max_batch_tokens", "max_running")},
+    )  # fmt: skip
+    with stand_in(monkeypatch):
+        engine = Engine(config, load_runner(config))
+        for name, prompt in (("first", first), ("second", second), ("again", first)):
+            engine.submit(ask(name, prompt, 4), "g")
+            found = run_until_idle(engine)
+            expected = reference_greedy(model, prompt, 4)
+            assert found.tokens[name, 0] == expected
+            cached = {"first": 0, "second": 24, "again": 32}[name]
+            assert found.receipts[name].cached == cached
+        engine.check_integrity()
