@@ -170,7 +170,6 @@ def _check_heavy(config: EngineConfig) -> None:
             f"a block has {config.block_size} positions: raise it",
         ),
         (config.batch_invariant, "so is batch_invariant: leave one of them out"),
-        (bool(config.overlap), "so is overlap: leave one of them out"),
     ):
         if fault:
             raise ConfigError(f"kv_heavy is set ({config.kv_heavy}), and {instead}")

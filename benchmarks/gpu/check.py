@@ -15,7 +15,7 @@ from benchmarks.gpu import check_adapters, check_latent, models
 from benchmarks.gpu.figures import figure, say
 from benchmarks.gpu.models import LLAMA_8B
 from benchmarks.gpu.timing import run_section
-from engine.kernels import attention_launch, pointwise_launch, sampling_launch, skinny_launch
+from engine.kernels import attention_launch, pointwise_launch, skinny_launch
 from engine.kernels import pointwise_reference as plain
 from engine.kernels.adapters import lora_launch, skinny_lora_launch
 from engine.kernels.adapters.adapter_pages import AdapterTable, pack_adapter
@@ -26,7 +26,8 @@ from engine.kernels.formats import experts_launch
 from engine.kernels.formats import launch as formats
 from engine.kernels.launch import MAX_ROWS
 from engine.kernels.mixed import Mix, MixLimits
-from engine.kernels.sampling_reference import sample_reference
+from engine.kernels.sampler import launch as sampling_launch
+from engine.kernels.sampler.reference import sample_reference
 from engine.layers.matrices import PARTS, SITES, part_shape
 from engine.layers.norm import RmsNorm
 from engine.model_spec import AttentionShape

@@ -61,14 +61,14 @@ class StepGraphs:
 
     def key_of(self, step: HostStep) -> GraphKey | None:
         """The smallest graph that can replay this step: None if there is none so large, if nothing is
-        sampled, or with adapters of experts, of the token table or of the head."""
+        sampled, a prompt is observed, or with adapters of experts, of the token table or of the head."""
         lora, adapters, rank = step.lora, 0, 0
         if lora is not None:
             if lora.chunk_rows != CHUNK_ROWS or lora.slots is not None or lora.ends:
                 return None
             adapters, rank = len({slot for slot, _, _ in lora.chunks.tolist()}), lora.max_rank
         sampled, sequences = len(step.sampled), len(step.table_rows)
-        if not sampled:
+        if not sampled or step.observed:
             return None
         if step.decodes == sequences:
             key = self.key(sequences, adapters, rank)

@@ -30,9 +30,16 @@ from engine.kernels.attention_launch import (
     max_partials,
     mix_limits,
 )
+from engine.kernels.attention_reference import Answers
 from engine.kernels.launch import MAX_ROWS
 from engine.kernels.model import KernelModel
-from engine.kernels.sampling_launch import LastTokens, sample
+from engine.kernels.observed import (
+    OBSERVING_BYTES,
+    Observations,
+    one_sight_each,
+    with_attention,
+)
+from engine.kernels.sampler.launch import LastTokens, sample
 from engine.kernels.sequence_rows import SequenceRows
 from engine.kernels.step import DeviceStep, HostStep, StepBuffer, host_step
 from engine.layers.logits import changes_logits, finish_logits
@@ -59,6 +66,7 @@ class GpuStep:
     # Logits of the rows and their sequence rows, while the step is not sampled yet.
     logits: tuple[Tensor, Tensor] | None = None
     loads: Tensor | None = None  # rows that each expert has computed so far
+    attention: dict[int, Tensor] = field(default_factory=dict)  # of prompts that it ends
 
 
 class GpuRunner(ModelRunner):
@@ -97,10 +105,15 @@ class GpuRunner(ModelRunner):
         )
         rows = 2 * config.max_running
         width = -(-spec.context // config.block_size) + 1
-        self._rows = SequenceRows(rows)
+        answers = None
+        if config.kv_heavy:
+            answers = Answers(config.kv_sight, width, config.kv_heavy // config.block_size)
+            width += 2 + 2 * answers.blocks
+        self._rows = SequenceRows(rows, answers)
+        self._observations = Observations(config.block_size, device)
         self._tables = torch.zeros(rows, width, dtype=torch.int32, device=device)
         self._last = torch.zeros(rows, dtype=torch.int64, device=device)
-        self._buffer = StepBuffer(config.max_batch_tokens, config.max_running, device)
+        self._buffer = StepBuffer(config.max_batch_tokens, config.max_running, device, answers)
         self._graphs = StepGraphs(
             config.max_running,
             config.max_batch_tokens,
@@ -122,7 +135,7 @@ class GpuRunner(ModelRunner):
             self.pool.copy(batch.copies)
         if not batch.rows:
             return GpuStep([])
-        decodes, prefills = order_rows(batch.rows)
+        decodes, prefills = order_rows(one_sight_each(batch.rows))
         rows = decodes + prefills
         logits, of_sequences = self._run(decodes, prefills)
         rows_to_sample = [row for row in rows if row.sample]
@@ -131,6 +144,7 @@ class GpuRunner(ModelRunner):
             loads = self._loads.copied()
             return GpuStep([], done=self._completion_event(), loads=loads)
         step = GpuStep(rows_to_sample, logits=(logits, of_sequences), loads=self._loads.copied())
+        step.attention = self._observations.take(rows_to_sample)
         if any(self._sampled_later(row) for row in rows_to_sample):
             self._unsampled = step
         else:
@@ -148,7 +162,8 @@ class GpuRunner(ModelRunner):
         if ticket.choice is None:
             return []
         found = host_samples(ticket.sampled_rows, ticket.choice)
-        return self._sampler.accept(ticket.rows, verified(ticket.rows, found))
+        sampled = self._sampler.accept(ticket.rows, verified(ticket.rows, found))
+        return with_attention(sampled, ticket.attention)
 
     def _sampled_later(self, row: Row) -> bool:
         """Whether the row's sampling must know the id that the step before samples. Such a step is
@@ -205,6 +220,7 @@ class GpuRunner(ModelRunner):
 
     def forget(self, seq: int) -> None:
         self._rows.forget(seq)
+        self._observations.forget(seq)
         self._sampler.forget(seq)
 
     def _run(self, decodes: list[Row], prefills: list[Row]) -> tuple[Tensor, Tensor]:
@@ -215,7 +231,7 @@ class GpuRunner(ModelRunner):
             where = on_device(changes, self._device, torch.int64).unbind(1)
             self._tables[where[0], where[1]] = where[2].int()
         step = host_step(decodes, prefills, sequence_rows, self.pool.block_size)
-        step = self.adapters.add_to(step, rows)
+        step = replace(self.adapters.add_to(step, rows), observed=self._observations.of(rows))
         key = self._graphs.key_of(step)
         if key is None:
             device_step = self._send(step)
@@ -302,6 +318,7 @@ def reserved_bytes(config: EngineConfig, model: LoadedModel) -> int:
         peak += torch.cuda.max_memory_allocated(device) - before
     del runner
     torch.cuda.empty_cache()
+    peak += OBSERVING_BYTES if config.kv_heavy else 0
     return peak + _SAMPLING_COPIES * config.max_running * model.spec.vocab * 4
 
 

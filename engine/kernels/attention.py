@@ -63,16 +63,17 @@ def _columns(place, key_ok, dim_ok, MASKED: tl.constexpr, WHOLE: tl.constexpr):
 @triton.jit
 def _attend(
     acc, peak, total, q, q_turned, k_base, v_base, k_scales, v_scales, table,
-    slope, position, low, begin, end, scale, stride_block, stride_token, scale_block,
+    slope, position, low, reach, begin, end, scale, stride_block, stride_token, scale_block,
     HEAD_DIM: tl.constexpr, HEAD_PAD: tl.constexpr, TILE: tl.constexpr, PAGE: tl.constexpr,
     WINDOW: tl.constexpr, FIRST: tl.constexpr, SOFTCAP: tl.constexpr, KIND: tl.constexpr,
     ALIBI: tl.constexpr, ROTATED: tl.constexpr, ROTATED_PAD: tl.constexpr,
-    PRECISION: tl.constexpr, MASKED: tl.constexpr,
+    PRECISION: tl.constexpr, MASKED: tl.constexpr, APART: tl.constexpr = 0,
 ):  # fmt: skip
     """Online softmax over the keys [begin, end); unmasked tiles must be visible to every row. Keys
     before `low` are not read: their blocks may belong to another sequence by now. `KIND` is one of
     `kv_codes`; scales are read with codes alone. `slope` is read with ALIBI alone: 1 is for biases by
-    the distance of a key, 2 for those of Falcon, by its position and rounded to bfloat16.
+    the distance of a key, 2 for those of Falcon, by its position and rounded to bfloat16. With a WINDOW a
+    query sees `reach` keys. With blocks APART, `table` has so many, then their numbers in the sequence.
 
     With ROTATED values a key is a latent vector and so many values behind it, and the latent vector is
     its value too, which is read once for both."""
@@ -124,15 +125,20 @@ def _attend(
         if SOFTCAP > 0:  # tanh by exp; `scale` does not include log2(e) yet
             steep = tl.exp(tl.minimum(-2.0 * score / SOFTCAP, 80.0))
             score = SOFTCAP * (2.0 / (1.0 + steep) - 1.0) * LOG2E
+        if ALIBI != 0:
+            places = keys
+            if APART > 0:
+                number = tl.load(table + APART + keys // PAGE, mask=key_ok, other=0)
+                places = number * PAGE + keys % PAGE
         if ALIBI == 1:
-            score += slope[:, None] * (keys[None, :] - position[:, None]).to(tl.float32)
+            score += slope[:, None] * (places[None, :] - position[:, None]).to(tl.float32)
         elif ALIBI == 2:
-            bias = _bfloat16(slope[:, None] * _bfloat16(keys.to(tl.float32))[None, :])
+            bias = _bfloat16(slope[:, None] * _bfloat16(places.to(tl.float32))[None, :])
             score += bias * (scale * LOG2E if SOFTCAP > 0 else scale)
         if MASKED:
             seen = key_ok[None, :] & (keys[None, :] <= position[:, None])
             if WINDOW > 0:
-                recent = keys[None, :] > position[:, None] - WINDOW
+                recent = keys[None, :] > position[:, None] - reach
                 seen = seen & (recent | (keys < FIRST)[None, :] if FIRST > 0 else recent)
             score = tl.where(seen, score, float("-inf"))
         new_peak = tl.maximum(peak, tl.max(score, 1))
@@ -145,6 +151,14 @@ def _attend(
         acc = acc * fade[:, None] + dot(weight.to(v.dtype), v, PRECISION)
         peak = new_peak
     return acc, peak, total
+
+
+@triton.jit
+def _answers(tables, table_rows, seq, table_stride, position, HEAVY: tl.constexpr):
+    """Whether a query at this position sees the WINDOW, the FIRST keys and some blocks alone, which the
+    sequence's table has from column HEAVY on; prompts see all."""
+    row = tables + tl.load(table_rows + seq).to(tl.int64) * table_stride
+    return position >= tl.load(row + HEAVY)
 
 
 @triton.jit(
@@ -161,14 +175,17 @@ def attention_kernel(
     BLOCK_M: tl.constexpr, BLOCK_Q: tl.constexpr, ONE_QUERY: tl.constexpr,
     TILE: tl.constexpr, PAGE: tl.constexpr, WINDOW: tl.constexpr, FIRST: tl.constexpr,
     SOFTCAP: tl.constexpr, SPLITS: tl.constexpr, KIND: tl.constexpr, SINKS: tl.constexpr,
-    ALIBI: tl.constexpr, ROTATED: tl.constexpr, ROTATED_PAD: tl.constexpr,
-    PRECISION: tl.constexpr, MIXED: tl.constexpr, OVERLAP: tl.constexpr,
+    ALIBI: tl.constexpr, ROTATED: tl.constexpr, ROTATED_PAD: tl.constexpr, HEAVY: tl.constexpr,
+    MOST_HEAVY: tl.constexpr, PRECISION: tl.constexpr, MIXED: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """With SINKS each query head has a score that belongs to no key: the first split counts it. So it
     does the FIRST keys, which are seen beside the WINDOW, as far as they lie before its tiles.
 
     With ROTATED values, `kv_head` is a part of the query heads, which all read the same keys; HEAD_DIM is
     the size of a value, behind which a query and a key have their rotated part.
+
+    With HEAVY, a column of the table, answers see the WINDOW, the FIRST keys and blocks apart. There are
+    an answer's first position, how many blocks, and MOST_HEAVY cells each for these and their numbers.
 
     MIXED is for graphs of steps with prompt chunks: `mix` says how many sequences decode, how many there
     are, and the splits of the former's keys, at most SPLITS. Programs beyond these end at once."""
@@ -231,8 +248,13 @@ def attention_kernel(
     end = context + tl.minimum(first + BLOCK_Q, q_len)
     begin = 0
     low = 0
+    reach = WINDOW
     if WINDOW > 0:
         low = tl.maximum(context + first + 1 - WINDOW, 0)
+        if HEAVY > 0:
+            answers = _answers(tables, table_rows, seq, table_stride, context, HEAVY)
+            low = tl.where(answers, low, 0)
+            reach = tl.where(answers, WINDOW, end)
         begin = low // TILE * TILE
     used = 1
     if SPLITS > 1:
@@ -243,8 +265,10 @@ def attention_kernel(
             return
         end = tl.minimum(end, begin + per_split)
     plain_end = begin
-    if WINDOW == 0:  # tiles that the block's first query sees in full need no mask
+    if WINDOW == 0 or HEAVY > 0:  # tiles that the block's first query sees in full need no mask
         plain_end = tl.maximum(tl.minimum(end, (context + first + 1) // TILE * TILE), begin)
+        if HEAVY > 0:
+            plain_end = tl.where(answers, begin, plain_end)
 
     acc = tl.zeros([BLOCK_M, HEAD_PAD], dtype=tl.float32)
     peak = tl.full([BLOCK_M], float("-inf"), dtype=tl.float32)
@@ -267,20 +291,28 @@ def attention_kernel(
         lead = tl.where(split == 0, tl.minimum(low, FIRST), 0)
         acc, peak, total = _attend(
             acc, peak, total, q_tile, q_turned, k_base, v_base, k_scales, v_scales, table,
-            slope, position, 0, 0, lead, scale, kv_block, kv_token, scale_block,
+            slope, position, 0, 0, 0, lead, scale, kv_block, kv_token, scale_block,
             HEAD_DIM, HEAD_PAD, TILE, PAGE, 0, 0, SOFTCAP, KIND, ALIBI,
             ROTATED, ROTATED_PAD, PRECISION, True,
         )  # fmt: skip
-    if WINDOW == 0:
+    if HEAVY > 0:
+        stay = tl.where(answers & (split == 0), tl.load(table + HEAVY + 1), 0) * PAGE
+        acc, peak, total = _attend(
+            acc, peak, total, q_tile, q_turned, k_base, v_base, k_scales, v_scales, table + HEAVY + 2,
+            slope, position, 0, 0, 0, stay, scale, kv_block, kv_token, scale_block,
+            HEAD_DIM, HEAD_PAD, TILE, PAGE, 0, 0, SOFTCAP, KIND, ALIBI,
+            ROTATED, ROTATED_PAD, PRECISION, True, MOST_HEAVY,
+        )  # fmt: skip
+    if WINDOW == 0 or HEAVY > 0:
         acc, peak, total = _attend(
             acc, peak, total, q_tile, q_turned, k_base, v_base, k_scales, v_scales, table,
-            slope, position, 0, begin, plain_end, scale, kv_block, kv_token, scale_block,
-            HEAD_DIM, HEAD_PAD, TILE, PAGE, WINDOW, FIRST, SOFTCAP, KIND, ALIBI,
+            slope, position, 0, 0, begin, plain_end, scale, kv_block, kv_token, scale_block,
+            HEAD_DIM, HEAD_PAD, TILE, PAGE, 0, FIRST, SOFTCAP, KIND, ALIBI,
             ROTATED, ROTATED_PAD, PRECISION, False,
         )  # fmt: skip
     acc, peak, total = _attend(
         acc, peak, total, q_tile, q_turned, k_base, v_base, k_scales, v_scales, table,
-        slope, position, low, plain_end, end, scale, kv_block, kv_token, scale_block,
+        slope, position, low, reach, plain_end, end, scale, kv_block, kv_token, scale_block,
         HEAD_DIM, HEAD_PAD, TILE, PAGE, WINDOW, FIRST, SOFTCAP, KIND, ALIBI,
         ROTATED, ROTATED_PAD, PRECISION, True,
     )  # fmt: skip
@@ -297,14 +329,15 @@ def attention_kernel(
         tl.store(part_acc + cell[:, None] * HEAD_PAD + dims[None, :], acc, mask=tile_ok)
 
 
-@triton.jit(do_not_specialize_on_alignment=["seq_lens", "cu_q"])
+@triton.jit(do_not_specialize_on_alignment=["table_rows", "seq_lens", "cu_q"])
 def combine_kernel(
-    out, part_acc, part_peak, part_total, seq_lens, cu_q, mix, o_token, o_head,
+    out, part_acc, part_peak, part_total, tables, table_rows, seq_lens, cu_q, mix,
+    o_token, o_head, table_stride,
     HEAD_DIM: tl.constexpr, HEAD_PAD: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr,
-    SPLITS: tl.constexpr, MIXED: tl.constexpr, OVERLAP: tl.constexpr,
+    HEAVY: tl.constexpr, SPLITS: tl.constexpr, MIXED: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """One program combines the partial results of one (token, head) with more than one split. MIXED as
-    above."""
+    """One program combines the partial results of one (token, head) with more than one split. MIXED and
+    HEAVY as above."""
     wait_for_last_launch(OVERLAP)
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
@@ -314,7 +347,12 @@ def combine_kernel(
             return
     keys = tl.load(seq_lens + token) * (tl.load(cu_q + token + 1) - tl.load(cu_q + token))
     if WINDOW > 0:
-        keys -= tl.maximum(keys - WINDOW, 0) // TILE * TILE
+        past = tl.maximum(keys - WINDOW, 0) // TILE * TILE
+        if HEAVY > 0:
+            last = tl.load(seq_lens + token) - 1
+            answers = _answers(tables, table_rows, token, table_stride, last, HEAVY)
+            past = tl.where(answers, past, 0)
+        keys -= past
     used = tl.cdiv(keys, _split_keys(keys, of_step if MIXED else SPLITS, TILE))
     if used <= 1:
         return

@@ -1,6 +1,6 @@
 """Launches paged attention: chooses tile sizes, and splits the keys when few sequences decode."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import torch
@@ -143,7 +143,11 @@ def paged_attention(
     dim -= rotated
     out = q.new_empty(tokens, heads, dim) if out is None else out
     group = latent_group(heads, scales is not None) if rotated else 2 * heads // kv.shape[1]
-    given = _Given(of_kernels(kv, scales), shape, sinks, alibi, rotated)
+    if step.answers is not None and not shape.window:
+        shape = replace(shape, window=step.answers.sight.window, first=step.answers.sight.first)
+    else:
+        step = replace(step, answers=None)
+    given = _Given(of_kernels(kv, scales), shape, sinks, alibi, rotated, step.answers is not None)
     mix = step.mix
     if step.decodes or mix is not None:
         if splits == 1:
@@ -168,6 +172,7 @@ class _Given:
     sinks: Tensor | None
     alibi: Alibi | None
     rotated: int
+    apart: bool  # answers see blocks apart
 
 
 def _tiles(q: Tensor, given: _Given, group: int, one_query: bool) -> Tiles:
@@ -175,8 +180,14 @@ def _tiles(q: Tensor, given: _Given, group: int, one_query: bool) -> Tiles:
     if given.rotated:
         return latent_tiles(group, q.dtype, codes, one_query)
     if one_query:
-        return decode_tiles(group, dim, q.dtype)
-    return prefill_tiles(group, dim, q.dtype, codes)
+        found = decode_tiles(group, dim, q.dtype)
+    else:
+        found = prefill_tiles(group, dim, q.dtype, codes)
+    if not given.apart:
+        return found
+    # The loop over blocks apart takes registers.
+    most = max(64, power_of_two(group))
+    return Tiles(min(found.block_m, most), min(found.keys, 32), 4 if one_query else 8, 2)
 
 
 def _launch(
@@ -204,7 +215,8 @@ def _launch(
     # A sequence adds at most one partly filled block; programs past the last block return at once.
     blocks = count if one_query else (tokens - decodes) // block_q + count
     grid, combined = (blocks, kv_heads, splits), decodes
-    mix, mixed = step.tables, step.mix is not None
+    mix, mixed, answers = step.tables, step.mix is not None, step.answers
+    heavy = 0 if answers is None else answers.column
     if step.mix is not None:  # kernels read which sequences they have
         mix, limits, first, count = step.mix.counts, step.mix.limits, 0, 0
         blocks = limits.programs if one_query else tokens // block_q + limits.chunks
@@ -224,14 +236,15 @@ def _launch(
         SPLITS=splits, KIND=cache.kind, SINKS=sinks is not None,
         ALIBI=0 if alibi is None else 1 + alibi.rounded,
         ROTATED=given.rotated, ROTATED_PAD=max(16, power_of_two(max(1, given.rotated))),
+        HEAVY=heavy, MOST_HEAVY=0 if answers is None else answers.blocks,
         PRECISION=precision(q), MIXED=mixed,
         **overlapped(),
         num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
     if partials is not None:
         combine_kernel[(combined, heads)](
-            out, partials.acc, partials.peak, partials.total, step.seq_lens, step.cu_q, mix,
-            out.stride(0), out.stride(1),
+            out, partials.acc, partials.peak, partials.total, step.tables, step.table_rows,
+            step.seq_lens, step.cu_q, mix, out.stride(0), out.stride(1), step.tables.stride(0),
             HEAD_DIM=dim, HEAD_PAD=power_of_two(dim), TILE=tiles.keys, WINDOW=shape.window,
-            SPLITS=splits, MIXED=mixed, **overlapped(), num_warps=4,
+            HEAVY=heavy, SPLITS=splits, MIXED=mixed, **overlapped(), num_warps=4,
         )  # fmt: skip

@@ -8,7 +8,18 @@ from torch import Tensor
 
 from engine.kernels.mixed import Mix
 from engine.layers.alibi import Alibi
-from engine.model_spec import AttentionShape
+from engine.model_spec import AttentionShape, Sight
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """What answers see, of sequences whose prompts see all: `sight`, and blocks that a sequence's row in
+    the tables has from `column` on: the answer's first position, how many blocks, `blocks` cells for
+    them, and as many for their numbers in the sequence. No sequence has queries of both in a step."""
+
+    sight: Sight
+    column: int
+    blocks: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +32,7 @@ class AttentionStep:
     cu_q: Tensor  # [sequences + 1] int32: start of each sequence's queries in the packed rows
     decodes: int  # number of leading sequences with exactly one query; with `mix`: any
     mix: Mix | None = None  # in a graph of steps with prompt chunks
+    answers: Answers | None = None  # in layers without a window, if answers see less than prompts
 
 
 def paged_attention_reference(
@@ -43,7 +55,7 @@ def paged_attention_reference(
     out = torch.zeros_like(q[..., : q.shape[2] - rotated])
     if rotated:
         kv = kv.repeat(1, 2, 1, 1)
-    group = 2 * q.shape[1] // kv.shape[1]
+    group, page = 2 * q.shape[1] // kv.shape[1], kv.shape[2]
     bounds = step.cu_q.tolist()
     for i, length in enumerate(step.seq_lens.tolist()):
         begin, end = bounds[i], bounds[i + 1]
@@ -60,6 +72,10 @@ def paged_attention_reference(
             keys_at = torch.arange(length, device=q.device)
             score = score + alibi(keys_at[None], keys_at[-1:])[0][:, None]
         seen = _visible(end - begin, length, shape).to(q.device)
+        if step.answers is not None:
+            seen &= _visible_to_answer(end - begin, length, page, step.answers, table.tolist()).to(
+                q.device
+            )
         score = score.masked_fill(~seen, float("-inf"))
         if sinks is not None:
             beside = sinks.float()[:, None, None].expand(-1, end - begin, 1)
@@ -74,6 +90,17 @@ def _gather(cache: Tensor, table: Tensor, length: int) -> Tensor:
     page = cache.shape[2]
     blocks = table[: -(-length // page)].long()
     return cache[blocks].transpose(0, 1).flatten(1, 2)[:, :length].float()
+
+
+def _visible_to_answer(
+    queries: int, length: int, page: int, answers: Answers, table: list[int]
+) -> Tensor:
+    position, key = torch.arange(length - queries, length)[:, None], torch.arange(length)
+    start, count = table[answers.column], table[answers.column + 1]
+    numbers = table[answers.column + 2 + answers.blocks :][:count]
+    window, first = answers.sight
+    stays = torch.isin(key // page, torch.tensor(numbers, dtype=torch.int64))
+    return (position < start) | (key > position - window) | (key < first) | stays
 
 
 def _visible(queries: int, length: int, shape: AttentionShape) -> Tensor:

@@ -105,6 +105,7 @@ class KernelOperations:
         device, step, latent = self._device, self._step, self._device.spec.latent
         assert latent is not None
         kv, scales = device.caches[attention.layer]
+        self._observe(attention, q)
         return paged_attention(
             q, kv, step.attention, attention.shape, scales=scales, rotated=latent.rotated,
             out=q[..., : latent.latent], partials=device.partials, splits=step.splits,
@@ -119,6 +120,7 @@ class KernelOperations:
         """Of queries as `_queries` gives them: [tokens, heads * dim]."""
         device, step = self._device, self._step
         kv, scales = device.caches[attention.source]
+        self._observe(attention, q)
         # A mix leaves its padding alone: over the queries that is finite, in new memory it may not be.
         out = None if step.attention.mix is None else q
         y = paged_attention(
@@ -126,6 +128,12 @@ class KernelOperations:
             alibi=attention.alibi, out=out, partials=device.partials, splits=step.splits,
         )  # fmt: skip
         return y.view(y.shape[0], -1)
+
+    def _observe(self, attention: Attention, q: Tensor) -> None:
+        """Of prompts whose last queries say what their answers see, in all layers but the last."""
+        if attention.layer < self._device.spec.layers - 1:
+            for each in self._step.observed:
+                each.add(q, *self._device.caches[attention.source], attention)
 
     def _queries(self, attention: Attention, qkv: Tensor) -> Tensor:
         """[tokens, heads, dim], rotated; keys and values, where the layer has any, are written to the

@@ -2,9 +2,13 @@
 
 from collections.abc import Sequence
 
-from engine.batch import Row
+from engine.batch import AnswerSight, Row
+from engine.kernels.attention_reference import Answers
 
 Change = tuple[int, int, int]  # row, column, block
+_Known = tuple[int, int, AnswerSight | None]
+_UNKNOWN: _Known = (0, 0, None)
+_NEVER = 1 << 30  # the first position of an answer that is not known yet
 
 
 class SequenceRows:
@@ -14,10 +18,13 @@ class SequenceRows:
     one loses its row and gets another when it runs again.
     """
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, answers: Answers | None = None) -> None:
+        """`answers`: where the blocks stand that answers see beside others."""
+        self._answers = answers
         self._rows: dict[int, int] = {}  # sequence -> row, least recently used first
-        # Of each row: the version of the table and how many of its blocks the device has.
-        self._known = [(0, 0)] * capacity
+        # Of each row: the version of the table, and how many of its blocks and which sight of its answer
+        # the device has.
+        self._known: list[_Known] = [_UNKNOWN] * capacity
         self._free = list(range(capacity - 1, -1, -1))
 
     def assign(self, step: Sequence[Row]) -> tuple[list[int], list[Change]]:
@@ -32,18 +39,21 @@ class SequenceRows:
             if assign is None:
                 assign = self._take(row.seq)
             sequence_rows.append(assign)
-            version, known = self._known[assign]
+            version, known, sight = self._known[assign]
             if version != row.table_version:
                 known = 0
             if known < len(row.blocks):
                 changes += [(assign, n, row.blocks[n]) for n in range(known, len(row.blocks))]
-            self._known[assign] = row.table_version, len(row.blocks)
+            if self._answers is not None and (known == 0 or sight != row.answer):
+                cells = _cells(row, self._answers)
+                changes += [(assign, self._answers.column + n, each) for n, each in cells]
+            self._known[assign] = row.table_version, len(row.blocks), row.answer
         return sequence_rows, changes
 
     def forget(self, seq: int) -> None:
         assign = self._rows.pop(seq, None)
         if assign is not None:
-            self._known[assign] = 0, 0
+            self._known[assign] = _UNKNOWN
             self._free.append(assign)
 
     def _take(self, seq: int) -> int:
@@ -51,3 +61,14 @@ class SequenceRows:
             self.forget(next(iter(self._rows)))
         self._rows[seq] = self._free.pop()
         return self._rows[seq]
+
+
+def _cells(row: Row, answers: Answers) -> list[tuple[int, int]]:
+    """What the table has of the blocks that stay for the row's answer, by the columns after the first of
+    `answers`."""
+    if row.answer is None:
+        return [(0, _NEVER), (1, 0)]
+    numbers = row.answer.blocks
+    found = [(0, row.answer.start), (1, len(numbers))]
+    found += [(2 + n, row.blocks[number]) for n, number in enumerate(numbers)]
+    return found + [(2 + answers.blocks + n, number) for n, number in enumerate(numbers)]

@@ -10,8 +10,9 @@ from torch import Tensor
 from engine.batch import Row
 from engine.kernels.adapters.lora_chunks import chunk_of_rows
 from engine.kernels.adapters.lora_reference import EndRows, LoraStep
-from engine.kernels.attention_reference import AttentionStep
+from engine.kernels.attention_reference import Answers, AttentionStep
 from engine.kernels.mixed import Mix, MixLimits
+from engine.kernels.observed import Observed
 from engine.kernels.pointwise_reference import RotaryStep
 from engine.layers.step import positions_and_slots, sampled_tokens, token_ids
 from engine.layers.transfer import pinned, send
@@ -51,6 +52,7 @@ class HostStep:
     decodes: int
     lora: LoraRows | None = None
     sequences: int | None = None  # without padding, where a graph is for steps with prompt chunks
+    observed: tuple[Observed, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,7 @@ class DeviceStep:
     lora: LoraStep | None
     splits: int  # of the keys of decoding sequences; with a mix the most
     memory: list[tuple[int, int]]  # of every tensor that a recorded graph reads
+    observed: tuple[Observed, ...] = ()
 
 
 def host_step(
@@ -127,7 +130,14 @@ class StepBuffer:
     """The device memory that receives every step's arrays: equal sizes always have the same
     addresses, as graphs require."""
 
-    def __init__(self, max_tokens: int, max_sequences: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        max_tokens: int,
+        max_sequences: int,
+        device: torch.device,
+        answers: Answers | None = None,
+    ) -> None:
+        self._answers = answers
         arrays = 13
         size = 9 * max_tokens + 6 * max_sequences + arrays * (_ALIGN + 1)
         self._device = torch.zeros(size, dtype=torch.int32, device=device)
@@ -172,7 +182,9 @@ class StepBuffer:
                 cu_q=parts[5],
                 decodes=step.decodes if mix is None else 0,
                 mix=mix,
+                answers=self._answers,
             ),
+            observed=step.observed,
             sampled=parts[6],
             sampled_rows=parts[7],
             lora=None

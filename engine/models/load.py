@@ -49,7 +49,7 @@ def load_model(
         native = spec.context
         spec = replace(spec, context=served_context(spec, config.max_context))
         device = choose_device(config.device)
-        spec = replace(spec, kv_sight=_checked_sight(config, spec, device))
+        spec = replace(spec, kv_sight=_checked_sight(config, spec))
         if check is not None:
             check(spec, path)
         dtype = choose_dtype(config.dtype, source.stored_dtype(), device)
@@ -74,12 +74,10 @@ def load_model(
     )
 
 
-def _checked_sight(config: EngineConfig, spec: ModelSpec, device: torch.device) -> Sight:
+def _checked_sight(config: EngineConfig, spec: ModelSpec) -> Sight:
     """What layers without a window see. Raises ConfigError where `kv_window` cannot be served."""
     if config.kv_window is None:
         return Sight()
-    if config.kv_heavy and device.type != "cpu":
-        raise ConfigError("kv_heavy is served on a CPU only: leave it out, or set device to cpu")
     if all(spec.windows):
         raise ConfigError("kv_window is set, and every layer has a window of its own: leave it out")
     if config.kv_heavy and any(spec.windows):

@@ -34,6 +34,10 @@ class Eviction:
             return None
         return max(0, seq.prompt_len - OBSERVED)
 
+    def choosing(self, running: list[Sequence]) -> bool:
+        """Whether a prompt's blocks are chosen by a step whose results are not there yet."""
+        return any(seq.pending and seq.request.heavy is None for seq in running)
+
     def choose(self, request: Request, attention: list[float]) -> None:
         """The blocks with most attention; of equal ones the first."""
         unseen = self._unseen(len(request.inputs.prompt))

@@ -111,6 +111,8 @@ class Scheduler:
         self.keys.begin_step(idle=not self.running)
         self._budget = self.timing.budget(self._config.step_s, self._config.max_batch_tokens)
         self._scoring = MAX_SCORED
+        if self.eviction is not None and self.eviction.choosing(self.running):
+            raise NeedsCollect
         self._preempt_for_priority(now)
         self._secure_blocks(now)
         decoding = [seq for seq in self.running if seq.decoding and not self._complete(seq)]

@@ -73,10 +73,11 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_checkpoint(folder, num_hidden_layers=3, max_position_embeddings=1024)
 
 
-@pytest.mark.parametrize("tokens", [7, 16, 200])
-def test_answers_are_those_of_the_mask(llama: Path, tokens: int) -> None:
-    """Beside each other, however the prompts are cut, with a receipt that says what was dropped."""
-    engine = heavy_engine(llama, max_batch_tokens=tokens, num_blocks=100)
+@pytest.mark.parametrize(("tokens", "overlap"), [(7, False), (16, True), (200, False)])
+def test_answers_are_those_of_the_mask(llama: Path, tokens: int, overlap: bool) -> None:
+    """Beside each other, however the prompts are cut, with a receipt that says what was dropped; also in
+    a loop that launches a step before it has read the last one."""
+    engine = heavy_engine(llama, max_batch_tokens=tokens, num_blocks=100, overlap=overlap)
     prompts = [random_ids(count, count) for count in (5, 38, 90, 131)]
     for number, prompt in enumerate(prompts):
         engine.submit(ask(f"r{number}", prompt, 30, namespace=f"t{number}"), "g")
@@ -244,8 +245,6 @@ def test_refusals(llama: Path, tmp_path: Path) -> None:
         heavy_engine(llama, kv_heavy=3)
     with pytest.raises(ConfigError, match="so is batch_invariant: leave one of them out"):
         heavy_engine(llama, kv_sinks=0, batch_invariant=True)
-    with pytest.raises(ConfigError, match="so is overlap: leave one of them out"):
-        heavy_engine(llama, overlap=True)
     gemma = save_checkpoint(tmp_path, "Gemma2", head_dim=16, sliding_window=8)
     with pytest.raises(ConfigError, match="kv_heavy is not served with layers that have a window"):
         heavy_engine(gemma)

@@ -22,19 +22,21 @@ LIBRARY = [
 # on where a disk is full. `layers` and `scheduling` have positions that stay where others are dropped.
 # `decoding/grammar` bounds what grammars cost. `kernels` and `execution` have graphs of any mix of
 # decoding sequences and prompt chunks, and `execution` those of adapters with DoRA. `streams` says what a
-# device does there, as a CPU does it; `kernels/altup` is how a GPU does.
+# device does there, as a CPU does it; `kernels/altup` is how a GPU does. `execution`, `kernels`
+# and `scheduling` have answers on a GPU that see a part of their prompt.
 LIMITS = {
     "": 1345,
     "cache": 555,
     "decoding": 660,
     "decoding/grammar": 930,
     "dense": 220,
-    "execution": 1255,
-    "kernels": 2055,
+    "execution": 1265,
+    "kernels": 2000,
     "kernels/adapters": 880,
     "kernels/altup": 370,
     "kernels/formats": 420,
     "kernels/latent": 260,
+    "kernels/sampler": 260,
     "layers": 1780,
     "lora": 1010,
     "lora/peft": 600,
@@ -44,7 +46,7 @@ LIMITS = {
     "models/gguf": 950,
     "quantization": 620,
     "quantization/device": 210,
-    "scheduling": 1235,
+    "scheduling": 1240,
     "search": 300,
     "speculation": 730,
     "streams": 255,

@@ -23,22 +23,22 @@ from engine.kernels import (
     attention_launch,
     overlap,
     pointwise_launch,
-    sampling_launch,
     skinny_launch,
 )
 from engine.kernels.adapters import lora_launch, rescale_launch, skinny_lora_launch
 from engine.kernels.adapters.lora_reference import LoraSite, LoraStep
 from engine.kernels.altup import launch as altup_launch
-from engine.kernels.attention_reference import AttentionStep
+from engine.kernels.attention_reference import Answers, AttentionStep
 from engine.kernels.formats import experts_launch
 from engine.kernels.formats import launch as formats
 from engine.kernels.latent import launch as latent_launch
 from engine.kernels.mixed import Mix
 from engine.kernels.pointwise_reference import Pairs, RotaryStep
+from engine.kernels.sampler import launch as sampling_launch
 from engine.layers.alibi import Alibi
 from engine.layers.norm import LayerNorm, RmsNorm
 from engine.layers.routing import Router
-from engine.model_spec import AttentionShape, ExpertsSpec
+from engine.model_spec import AttentionShape, ExpertsSpec, Sight
 from engine.protocol import SamplingParams
 from engine.quantization.device.linear import DeviceLinear
 from engine.quantization.device.matrix import DeviceMatrix, from_codes, from_floats, stacked
@@ -144,6 +144,7 @@ def attention(
     *,
     beside: dict[str, Any] | None = None,
     mixed: bool = False,
+    answers: Answers | None = None,
     **shape: Any,
 ) -> None:
     """`beside`: what else the kernel gets. `mixed`: as a graph with prompt chunks launches it, for both
@@ -153,7 +154,7 @@ def attention(
         cache, scales = of_codes(8, 2 * kv_heads, 16, dim, codes)
     limits = attention_launch.mix_limits(32, 4, kv_heads, 8192, 132)
     mix = Mix(ints(3), limits) if mixed else None
-    step = AttentionStep(ints(4, 64), ints(4), ints(4), ints(5), decodes, mix)
+    step = AttentionStep(ints(4, 64), ints(4), ints(4), ints(5), decodes, mix, answers)
     kind = AttentionShape(0.1, **shape)
     q = halves(32, heads, dim)
     attention_launch.paged_attention(
@@ -163,7 +164,7 @@ def attention(
 
 def latent(
     heads: int, decodes: int, splits: int, codes: torch.dtype | None = None, *, mixed: bool = False,
-    **shape: Any,
+    answers: Answers | None = None, **shape: Any,
 ) -> None:  # fmt: skip
     """Attention over latent vectors of DeepSeek's size."""
     cache, scales = halves(8, 1, 16, 576), None
@@ -171,12 +172,28 @@ def latent(
         cache, scales = of_codes(8, 1, 16, 576, codes)
     limits = attention_launch.mix_limits(32, 4, 4, 8192, 132)
     mix = Mix(ints(3), limits) if mixed else None
-    step = AttentionStep(ints(4, 64), ints(4), ints(4), ints(5), decodes, mix)
+    step = AttentionStep(ints(4, 64), ints(4), ints(4), ints(5), decodes, mix, answers)
     q = halves(32, heads, 576)
     attention_launch.paged_attention(
         q, cache, step, AttentionShape(0.1, **shape), scales=scales, splits=splits, rotated=64,
         out=q[..., :512],
     )  # fmt: skip
+
+
+def heavy() -> None:
+    """Answers that see a part of what prompts see."""
+    answers = Answers(Sight(1024, 4), 40, 8)
+    attention(32, 8, 128, decodes=0, splits=32, mixed=True, answers=answers)
+    for codes in (None, *CODES):
+        attention(32, 8, 128, decodes=4, splits=8, answers=answers, codes=codes)
+        attention(32, 8, 128, decodes=0, splits=1, answers=answers, codes=codes)
+        latent(128, decodes=4, splits=8, answers=answers, codes=codes)
+        latent(128, decodes=0, splits=1, answers=answers, codes=codes)
+    attention(8, 4, 256, decodes=0, splits=1, mixed=True, answers=answers)
+    attention(14, 2, 64, decodes=0, splits=8, mixed=True, answers=answers)
+    for rounded in (False, True):
+        biases = {"alibi": Alibi(torch.zeros(32, 1), rounded, 0.1)}
+        attention(32, 32, 128, decodes=0, splits=8, mixed=True, answers=answers, beside=biases)
 
 
 def latent_rest(chunk_rows: int) -> None:
@@ -411,6 +428,7 @@ if __name__ == "__main__":
             latent(128, decodes=4, splits=8, codes=codes)
             latent(128, decodes=0, splits=1, codes=codes)
         latent(16, decodes=4, splits=8, mixed=True, window=4096, first=4)
+        heavy()
         latent_rest(16)
         latent_rest(64)
         lengths(16)

@@ -28,13 +28,13 @@ from tests.engine.test_family_parity import CASES
 from .device import DEVICE, close
 
 pytest.importorskip("triton")
-pytestmark = pytest.mark.slow
-
 from engine.execution import gpu_runner
 from engine.kernels.altup import launch
 
 from .formats.device_driver import assert_answers, device_driver, likely, stand_in
 from .frozen_graph import FrozenGraph
+
+pytestmark = pytest.mark.slow
 
 SHAPE = CASES["gemma3n"][1]
 # A window and a full layer with keys of their own, then both kinds that read theirs.

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from benchmarks.gpu import models, sections
-from engine.batch import LAST_SAMPLED, AdapterHandle, Row, StepBatch
+from engine.batch import LAST_SAMPLED, AdapterHandle, AnswerSight, Row, StepBatch
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.execution import cpu_runner, cuda_graphs, gpu_runner
@@ -16,7 +16,7 @@ from engine.layers.adapter_extras import AdapterExtras, HeadChange, Rescale, Tab
 from engine.layers.kv import block_bytes
 from engine.loop import Engine
 from engine.lora.adapter_files import AdapterWeights
-from engine.model_spec import ModelSpec
+from engine.model_spec import ModelSpec, Sight
 from engine.models.load import choose_device
 from engine.protocol import SamplingParams
 from tests.engine.checkpoints import reference, reference_greedy, save_adapter, save_checkpoint
@@ -257,6 +257,40 @@ def test_no_request_waits_for_a_kernel_to_compile(
         launch_adapter_steps(runner, handles)
     assert not device.variants - warm
     assert ("link_kernel" in device.kernels) == (fused and lora)
+
+
+@pytest.mark.parametrize("kv_dtype", ["auto", "fp8"])
+@pytest.mark.parametrize("family", ["llama", "bloom", "deepseek_v3"])
+def test_prompts_that_are_observed_and_answers_that_see_less(
+    device: Launches, family: str, kv_dtype: str
+) -> None:
+    """No launch waits for the device, nothing is compiled, and answers are replayed as graphs."""
+    model = models.random_model(SHAPE | FAMILIES[family], torch.bfloat16, sections.DEVICE)
+    runner = models.make_runner(
+        model, blocks=400, most_running=16, enable_lora=False, max_batch_tokens=512,
+        kv_dtype=kv_dtype, kv_window=24, kv_sinks=4, kv_heavy=32,
+    )  # fmt: skip
+    runner.warm_up()
+    warm, waits, params = set(device.variants), device.waits, SamplingParams(max_tokens=9)
+    sight = AnswerSight(150, Sight(24, 4), (2, 5))
+    for count in (1, 3):
+        for start, tokens, observed in ((0, 100, 86), (100, 50, 86), (150, 1, None)):
+            answer = None if observed is not None else sight
+            rows = [
+                row(n, [5] * tokens, start, params, blocks=list(range(n, n + 12)), sample=start > 0,
+                    observed=observed, answer=answer)
+                for n in range(count)
+            ]  # fmt: skip
+            before = len(device.kernels)
+            ticket = runner.launch(StepBatch(rows))
+            assert ("graph" in device.kernels[before:]) == (start == 150)
+            assert len(ticket.attention) == (count if start == 100 else 0)
+        recomputed = [row(n, [5] * 9, 146, params, answer=sight, blocks=[9] * 12) for n in (0, 1)]
+        runner.launch(StepBatch(recomputed))
+        for n in range(3):
+            runner.forget(n)
+    assert device.waits == waits
+    assert not device.variants - warm
 
 
 @pytest.mark.parametrize("family", ["gemma3n", "deepseek_v3"])

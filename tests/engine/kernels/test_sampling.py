@@ -15,8 +15,8 @@ from engine.protocol import SamplingParams
 
 from .device import DEVICE
 
-launch = pytest.importorskip("engine.kernels.sampling_launch")
-reference = pytest.importorskip("engine.kernels.sampling_reference")
+launch = pytest.importorskip("engine.kernels.sampler.launch")
+reference = pytest.importorskip("engine.kernels.sampler.reference")
 
 INF = math.inf
 LAST_UNIFORM = 1 - 2.0**-52

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from engine.decoding.truncation import GREEDY_BELOW
 from engine.kernels.launch import power_of_two
-from engine.kernels.sampling import sample_kernel
+from engine.kernels.sampler.kernel import sample_kernel
 from engine.layers.transfer import on_device
 from engine.protocol import SamplingParams
 

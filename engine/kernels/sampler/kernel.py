@@ -19,7 +19,7 @@ C4 = tl.constexpr(9.618437357674640e-3)
 C5 = tl.constexpr(1.339887440266574e-3)
 C6 = tl.constexpr(1.535336188319500e-4)
 UNIT_BITS = tl.constexpr(34)  # of the unit in `truncation.py`
-PARAMETERS = tl.constexpr(6)  # float64 numbers of a row: see `sampling_launch.py`
+PARAMETERS = tl.constexpr(6)  # float64 numbers of a row: see `launch.py`
 LOWEST = tl.constexpr(-(1 << 31))
 
 
