@@ -265,7 +265,10 @@ def attention_kernel(
             return
         end = tl.minimum(end, begin + per_split)
     plain_end = begin
-    if WINDOW == 0 or HEAVY > 0:  # tiles that the block's first query sees in full need no mask
+    # Tiles that the block's first query sees in full need no mask. With HEAVY and latent vectors, a loop
+    # for these would spill registers.
+    PLAIN: tl.constexpr = WINDOW == 0 or (HEAVY > 0 and not ONE_QUERY and ROTATED == 0)
+    if PLAIN:
         plain_end = tl.maximum(tl.minimum(end, (context + first + 1) // TILE * TILE), begin)
         if HEAVY > 0:
             plain_end = tl.where(answers, begin, plain_end)
@@ -303,7 +306,7 @@ def attention_kernel(
             HEAD_DIM, HEAD_PAD, TILE, PAGE, 0, 0, SOFTCAP, KIND, ALIBI,
             ROTATED, ROTATED_PAD, PRECISION, True, MOST_HEAVY,
         )  # fmt: skip
-    if WINDOW == 0 or HEAVY > 0:
+    if PLAIN:
         acc, peak, total = _attend(
             acc, peak, total, q_tile, q_turned, k_base, v_base, k_scales, v_scales, table,
             slope, position, 0, 0, begin, plain_end, scale, kv_block, kv_token, scale_block,

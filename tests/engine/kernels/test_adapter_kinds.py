@@ -16,6 +16,7 @@ from tests.engine.checkpoints import (
 )
 from tests.engine.driver import Driver, greedy
 from tests.engine.test_adapter_kinds import KINDS, stirred
+from tests.engine.test_family_parity import CASES
 
 from .device import DEVICE, close
 
@@ -31,10 +32,16 @@ from .formats.device_driver import device_driver, likely, stand_in
 from .test_lora import make_site, make_step
 
 PROMPT = [5, 9, 12, 40, 33, 71, 8]
+# Of two layers, the second of which reads the keys of the first, for sampled rows alone.
+STREAMS = CASES["gemma3n"][1] | {
+    "num_hidden_layers": 2, "layer_types": ["full_attention"] * 2, "num_kv_shared_layers": 1,
+    "activation_sparsity_pattern": [0.9, 0.0],
+}  # fmt: skip
 BASES = {
     "tied": ("Llama", {"tie_word_embeddings": True}),
     "biases": ("Qwen2", {}),
     "scales": ("Gemma2", {"head_dim": 16, "query_pre_attn_scalar": 16}),
+    "streams": ("Gemma3n", STREAMS),
 }
 
 
@@ -44,7 +51,7 @@ def test_every_kind_beside_all_others(
 ) -> None:
     """Logits of prompt chunks and of decoding steps."""
     family, shape = BASES[base]
-    checkpoint = save_checkpoint(tmp_path / "base", family, num_hidden_layers=1, **shape)
+    checkpoint = save_checkpoint(tmp_path / "base", family, **({"num_hidden_layers": 1} | shape))
     adapters = [
         stirred(save_adapter(checkpoint, tmp_path / str(n), rank=4, seed=n, **dict(changes)), n)
         for n, changes in enumerate(KINDS.values())

@@ -4,6 +4,7 @@ runner against `transformers` and PEFT."""
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -29,7 +30,11 @@ from .device import DEVICE, close
 
 pytest.importorskip("triton")
 from engine.execution import gpu_runner
+from engine.kernels.adapters.lora_chunks import sort_into_chunks
 from engine.kernels.altup import launch
+from engine.kernels.altup.sampled import of_sampled
+from engine.kernels.mixed import MixLimits
+from engine.kernels.step import HostStep, LoraRows, StepBuffer
 
 from .formats.device_driver import assert_answers, device_driver, likely, stand_in
 from .frozen_graph import FrozenGraph
@@ -147,6 +152,42 @@ def test_sparse_gates(width: int, cutoff: float, dtype: torch.dtype) -> None:
     found = launch.sparse_gated(both, cutoff, gelu=True)
     close(found, want.to(dtype))
     assert 0.05 < (found == 0).float().mean() < 0.95
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_sampled_rows_of_a_step(seed: int) -> None:
+    """Each a sequence with the keys up to its own, and the adapter of its token; a graph's padding sees
+    nothing and has no adapter."""
+    dice = torch.Generator().manual_seed(seed)
+    tokens, room = 90, 40
+    slots = torch.randint(-1, 3, (tokens,), generator=dice).numpy()
+    wanted = torch.randperm(tokens, generator=dice)[: 5 + 10 * seed].sort().values.numpy()
+    positions = torch.randint(0, 500, (tokens,), generator=dice).numpy()
+    order, chunks = sort_into_chunks(slots, 16)
+    chunks = np.pad(chunks, ((0, 12 - len(chunks)), (0, 0)))
+    sampled, of_sequences = (np.pad(each, (0, room - len(wanted))) for each in (wanted, wanted % 7))
+    none = np.zeros(tokens, np.int32)
+    given = HostStep(
+        none, positions, none, none[:7], none[:7], np.arange(8), sampled, of_sequences, 0,
+        LoraRows(np.pad(order, (0, tokens - len(order))), chunks, 16, 16), sequences=7,
+    )  # fmt: skip
+    tables = torch.zeros(8, 4, dtype=torch.int32, device=DEVICE)
+    buffer = StepBuffer(tokens, room, torch.device(DEVICE))
+    step = buffer.send(given, tables, 4, MixLimits(4, 9, 2, 8))
+    found = of_sampled(step, 2)
+    lengths = [int(positions[n]) + 1 for n in wanted]
+    assert found.attention.seq_lens.tolist() == lengths + [0] * (room - len(wanted))
+    assert found.attention.table_rows.tolist() == of_sequences.tolist()
+    assert found.attention.decodes == room and found.attention.mix is None and found.splits == 2
+    assert found.rotary.positions.tolist()[: len(wanted)] == [int(positions[n]) for n in wanted]
+    assert found.lora is not None
+    used: dict[int, int] = {}
+    for slot, first, count in found.lora.chunks.tolist():
+        assert count <= 16
+        for row in found.lora.order[first : first + count].tolist():
+            assert row not in used and row < len(wanted)
+            used[row] = slot
+    assert used == {n: slots[token] for n, token in enumerate(wanted) if slots[token] >= 0}
 
 
 @pytest.mark.parametrize(("case", "chunk"), [("gemma3n", 11), ("gemma3n-own-keys", 0)])
