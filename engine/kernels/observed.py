@@ -46,8 +46,8 @@ class Observed:
             keys = _keys(kv[:, some], _some(scales, some), self.blocks)
             for begin in range(0, group, part):
                 of_keys = some, slice(begin, begin + part)
-                scores = torch.bmm(asked[of_keys].flatten(1, 2), keys).unflatten(1, (-1, count))
-                scores *= attention.shape.scale
+                scores = torch.bmm(asked[of_keys].flatten(1, 2), keys)
+                scores = scores.view(len(keys), -1, count, positions) * attention.shape.scale
                 if attention.shape.softcap:
                     scores = (scores / attention.shape.softcap).tanh_() * attention.shape.softcap
                 if biases is not None:
