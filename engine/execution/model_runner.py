@@ -1,5 +1,6 @@
 """The common part of the CPU and GPU runners: a loaded model, its KV memory and its adapters."""
 
+import os
 import uuid
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -51,7 +52,9 @@ class ModelRunner:
             tuple(each.shape[1:]) for each in (self.pool.data, self.pool.parts) if each.numel()
         ]
         self.layout = f"{device.type} {' '.join(map(str, shapes))} {self.pool.data.dtype}"
-        self.grammars = Grammars(partial(tokenizer_json, model.path), spec.vocab, spec.eos)
+        spare = torch.get_num_threads() < len(os.sched_getaffinity(0))
+        text = partial(tokenizer_json, model.path)
+        self.grammars = Grammars(text, spec.vocab, spec.eos, spare=spare)
         self._sampler = Sampler(
             spec.vocab,
             spec.eos,

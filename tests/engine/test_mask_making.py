@@ -2,6 +2,7 @@
 
 import json
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import count
 from typing import Any
 
@@ -68,15 +69,16 @@ def test_answers_are_the_same_wherever_masks_are_made(monkeypatch: pytest.Monkey
     made: list[int] = []
     threads = Matchers._fill
 
-    def counted(self: Matchers, plain: Any, guessed: Any, masks: Any) -> None:
+    def counted(self: Matchers, executor: Any, plain: Any, guessed: Any, masks: Any) -> None:
         made.append(len(masks))
-        threads(self, plain, guessed, masks)
+        threads(self, executor, plain, guessed, masks)
 
     def broken(*_: Any) -> None:
         raise ValueError("out of memory")
 
     monkeypatch.setattr(Matchers, "_fill", counted)
     answers = []
+    monkeypatch.setattr(matchers, "_SEVERAL", 60)
     for name, value in (
         ("_AT_ONCE_S", 60.0),
         ("_AT_ONCE_S", -1.0),
@@ -96,6 +98,49 @@ def test_answers_are_the_same_wherever_masks_are_made(monkeypatch: pytest.Monkey
     assert answers[0] == answers[1] == answers[2] == answers[3]
     at_once, in_threads = (sum(part) for part in _parts(made)[:2])
     assert at_once == 6 < in_threads / 4  # the first of each sequence alone
+
+
+class Busy(ThreadPoolExecutor):
+    """A thread that never begins."""
+
+    def submit(self, *_: Any, **__: Any) -> Any:
+        return Future()
+
+
+class Late(ThreadPoolExecutor):
+    """A thread that has begun and is never done in time."""
+
+    def submit(self, work: Any, /, *given: Any, **named: Any) -> Any:
+        return super().submit(lambda: (time.sleep(0.03), work(*given, **named))[1])
+
+
+def test_the_thread_of_quick_masks_makes_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether it is in time, never begins, or is late: then it rests, and no answer changes."""
+    monkeypatch.setattr(matchers, "_SEVERAL", 1)
+    monkeypatch.setattr(matchers, "_AT_ONCE_S", 60.0)
+    monkeypatch.setattr(matchers, "_QUICK_S", 60.0)
+    monkeypatch.setattr(matchers, "_SLOW_S", 60.0)
+    answers, jobs = [], []
+    for pool in (None, ThreadPoolExecutor(1), Busy(1), Late(1)):
+        engine = make(speculation="off")
+        engine._runner._patience_s = 0.001 if isinstance(pool, Late) else None
+        served = engine._runner.grammars.matchers
+        served._quick = pool
+        make_all, asked = served._make, 0
+
+        def counted(groups: Any, threads: Any, pool: Any = pool, make_all: Any = make_all) -> None:
+            nonlocal asked
+            asked += bool(groups) and pool is not None and threads is pool
+            make_all(groups, threads)
+
+        monkeypatch.setattr(served, "_make", counted)
+        for n in range(6):
+            engine.submit(constrained(str(n), "json_schema", SCHEMAS[n], 30), "g")
+        found = run_until_idle(engine)
+        answers.append({n: found.tokens[str(n), 0] for n in range(6)})
+        jobs.append(asked)
+    assert answers[0] == answers[1] == answers[2] == answers[3]
+    assert jobs[0] == 0 and jobs[1] > 3 and jobs[2] == jobs[3] == 1
 
 
 def _parts(made: list[int]) -> list[list[int]]:

@@ -12,13 +12,19 @@ from engine.protocol import Grammar
 
 class Grammars:
     def __init__(
-        self, tokenizer: Callable[[], str | None], vocab: int, eos: tuple[int, ...]
+        self,
+        tokenizer: Callable[[], str | None],
+        vocab: int,
+        eos: tuple[int, ...],
+        *,
+        spare: bool = False,
     ) -> None:
-        """`tokenizer`: reads the text of the model's tokenizer.json; None where it has none."""
+        """`tokenizer`: reads the text of the model's tokenizer.json; None where it has none. spare:
+        whether the model leaves a core free."""
         self._tokenizer = cache(tokenizer)
         self._compiler = GrammarCompiler(self._text, vocab, eos)
         self._checker = GrammarChecker(self._text, vocab, eos)
-        self.matchers = Matchers(self._compiler, vocab)
+        self.matchers = Matchers(self._compiler, vocab, spare=spare)
 
     def ready(self, grammar: Grammar) -> bool:
         """Whether `prepare` returns or refuses at once."""

@@ -1,9 +1,10 @@
 """The grammar state of every constrained sequence, and the masks of a step.
 
-A sequence whose masks take microseconds has them made at once: threads take longer to wake up. All
-other masks are made in threads while the model computes its logits; llguidance releases
-the interpreter's lock. A sequence whose mask is not ready in time has no token in that step and is
-sampled by a later one, so that it does not delay the others.
+Masks are made in threads while the model computes its logits; llguidance releases the interpreter's
+lock. Those of sequences whose masks take microseconds are one job of a thread of their own, if there are
+several and a core that the model leaves free; otherwise they are made at once, because threads take
+longer to wake up. A sequence whose mask is not ready in time has no token in that step and is sampled
+by a later one, so that it does not delay the others.
 """
 
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -25,6 +26,8 @@ _QUICK_S = 0.0001  # longer than this: a sequence's next masks are left to the t
 _RESTS = 1, 8, 64  # how many: first, after one that took long, and at most
 _SLOW_S = 0.002  # more processor time than this: all masks of the grammar are left to the threads
 _AT_ONCE_S = 0.0005  # after which a step leaves all others to the threads
+_SEVERAL = 4  # masks that are worth waking a thread for
+_ALONE = 64  # steps without that thread, after one in which it was late
 _LONG = (
     512  # a grammar that forces more tokens, which takes a millisecond to find, is not asked again
 )
@@ -38,6 +41,7 @@ class _Work:
     masks: Masks
     since: float
     future: "Future[None] | None" = None  # None: made
+    quick: "list[MaskGroup]" = field(default_factory=list)  # made by the thread of quick masks
 
 
 @dataclass(slots=True)
@@ -49,6 +53,7 @@ class _State:
     slow: bool = False  # its last mask was late: the next is made apart from the others'
     rest: int = _RESTS[0]  # masks that are left to the threads
     rests: int = _RESTS[1]
+    quick: bool = False  # as its last mask that was made at once
     work: _Work | None = None
     guesses: list[int] = field(default_factory=list)  # that `work` follows
     at: int = 0  # the first of its masks in `work`
@@ -75,12 +80,16 @@ class StepMasks:
 
 
 class Matchers:
-    def __init__(self, compiler: GrammarCompiler, vocab: int) -> None:
+    def __init__(self, compiler: GrammarCompiler, vocab: int, *, spare: bool = False) -> None:
+        """spare: whether the model leaves a core free."""
         self._compiler = compiler
         self._words = -(-vocab // 32)
         self._states: dict[int, _State] = {}
         self._executor = LLExecutor(num_threads=_THREADS)
         self._threads = ThreadPoolExecutor(4, thread_name_prefix="masks")
+        self._quick = ThreadPoolExecutor(1, thread_name_prefix="quick-masks") if spare else None
+        self._quick_executor = LLExecutor(num_threads=1) if spare else self._executor
+        self._alone = 0  # steps in which quick masks are made at once
         self._long: set[Grammar] = set()  # what they force takes too long to find
         self._slow: set[Grammar] = set()  # masks that would hold up the loop
 
@@ -98,24 +107,26 @@ class Matchers:
             seq = row.seq
             groups.append(MaskGroup(self._state_of(row), row, [n], []))
         fresh = [group for group in groups if self._needs_work(group)]
-        left = self._make_at_once(fresh)
-        self._make([group for group in left if not group.state.slow])
-        for group in left:
-            if group.state.slow:
-                self._make([group])
+        self._make_apart(self._make_at_once(self._make_quick(fresh)))
         return groups
 
     def finish(self, groups: list[MaskGroup], patience_s: float | None) -> StepMasks:
         """Wait for the masks, or for as long as `patience_s`."""
         step, found = StepMasks(), []
-        works = {id(work): work for group in groups if (work := group.state.work)}.values()
-        if unfinished := [work.future for work in works if work.future and not _is_made(work)]:
-            wait(unfinished, patience_s)
+        unfinished = self._unfinished(groups)
+        if any(self._take_back(work) for work in unfinished):
+            unfinished = self._unfinished(groups)
+        if unfinished:
+            wait([work.future for work in unfinished if work.future], patience_s)
+        made: dict[int, bool] = {}  # by work, whose locks are not asked again for each group
         for group in groups:
             state, work = group.state, group.state.work
             assert work is not None
-            if state.guesses != group.guesses or not _is_made(work):
-                state.slow = True
+            if (ready := made.get(id(work))) is None:
+                ready = made[id(work)] = _is_made(work)
+            if not ready or state.guesses != group.guesses:
+                state.slow, state.quick = True, False
+                self._alone = _ALONE if work.quick else self._alone
                 step.late.update(group.rows)
                 if monotonic() - work.since > _HOPELESS_S:
                     step.errors[group.rows[0]] = "the grammar's next step takes too long"
@@ -129,6 +140,18 @@ class Matchers:
             found.append(work.masks[state.at : state.at + len(group.rows)])
         step.masks = np.concatenate(found) if found else None
         return step
+
+    def _unfinished(self, groups: list[MaskGroup]) -> list[_Work]:
+        works = {id(work): work for group in groups if (work := group.state.work)}.values()
+        return [work for work in works if not _is_made(work)]
+
+    def _take_back(self, work: _Work) -> bool:
+        """Makes quick masks here whose thread, on a busy machine, has not begun."""
+        if not work.quick or work.future is None or not work.future.cancel():
+            return False
+        self._alone = _ALONE
+        self._make_apart(self._make_at_once(work.quick))
+        return True
 
     def accept(self, row: Row, tokens: list[int]) -> int | None:
         """Consume the sampled tokens. After how many of them the grammar allows nothing more, if
@@ -184,6 +207,28 @@ class Matchers:
             work = group.state.work = None
         return work is None
 
+    def _make_quick(self, groups: list[MaskGroup]) -> list[MaskGroup]:
+        """Has the quick masks made by the thread of their own. Returns the other groups."""
+        if self._quick is None or self._alone:
+            self._alone = max(0, self._alone - 1)
+            return groups
+        quick: list[MaskGroup] = []
+        others: list[MaskGroup] = []
+        for group in groups:
+            slow = self._slow and group.state.grammar in self._slow
+            (quick if group.state.quick and not slow else others).append(group)
+        if len(quick) < _SEVERAL:
+            return groups
+        self._make(quick, self._quick)
+        return others
+
+    def _make_apart(self, groups: list[MaskGroup]) -> None:
+        """Leaves masks to the threads, each that was late by itself."""
+        self._make([group for group in groups if not group.state.slow], self._threads)
+        for group in groups:
+            if group.state.slow:
+                self._make([group], self._threads)
+
     def _make_at_once(self, groups: list[MaskGroup]) -> list[MaskGroup]:
         """Makes the masks that are likely to be quick. Returns the other groups."""
         if all(group.state.rest for group in groups):
@@ -208,7 +253,8 @@ class Matchers:
                 continue
             state.work, state.guesses, state.at = work, group.guesses, at
             at += len(group.rows)
-            if now - before > _QUICK_S * len(group.rows):
+            state.quick = now - before <= _QUICK_S * len(group.rows)
+            if not state.quick:
                 state.rest, state.rests = state.rests, min(2 * state.rests, _RESTS[2])
             most = _SLOW_S * len(group.rows)
             if now - before > most and thread_time() - worked > most:
@@ -218,7 +264,7 @@ class Matchers:
     def _blank(self, groups: list[MaskGroup]) -> Masks:
         return np.full((sum(len(group.rows) for group in groups), self._words), -1, np.int32)
 
-    def _make(self, groups: list[MaskGroup]) -> None:
+    def _make(self, groups: list[MaskGroup], threads: ThreadPoolExecutor) -> None:
         if not groups:
             return
         masks, plain, guessed, at = self._blank(groups), [], [], 0
@@ -230,13 +276,16 @@ class Matchers:
             else:
                 plain.append((state.matcher, at))
             at += len(group.rows)
-        made = self._threads.submit(self._fill_and_renew, groups, plain, guessed, masks)
-        work = _Work(masks, monotonic(), made)
+        quick = threads is self._quick
+        executor = self._quick_executor if quick else self._executor
+        made = threads.submit(self._fill_and_renew, executor, groups, plain, guessed, masks)
+        work = _Work(masks, monotonic(), made, groups if quick else [])
         for group in groups:
             group.state.work = work
 
     def _fill_and_renew(
         self,
+        executor: LLExecutor,
         groups: list[MaskGroup],
         plain: list[tuple[LLMatcher, int]],
         guessed: list[tuple[LLMatcher, int, list[int]]],
@@ -244,7 +293,7 @@ class Matchers:
     ) -> None:
         """All sequences of a grammar share its lexer, whose states are limited in number: one that
         fails because others have filled it begins again with a new one."""
-        self._fill(plain, guessed, masks)
+        self._fill(executor, plain, guessed, masks)
         for group in groups:
             state, row = group.state, group.row
             if not state.matcher.is_error():
@@ -257,15 +306,16 @@ class Matchers:
 
     def _fill(
         self,
+        executor: LLExecutor,
         plain: list[tuple[LLMatcher, int]],
         guessed: list[tuple[LLMatcher, int, list[int]]],
         masks: Masks,
     ) -> None:
         where = masks.ctypes.data, 4 * self._words, len(masks)
         if plain:
-            self._executor.unsafe_compute_mask_ptr(plain, *where)
+            executor.unsafe_compute_mask_ptr(plain, *where)
         if guessed:
-            self._executor.unsafe_compute_mask_ptr_with_draft_token(guessed, *where)
+            executor.unsafe_compute_mask_ptr_with_draft_token(guessed, *where)
 
 
 def fill(matcher: LLMatcher, guesses: list[int], address: int, size: int) -> None:
