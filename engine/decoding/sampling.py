@@ -27,6 +27,8 @@ from engine.decoding.masks import Mask, exclude_, mask_of
 from engine.decoding.penalties import Penalties
 from engine.decoding.splitmix import mix
 from engine.decoding.truncation import GREEDY_BELOW, draw
+from engine.dense.linear import has_kernel
+from engine.dense.pointwise import greatest_ids
 from engine.layers.logits import log_normalisers
 from engine.layers.transfer import on_device
 from engine.protocol import SamplingParams, TokenLogprob
@@ -178,23 +180,22 @@ class Sampler:
         self, logits: torch.Tensor, params: list[SamplingParams], uniforms: list[float]
     ) -> torch.Tensor:
         stochastic = [n for n, each in enumerate(params) if not is_greedy(each)]
-        tokens = best_ids(logits)
+        tokens = _finite_best_ids(logits)
         if not stochastic:
-            # The greatest logit is NaN or infinite wherever one of the row is. It is the chosen one,
-            # whose look-up costs less than another pass over the vocabulary.
-            return _refuse_not_finite(tokens, logits.gather(-1, tokens[:, None])[:, 0])
-        greatest = logits.amax(-1)
+            return tokens
         drawn = [(params[n], uniforms[n]) for n in stochastic]
         if self._by_row:
             for n, (each, uniform) in zip(stochastic, drawn, strict=True):
-                tokens[n] = draw(logits[n : n + 1], [each], [uniform])[0]
-            return _refuse_not_finite(tokens, greatest)
+                one = draw(logits[n : n + 1], [each], [uniform])[0]
+                tokens[n] = one.where(tokens[n] >= 0, _NOT_FINITE)
+            return tokens
         asked, numbers = map(list, zip(*drawn, strict=True))
         if len(stochastic) == len(params):
-            return _refuse_not_finite(draw(logits, asked, numbers), greatest)
+            return draw(logits, asked, numbers).where(tokens >= 0, _NOT_FINITE)
         index = on_device(stochastic, self._device)
-        tokens[index] = draw(logits[index], asked, numbers)
-        return _refuse_not_finite(tokens, greatest)
+        found = draw(logits[index], asked, numbers)
+        tokens[index] = found.where(tokens[index] >= 0, _NOT_FINITE)
+        return tokens
 
     def _uniform(self, row: Row) -> float:
         """A number in [0, 1) that depends on this row's seed, choice and position."""
@@ -223,8 +224,14 @@ def _is_plain(params: SamplingParams) -> bool:
     )
 
 
-def _refuse_not_finite(tokens: torch.Tensor, greatest: torch.Tensor) -> torch.Tensor:
-    """`tokens`, with -1 in the rows whose greatest logit is not a finite number."""
+def _finite_best_ids(logits: torch.Tensor) -> torch.Tensor:
+    """`best_ids`, with -1 in the rows whose logits are not finite."""
+    if logits.device.type == "cpu" and has_kernel() and logits.dtype is torch.float32:
+        return greatest_ids(logits)
+    # The greatest logit is NaN or infinite wherever one of the row is. It is the chosen one, whose
+    # look-up costs less than another pass over the vocabulary.
+    tokens = best_ids(logits)
+    greatest = logits.gather(-1, tokens[:, None])[:, 0]
     return tokens.masked_fill(~torch.isfinite(greatest), _NOT_FINITE)
 
 

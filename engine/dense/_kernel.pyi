@@ -111,5 +111,9 @@ def exclude(
     """Adds minus infinity to the float32 logits whose bit in `masks`, uint32 [rows, words], is not set.
     index: the row of the logits for each row of the masks, int64."""
 
+def greatest(logits: int, stride: int, vocab: int, ids: int, rows: int, /) -> None:
+    """ids: int64, of each row's greatest float32 logit, the first; -1 where one is not a number, or the
+    greatest is infinite."""
+
 def instructions(name: str | None = None, /) -> str:
     """Which instructions are used; `name` (amx, avx512bf16, avx512, avx2, plain) chooses them."""

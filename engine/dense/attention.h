@@ -17,6 +17,7 @@ typedef struct {
     const int64_t *k, *v; /* rows of the pool: [sequences, kv heads, positions / size] */
     const int64_t *starts, *newest; /* of each sequence: position of the first key, of the last query */
     const float *sinks;             /* of each query head, or NULL */
+    const int64_t *rows; /* of q and out, of each sequence with one query; NULL: one after the other */
     int64_t stride;                 /* elements between rows of q */
     int32_t sequences, queries, positions, kv_heads, group, dim, window, size;
     float scale, cap;
@@ -25,6 +26,11 @@ typedef struct {
 
 INLINE int64_t attention_items(const Attention *a) {
     return (int64_t)a->sequences * a->kv_heads * ((a->queries + QUERIES - 1) / QUERIES);
+}
+
+/* Multiplications. */
+INLINE int64_t attention_cost(const Attention *a) {
+    return 2 * (int64_t)a->sequences * a->queries * a->positions * a->kv_heads * a->group * a->dim;
 }
 
 /* Floats of memory that one thread needs. */
@@ -80,7 +86,7 @@ INLINE void attention_item(const Attention *a, int64_t item, float *memory) {
     float *best = sums + heads * dim, *total = best + heads;
     const int64_t start = a->starts[sequence];
     const int64_t oldest = a->newest[sequence] - (a->queries - 1 - begin), last = oldest + count - 1;
-    const int64_t row = (int64_t)sequence * a->queries + begin;
+    const int64_t row = a->rows ? a->rows[sequence] : (int64_t)sequence * a->queries + begin;
     for (int32_t i = 0; i < count; i++)
         for (int32_t g = 0; g < a->group; g++) {
             const int64_t at = (int64_t)i * a->group + g, of = head * a->group + g;

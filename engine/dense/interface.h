@@ -135,7 +135,7 @@ static PyObject *attend(PyObject *Py_UNUSED(module), PyObject *args) {
     a->out = (char *)(uintptr_t)out;
     a->starts = (const int64_t *)(uintptr_t)starts, a->newest = (const int64_t *)(uintptr_t)newest;
     a->sinks = (const float *)(uintptr_t)sinks, a->stride = stride;
-    const int64_t cost = 2 * (int64_t)a->sequences * a->queries * a->positions * a->kv_heads * a->group * a->dim;
+    const int64_t cost = attention_cost(a);
     if (!parallel || cost < ATTEND_ALONE) threads = 1;
     work.memory = (float *)reserve((size_t)threads * attention_floats(a) * sizeof(float));
     if (!work.memory) return NULL;
@@ -196,6 +196,21 @@ static PyObject *exclude(PyObject *Py_UNUSED(module), PyObject *args) {
     Py_RETURN_NONE;
 }
 
+PyDoc_STRVAR(greatest_doc,
+    "greatest(logits, stride, vocab, ids, rows, /)\n--\n\n"
+    "ids: of each row's greatest float, the first; -1 where one is not a number, or the greatest infinite.");
+
+static PyObject *greatest(PyObject *Py_UNUSED(module), PyObject *args) {
+    Address logits, ids;
+    Greatest w = {0};
+    if (!PyArg_ParseTuple(args, "KLiKi", &logits, &w.stride, &w.vocab, &ids, &w.rows)) return NULL;
+    w.logits = (const float *)(uintptr_t)logits, w.ids = (int64_t *)(uintptr_t)ids;
+    for (int32_t row = 0; row < w.rows; row++) level->greatest(&w, row);
+    Py_RETURN_NONE;
+}
+
+#include "layers.h"
+
 PyDoc_STRVAR(instructions_doc, "instructions(name=None, /) -> str\n--\n\n"
                                "Which instructions are used; `name` chooses them.");
 
@@ -214,10 +229,12 @@ static PyMethodDef methods[] = {{"product", product, METH_VARARGS, product_doc},
                                 {"norm", norm, METH_VARARGS, norm_doc},
                                 {"place", place, METH_VARARGS, place_doc},
                                 {"exclude", exclude, METH_VARARGS, exclude_doc},
+                                {"layers", layers, METH_VARARGS, layers_doc},
+                                {"greatest", greatest, METH_VARARGS, greatest_doc},
                                 {"instructions", instructions, METH_VARARGS, instructions_doc},
                                 {0}};
 // What `kernel.py` expects of this module; both change together, so that an older build is not used.
-#define INTERFACE 4
+#define INTERFACE 5
 
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, .m_name = "_kernel", .m_size = -1,
                                     .m_methods = methods};

@@ -31,11 +31,37 @@ typedef struct {
     int brain, widened, kind, threads;
 } Work;
 
+/* Loops of one kind each, which compilers vectorise. */
+INLINE void multiply_activated(float *sum, const float *gate, int kind) {
+    if (kind == SILU)
+        for (int i = 0; i < LANES; i++) sum[i] *= activated(gate[i], SILU);
+    else if (kind == GELU_TANH)
+        for (int i = 0; i < LANES; i++) sum[i] *= activated(gate[i], GELU_TANH);
+    else
+        for (int i = 0; i < LANES; i++) sum[i] *= activated(gate[i], GELU);
+}
+
+/* What is left of a row's outputs from `at` on, and storing them. */
+INLINE void finish(const Work *w, const Group *g, float *sum, float *gate, int64_t row, int32_t at,
+                   const int32_t lanes) {
+    if (g->bias)
+        for (int32_t i = 0; i < lanes; i++) sum[i] += g->bias[at + i];
+    if (g->gate) {
+        if (g->gate_bias)
+            for (int32_t i = 0; i < lanes; i++) gate[i] += g->gate_bias[at + i];
+        multiply_activated(sum, gate, w->kind);
+    }
+    const int64_t to = row * w->out_stride + at, more = row * w->other_stride + at;
+    if (w->other)
+        for (int32_t i = 0; i < lanes; i++) sum[i] += value_at(w->other, more + i, w->brain);
+    for (int32_t i = 0; i < lanes; i++) store_at(w->out, to + i, sum[i], w->brain);
+}
+
 INLINE void do_unit(const Work *w, const Group *g, int64_t unit, Sums sums_of) {
     const int32_t tiles = (w->outputs + LANES - 1) / LANES;
     const int64_t bytes = (int64_t)w->filled * LANES * (w->brain ? 2 : 4);
     const int32_t tile = (int32_t)(g->gate ? unit : unit * 2);
-    const int pair = g->gate || tile + 1 < tiles ? 2 : 1;
+    const int pair = g->gate || tile + 1 < tiles ? 2 : 1, stored = g->gate ? 1 : pair;
     float sums[2][BLOCK][LANES];
     Part part = {.weights = {g->weights + tile * bytes, (g->gate ? g->gate + tile * bytes
                                                                  : g->weights + (tile + 1) * bytes)},
@@ -45,26 +71,13 @@ INLINE void do_unit(const Work *w, const Group *g, int64_t unit, Sums sums_of) {
         part.rows = g->rows - begin < BLOCK ? g->rows - begin : BLOCK;
         part.x = w->ready + row * w->ready_stride;
         sums_of(&part, sums);
-        for (int t = 0; t < (g->gate ? 1 : pair); t++) {
-            const int32_t at = (tile + t) * LANES;
-            const int32_t lanes = w->outputs - at < LANES ? w->outputs - at : LANES;
-            for (int r = 0; r < part.rows; r++) {
-                float *sum = sums[t][r];
-                if (g->bias)
-                    for (int32_t i = 0; i < lanes; i++) sum[i] += g->bias[at + i];
-                if (g->gate) {
-                    float *gate = sums[1][r];
-                    if (g->gate_bias)
-                        for (int32_t i = 0; i < lanes; i++) gate[i] += g->gate_bias[at + i];
-                    for (int32_t i = 0; i < LANES; i++) sum[i] *= activated(gate[i], w->kind);
-                }
-                const int64_t to = (row + r) * w->out_stride + at;
-                const int64_t more = (row + r) * w->other_stride + at;
-                if (w->other)
-                    for (int32_t i = 0; i < lanes; i++) sum[i] += value_at(w->other, more + i, w->brain);
-                for (int32_t i = 0; i < lanes; i++) store_at(w->out, to + i, sum[i], w->brain);
+        /* Neighbouring outputs one after the other: together they fill a line of the cache. */
+        for (int r = 0; r < part.rows; r++)
+            for (int t = 0; t < stored; t++) {
+                const int32_t at = (tile + t) * LANES;
+                const int32_t lanes = w->outputs - at < LANES ? w->outputs - at : LANES;
+                finish(w, g, sums[t][r], sums[1][r], row + r, at, lanes);
             }
-        }
     }
 }
 
@@ -160,7 +173,8 @@ INLINE void activate_rows(const Activation *w, const int brain) {
         if (w->brain) place_row(w, row, 1);                                                   \
         else place_row(w, row, 0);                                                            \
     }                                                                                         \
-    target static void exclude_##name(const Exclusion *w, int64_t row) { exclude_row(w, row); }
+    target static void exclude_##name(const Exclusion *w, int64_t row) { exclude_row(w, row); }           \
+    target static void greatest_##name(const Greatest *w, int64_t row) { greatest_of_row(w, row); }
 
 EACH_LEVEL(, plain, sums_plain)
 #if X86
@@ -184,17 +198,18 @@ typedef struct {
     void (*norm)(const Norm *, int64_t);
     void (*place)(const Placing *, int64_t);
     void (*exclude)(const Exclusion *, int64_t);
+    void (*greatest)(const Greatest *, int64_t);
     int pairs; /* whether rows of bfloat16 are multiplied as they are */
 } Level;
 
 static const Level levels[] = {
 #if X86
-    {"amx", unit_amx, fill_512, ranks_512, activate_512, attention_512, norm_512, place_512, exclude_512, 1},
-    {"avx512bf16", unit_brain, fill_512, ranks_512, activate_512, attention_512, norm_512, place_512, exclude_512, 1},
-    {"avx512", unit_512, fill_512, ranks_512, activate_512, attention_512, norm_512, place_512, exclude_512, 0},
-    {"avx2", unit_256, fill_256, ranks_256, activate_256, attention_256, norm_256, place_256, exclude_256, 0},
+    {"amx", unit_amx, fill_512, ranks_512, activate_512, attention_512, norm_512, place_512, exclude_512, greatest_512, 1},
+    {"avx512bf16", unit_brain, fill_512, ranks_512, activate_512, attention_512, norm_512, place_512, exclude_512, greatest_512, 1},
+    {"avx512", unit_512, fill_512, ranks_512, activate_512, attention_512, norm_512, place_512, exclude_512, greatest_512, 0},
+    {"avx2", unit_256, fill_256, ranks_256, activate_256, attention_256, norm_256, place_256, exclude_256, greatest_256, 0},
 #endif
-    {"plain", unit_plain, fill_plain, ranks_plain, activate_plain, attention_plain, norm_plain, place_plain, exclude_plain, 0},
+    {"plain", unit_plain, fill_plain, ranks_plain, activate_plain, attention_plain, norm_plain, place_plain, exclude_plain, greatest_plain, 0},
 };
 #define LEVELS ((int)(sizeof(levels) / sizeof(levels[0])))
 static const Level *level;
@@ -240,16 +255,32 @@ static void fill_part(void *given, int number, int count) {
     for (int32_t row = number; row < w->rows; row += count) level->fill(w, row);
 }
 
-/* Threads take the next unit when they are done with one: another program may hold one of them up. */
+/* Threads take the next units when they are done with some: another program may hold one of them up.
+ * The first take many at once, because a processor reads ahead in neighbouring memory. */
+static int64_t take_units(Work *w, int threads, int64_t *first) {
+    *first = __atomic_load_n(&w->next, __ATOMIC_RELAXED);
+    int64_t count;
+    do {
+        const int64_t left = w->units - *first;
+        if (left <= 0) return 0;
+        count = left / (2 * threads);
+        if (threads == 1) count = left;
+        if (count < 1) count = 1;
+    } while (!__atomic_compare_exchange_n(&w->next, first, *first + count, 1, __ATOMIC_RELAXED,
+                                          __ATOMIC_RELAXED));
+    return count;
+}
+
 static void multiply_part(void *given, int number, int count) {
     Work *w = given;
     const Group *group = w->groups;
-    int64_t before = 0, unit;
-    (void)number, (void)count;
-    while ((unit = __atomic_fetch_add(&w->next, 1, __ATOMIC_RELAXED)) < w->units) {
-        while (unit >= group->units) before = group->units, group++;
-        level->unit(w, group, unit - before);
-    }
+    int64_t before = 0, unit, many;
+    (void)number;
+    while ((many = take_units(w, count, &unit)) > 0)
+        for (; many > 0; many--, unit++) {
+            while (unit >= group->units) before = group->units, group++;
+            level->unit(w, group, unit - before);
+        }
 }
 
 static void ranks_part(void *given, int number, int count) {

@@ -11,7 +11,7 @@ import torch
 
 from engine.layers.linear import fits_half
 
-_INTERFACE = 4  # of kernel.c
+_INTERFACE = 5  # of kernel.c
 try:
     from engine.dense import _kernel as kernel
 except ImportError:  # built without a C compiler
@@ -21,7 +21,7 @@ if getattr(kernel, "INTERFACE", 0) != _INTERFACE:  # built by an earlier version
 
 DTYPES = (torch.float32, torch.bfloat16)
 _LANES, _STEP = 16, 32  # outputs of a tile; the width is filled up to a multiple of it
-_KINDS = {"silu": 0, "gelu_tanh": 1, "gelu": 2}
+KINDS = {"silu": 0, "gelu_tanh": 1, "gelu": 2}
 
 
 def compiled() -> ModuleType:
@@ -34,14 +34,24 @@ def has_kernel() -> bool:
     return kernel is not None
 
 
-def is_fast(weight: torch.Tensor) -> bool:
-    """Whether these products are at least as fast as torch's for few rows. Measured on a 2-core AMX
-    machine, bfloat16 [1024, 512], 1 to 16 rows: 28 to 36 us where oneDNN takes 44 to 99."""
+def is_fast(weight: torch.Tensor, *, few_rows: bool) -> bool:
+    """Whether these products are at least as fast as torch's: for any number of rows, or for few.
+
+    Measured in bfloat16 on a 2-core AMX machine, [1024, 512], 1 to 16 rows: 28 to 36 us where oneDNN
+    takes 44 to 99. On a 2-core machine with AVX-512 alone, all products of SmolLM2-135M, one thread:
+    0.48 of oneDNN's time at one row, 0.78 at 8, 0.9 at 16, and 0.98 to 1.0 at 32 to 512."""
     if kernel is None or weight.device.type != "cpu":
         return False
     if weight.dtype is torch.bfloat16:
-        return kernel.instructions() in ("amx", "avx512bf16")
-    return weight.dtype is torch.float32 and not fits_half(weight)
+        level = kernel.instructions()
+        return level == "avx512bf16" or (few_rows and level == "amx")
+    return few_rows and weight.dtype is torch.float32 and not fits_half(weight)
+
+
+def multiplies(dtype: torch.dtype) -> bool:
+    """Whether rows of this type are multiplied as they are."""
+    pairs = dtype is torch.bfloat16 and instructions() in ("amx", "avx512bf16")
+    return pairs or dtype is torch.float32
 
 
 def instructions() -> str:
@@ -93,7 +103,7 @@ def grouped_product(
     compiled().product(
         listed, matrix.out, matrix.width, x.data_ptr(), x.stride(0), out.data_ptr(), out.stride(0),
         0 if other is None else other.data_ptr(), 0 if other is None else other.stride(0),
-        x.dtype is torch.bfloat16, _KINDS[activation], torch.get_num_threads(),
+        x.dtype is torch.bfloat16, KINDS[activation], torch.get_num_threads(),
     )  # fmt: skip
     return out
 
@@ -103,7 +113,7 @@ def activate_(gate: torch.Tensor, activation: str, up: torch.Tensor | None = Non
     compiled().activate(
         gate.data_ptr(), gate.stride(0), 0 if up is None else up.data_ptr(),
         0 if up is None else up.stride(0), *gate.shape, gate.dtype is torch.bfloat16,
-        _KINDS[activation],
+        KINDS[activation],
     )  # fmt: skip
     return gate
 

@@ -89,4 +89,49 @@ INLINE void exclude_row(const Exclusion *w, int64_t row) {
         logits[i] += mask[whole] >> (i & 31) & 1 ? 0.0f : -INFINITY;
 }
 
+/* The first id of each row's greatest logit; -1 where that is infinite, or one is not a number. */
+typedef struct {
+    const float *logits;
+    int64_t *ids;
+    long long stride; /* floats between rows of logits */
+    int32_t rows, vocab;
+} Greatest;
+#define SEARCHED 512 /* logits among which the greatest is looked for a second time */
+
+INLINE float greatest_of(const float *logits, int32_t count, int *strange) {
+    Lanes best = {0}, each;
+    Flags odd = {0};
+    float found[LANES], top = -INFINITY;
+    int32_t flags[LANES], k = 0;
+    best -= INFINITY;
+    for (; k + LANES <= count; k += LANES) {
+        memcpy(&each, logits + k, 64);
+        const Flags more = each > best;
+        best = (Lanes)((more & (Flags)each) | (~more & (Flags)best));
+        odd |= each != each;
+    }
+    memcpy(found, &best, 64), memcpy(flags, &odd, 64);
+    for (int i = 0; i < LANES; i++) top = found[i] > top ? found[i] : top, *strange |= flags[i];
+    for (; k < count; k++) top = logits[k] > top ? logits[k] : top, *strange |= logits[k] != logits[k];
+    return top;
+}
+
+INLINE void greatest_of_row(const Greatest *w, int64_t row) {
+    const float *logits = w->logits + row * w->stride;
+    float top = -INFINITY;
+    int32_t at = 0;
+    int strange = 0;
+    for (int32_t k = 0; k < w->vocab; k += SEARCHED) {
+        const int32_t here = w->vocab - k < SEARCHED ? w->vocab - k : SEARCHED;
+        const float found = greatest_of(logits + k, here, &strange);
+        if (found > top) top = found, at = k;
+    }
+    if (strange || top - top != 0) {
+        w->ids[row] = -1;
+        return;
+    }
+    while (logits[at] != top) at++;
+    w->ids[row] = at;
+}
+
 #endif

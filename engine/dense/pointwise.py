@@ -50,3 +50,13 @@ def place_(
         slots.data_ptr(), (x.shape[0], *heads, pool.shape[1]), x.dtype is torch.bfloat16,
         torch.get_num_threads(),
     )  # fmt: skip
+
+
+def greatest_ids(logits: torch.Tensor) -> torch.Tensor:
+    """The first id of each row's greatest logit; -1 where one is not a number, or the greatest is
+    infinite. logits: float32 [rows, vocab], on a CPU."""
+    rows, vocab = logits.shape
+    logits = logits if logits.stride(1) == 1 else logits.contiguous()
+    ids = torch.empty(rows, dtype=torch.int64)
+    compiled().greatest(logits.data_ptr(), logits.stride(0), vocab, ids.data_ptr(), rows)
+    return ids

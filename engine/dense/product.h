@@ -83,7 +83,7 @@ TARGET_512 static void sums_512(const Part *p, float (*sums)[BLOCK][LANES]) { al
 TARGET_BRAIN INLINE void some_pairs(const Part *p, const int first, float (*sums)[BLOCK][LANES],
                                     const int tiles, const int rows) {
     const char *x = p->x + first * p->stride;
-    __m512 total[2][4];
+    __m512 total[2][8];
     for (int t = 0; t < tiles; t++)
         for (int r = 0; r < rows; r++) total[t][r] = _mm512_setzero_ps();
     for (int32_t k = 0; k < p->width; k += 2)
@@ -100,15 +100,23 @@ TARGET_BRAIN INLINE void some_pairs(const Part *p, const int first, float (*sums
         for (int r = 0; r < rows; r++) _mm512_storeu_ps(sums[t][first + r], total[t][r]);
 }
 
-TARGET_BRAIN static void sums_brain(const Part *p, float (*sums)[BLOCK][LANES]) {
+TARGET_BRAIN INLINE void all_pairs(const Part *p, float (*sums)[BLOCK][LANES], const int tiles) {
     int first = 0;
-    if (p->tiles == 2) {
-        for (; first + 4 <= p->rows; first += 4) some_pairs(p, first, sums, 2, 4);
-        for (; first < p->rows; first++) some_pairs(p, first, sums, 2, 1);
-    } else {
-        for (; first + 4 <= p->rows; first += 4) some_pairs(p, first, sums, 1, 4);
-        for (; first < p->rows; first++) some_pairs(p, first, sums, 1, 1);
+    for (; first + 8 <= p->rows; first += 8) some_pairs(p, first, sums, tiles, 8);
+    switch (p->rows - first) {
+    case 7: some_pairs(p, first, sums, tiles, 7); break;
+    case 6: some_pairs(p, first, sums, tiles, 6); break;
+    case 5: some_pairs(p, first, sums, tiles, 5); break;
+    case 4: some_pairs(p, first, sums, tiles, 4); break;
+    case 3: some_pairs(p, first, sums, tiles, 3); break;
+    case 2: some_pairs(p, first, sums, tiles, 2); break;
+    case 1: some_pairs(p, first, sums, tiles, 1); break;
     }
+}
+
+TARGET_BRAIN static void sums_brain(const Part *p, float (*sums)[BLOCK][LANES]) {
+    if (p->tiles == 2) all_pairs(p, sums, 2);
+    else all_pairs(p, sums, 1);
 }
 
 #define TARGET_AMX __attribute__((target("amx-tile,amx-bf16,avx512f")))

@@ -14,6 +14,7 @@
 
 typedef float Lanes __attribute__((vector_size(64)));
 typedef uint32_t Words __attribute__((vector_size(64)));
+typedef int32_t Flags __attribute__((vector_size(64))); /* of a comparison: -1 where it holds */
 typedef float Half __attribute__((vector_size(32)));
 typedef float Quarter __attribute__((vector_size(16)));
 

@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -13,6 +14,7 @@ from engine.decoding.grammar.matchers import PATIENCE_S
 from engine.decoding.pooling import Pooling
 from engine.decoding.prompt_scores import host_scores, split_logits, with_scores
 from engine.decoding.sampling import host_samples
+from engine.dense.layers import decoded_layers
 from engine.dense.operations import RowOperations
 from engine.errors import ConfigError
 from engine.execution.model_runner import ModelRunner
@@ -50,6 +52,9 @@ class CpuRunner(ModelRunner):
         self._operations = RowOperations if config.batch_invariant else CpuOperations
         angles = self._angles(model.dtype)
         self._plan = StepPlanner(self.pool, angles, spec.sights, self.adapters.step)
+        self._layers = None
+        if not config.batch_invariant:  # which rotates and rounds in another way
+            self._layers = decoded_layers(spec, model.decoder, self.pool)
         self._last: dict[int, int] = {}
         self._pooling = Pooling()
         self.heads: DraftHeads | None = None
@@ -69,13 +74,13 @@ class CpuRunner(ModelRunner):
         self.adapters.compact(batch.rows)
         decodes, prefills = order_rows(batch.rows, self.adapters.sort_key)
         rows = decodes + prefills
-        tokens = token_ids(rows, lambda n: self._last[rows[n].seq])
-        inputs = self._plan(decodes, prefills, tokens)
         verifying = [self._with_last(row) for row in rows if row.sampled_tokens]
         rows_to_sample = [
             each for row in verifying for each in sampled_rows(row, self._first_of(row))
         ]
         groups = self._sampler.begin(rows_to_sample)
+        tokens = token_ids(rows, lambda n: self._last[rows[n].seq])
+        inputs = self._plan(decodes, prefills, tokens)
         outputs, operations = self._forward(inputs)
         embeddings = self._pooling(rows, operations.pooled)
         logits, scoring = split_logits(rows, outputs)
@@ -94,7 +99,8 @@ class CpuRunner(ModelRunner):
     def _forward(self, inputs: StepInputs) -> tuple[torch.Tensor, CpuOperations]:
         """The logits in float32, [rows, vocab], and the operations that have their states."""
         operations = self._operations(self._model.spec, self.pool, inputs)
-        logits = self._model.decoder(operations).float()
+        at_once = None if self._layers is None else partial(self._layers, inputs)
+        logits = self._model.decoder(operations, at_once).float()
         return finish_logits(logits, self._model.spec), operations
 
     def _with_attention(self, sampled: Sampled) -> Sampled:

@@ -28,13 +28,13 @@ class RmsNorm:
         self._zeros = torch.zeros_like(self.weight)
         self._widen = unit_offset and weight.dtype != torch.float32
         self._by_row = by_row
-        self._floats = self.weight.float().contiguous()
+        self.floats = self.weight.float().contiguous()
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if self._by_row:
             return self._few(x.float() if self._widen else x).to(x.dtype)
         if is_compiled(x):
-            return normed(x, self._floats, self.eps)
+            return normed(x, self.floats, self.eps)
         if self._widen:
             return F.rms_norm(x.float(), self._shape, self.weight, self.eps).to(x.dtype)
         if x.dim() == 2 and x.shape[0] <= _FEW_ROWS:

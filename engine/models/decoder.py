@@ -1,5 +1,6 @@
 """The decoder of all model families: embedding, blocks of attention and gated MLP, head."""
 
+from collections.abc import Callable
 from statistics import NormalDist
 from typing import cast
 
@@ -136,12 +137,18 @@ class Decoder:
         sites = [site for block in self.blocks for site in block.sites]
         return [*(site.linear for site in sites), self.head]
 
-    def __call__(self, do: Operations[X]) -> torch.Tensor:
+    def __call__(
+        self, do: Operations[X], at_once: Callable[[X], X | None] | None = None
+    ) -> torch.Tensor:
         """The logits of the step's sampled rows before `finish_logits`: [rows, vocab]. The one forward
-        pass: devices differ in what their operations do, not in which there are."""
+        pass: devices differ in what their operations do, not in which there are. at_once: x after all
+        blocks, computed in another way, or None in a step for which there is none."""
         x = do.embed(self.embedding, self._embedding_scale, self.embedding_norm)
         if self.streams is not None:
             return do.logits(self.head, self.streams(do, x, self._halves), self.norm)
+        after = None if at_once is None else at_once(x)
+        if after is not None:
+            return do.logits(self.head, after, self.norm)
         for block in self.blocks:
             x = block(do, x)
         return do.logits(self.head, x, self.norm)

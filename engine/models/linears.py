@@ -41,7 +41,7 @@ def gated_linear(
     coded, bias = _codes(weights, matrices), _bias(weights, matrices)
     if coded is None:
         weight = _dense(weights, matrices)
-        by_row = weights.by_row or (few_rows and is_fast(weight))
+        by_row = weights.by_row or is_fast(weight, few_rows=few_rows)
         return (RowGatedLinear if by_row else DenseGatedLinear)(weight, bias)
     if weights.on_device:
         return _device_linear(weights, _joined(coded, bias))
@@ -82,7 +82,7 @@ def _float_linear(
     bias: torch.Tensor | None = None,
     few_rows: bool = False,
 ) -> Linear:
-    by_row = weights.by_row or (few_rows and is_fast(weight))
+    by_row = weights.by_row or is_fast(weight, few_rows=few_rows)
     return RowLinear(weight, bias) if by_row else DenseLinear(weight, bias)
 
 

@@ -20,16 +20,17 @@ LIBRARY = [
 # and what adapters change beside sums of low rank, there and inside of these. `cache` has blocks in two
 # parts, for layers with a window and for the others. The top level has the file of receipts, which goes
 # on where a disk is full. `layers` and `scheduling` have positions that stay where others are dropped.
-# `decoding/grammar` bounds what grammars cost. `kernels` and `execution` have graphs of any mix of
-# decoding sequences and prompt chunks, and `execution` those of adapters with DoRA. `streams` says what a
-# device does there, as a CPU does it; `kernels/altup` is how a GPU does. `execution`, `kernels`
-# and `scheduling` have answers on a GPU that see a part of their prompt.
+# `decoding/grammar` bounds what grammars cost, and makes masks beside the model. `dense` has all layers
+# in one call. `kernels` and `execution` have graphs of any mix of decoding sequences and prompt chunks,
+# and `execution` those of adapters with DoRA. `streams` says what a device does there, as a CPU does it;
+# `kernels/altup` is how a GPU does. `execution`, `kernels` and `scheduling` have answers on a GPU that
+# see a part of their prompt.
 LIMITS = {
     "": 1345,
     "cache": 555,
-    "decoding": 660,
-    "decoding/grammar": 930,
-    "dense": 220,
+    "decoding": 670,
+    "decoding/grammar": 970,
+    "dense": 345,
     "execution": 1265,
     "kernels": 2000,
     "kernels/adapters": 880,

@@ -9,7 +9,7 @@ import torch
 from engine.batch import Row
 from engine.config import EngineConfig
 from engine.dense.attention import attend_tile, can_attend
-from engine.dense.pointwise import is_compiled, normed, place_
+from engine.dense.pointwise import greatest_ids, is_compiled, normed, place_
 from engine.layers.attention_plan import plan_tiles
 from engine.layers.kv import KvPool
 from engine.layers.operations import Attention
@@ -155,3 +155,19 @@ def test_keys_and_values_in_eight_bits(kv_dtype: str) -> None:
     (tile,) = plan_tiles(rows, [], Sight(), pool)
     exact = exact_attention(q, plain, rows, shape, None)
     assert within(attend_tile(q, pool, tile, attention), exact)
+
+
+@pytest.mark.parametrize("vocab", [7, 512, 2048, 1050])
+def test_the_greatest_logit_is_the_first_one(level: str, vocab: int) -> None:
+    draw = torch.Generator().manual_seed(3)
+    logits = torch.randint(-9, 10, (40, vocab + 5), generator=draw).float()[:, :vocab]
+    logits[:20] = torch.randn(20, vocab, generator=draw)
+    logits[5, : vocab // 2] = float("-inf")
+    expected = logits.argmax(-1)
+    for row, (at, value) in enumerate(
+        [(0, "nan"), (vocab - 1, "nan"), (0, "inf"), (vocab - 1, "inf")]
+    ):
+        logits[row, at] = float(value)
+        expected[row] = -1
+    logits[4], expected[4] = float("-inf"), -1
+    assert greatest_ids(logits).tolist() == expected.tolist()

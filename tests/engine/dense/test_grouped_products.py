@@ -68,7 +68,7 @@ def test_a_served_mixture_is_grouped_where_that_is_fast(
 
     monkeypatch.setattr("engine.layers.experts.grouped_product", _counted)
     tokens = []
-    for fast in (dense.is_fast, lambda weight: False):
+    for fast in (dense.is_fast, lambda weight, few_rows: False):
         monkeypatch.setattr(linears, "is_fast", fast)
         driver = Driver(checkpoint, dtype="bfloat16")
         sequence = driver.sequence(ids)

@@ -1,0 +1,117 @@
+"""All layers of a step whose rows decode, in one compiled call: on few rows, calling the operations one
+after the other takes longer than some of them. Their results are the same, bit for bit."""
+
+from dataclasses import dataclass
+
+import torch
+
+from engine.dense.attention import can_attend
+from engine.dense.linear import (
+    KINDS,
+    RowGatedLinear,
+    RowLinear,
+    compiled,
+    has_kernel,
+    multiplies,
+)
+from engine.dense.pointwise import is_compiled
+from engine.layers.kv import KvPool
+from engine.layers.norm import RmsNorm
+from engine.layers.operations import GatedSite
+from engine.layers.step import StepInputs
+from engine.model_spec import ModelSpec
+from engine.models.decoder import Block, Decoder
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedLayers:
+    """Of one model and its pool."""
+
+    spec: ModelSpec
+    pool: KvPool
+    blocks: list[Block]
+    table: torch.Tensor  # the addresses that `layers.h` names, [layers, 13]
+
+    def __call__(self, step: StepInputs, x: torch.Tensor) -> torch.Tensor | None:
+        """x after all layers, changed in place; None for a step that has to be computed otherwise."""
+        attention, pool, queries = self.blocks[0].attention, self.pool, step.all_rows
+        tiles = queries.tiles[attention.shape.sight]
+        if step.sampled is not queries or queries.lora is not None or not is_compiled(x):
+            return None
+        places = []
+        for tile in tiles:
+            if not can_attend(tile, pool, attention):
+                return None
+            rows, keys = tile.rows, tile.gather.data_ptr()
+            places.append((
+                *((rows.start, 0) if isinstance(rows, slice) else (0, rows.data_ptr())), tile.sequences, tile.positions, keys,
+                keys + tile.gather.numel() // 2 * 8, tile.starts.data_ptr(), tile.newest.data_ptr(),
+            ))  # fmt: skip
+        spec, angles, shape = self.spec, step.angles[attention.rope or 0], attention.shape
+        if angles.interleaved or angles.part is not None:
+            return None
+        compiled().layers(
+            self.table.data_ptr(), len(self.blocks), x.data_ptr(),
+            (angles.cos.data_ptr(), angles.sin.data_ptr(), angles.cos.stride(0)),
+            step.kv_slots[0].data_ptr(),
+            places,
+            (
+                len(x), spec.hidden, spec.intermediate, pool.kv_heads, pool.group, spec.head_dim,
+                shape.window, pool.block_size, KINDS[spec.activation],
+            ),
+            spec.eps, shape.scale, shape.softcap or 0.0, x.dtype is torch.bfloat16,
+            torch.get_num_threads(),
+        )  # fmt: skip
+        return x
+
+
+def decoded_layers(spec: ModelSpec, decoder: Decoder, pool: KvPool) -> DecodedLayers | None:
+    """None for a model whose layers are not all made of what `layers.h` computes."""
+    widths = spec.hidden, spec.intermediate, spec.q_width
+    if not has_kernel() or any(width % 32 for width in widths) or not multiplies(pool.dtype):
+        return None
+    if spec.streams is not None or spec.latent is not None or spec.qkv_cap is not None:
+        return None
+    first = decoder.blocks[0].attention
+    rows = [_addresses(block, pool) for block in decoder.blocks]
+    if first.rope is None or any(
+        (each.attention.shape, each.attention.rope) != (first.shape, first.rope)
+        for each in decoder.blocks
+    ):
+        return None
+    found = [row for row in rows if row is not None]
+    if len(found) < len(rows) or pool.windowed is not None:
+        return None
+    return DecodedLayers(spec, pool, decoder.blocks, torch.tensor(found))
+
+
+def _addresses(block: Block, pool: KvPool) -> list[int] | None:
+    attention = block.attention
+    slots = pool.slots(attention.layer)
+    norms = block.input_norm, block.mlp_norm
+    if block.parallel or block.mixture is not None or slots is None:
+        return None
+    if block.after_attention or block.after_mlp or not _is_plain(block):
+        return None
+    linears = block.qkv.linear, block.o.linear, block.gate_up.linear, block.down.linear
+    qkv, o, gate_up, down = linears
+    if not isinstance(gate_up, RowGatedLinear) or not isinstance(block.gate_up, GatedSite):
+        return None
+    if not (
+        isinstance(qkv, RowLinear) and isinstance(o, RowLinear) and isinstance(down, RowLinear)
+    ):
+        return None
+    if type(norms[0]) is not RmsNorm or type(norms[1]) is not RmsNorm or block.gate_up.cutoff:
+        return None
+    first, second = (each.floats.data_ptr() for each in norms if each is not None)
+    return [
+        first, *qkv.matrix.places, *o.matrix.places, second, *gate_up.up.matrix.places,
+        *gate_up.gate.matrix.places, *down.matrix.places, slots.data_ptr(),
+    ]  # fmt: skip
+
+
+def _is_plain(block: Block) -> bool:
+    """Whether queries and keys are rotated, and nothing else is done to them."""
+    each = block.attention
+    extras = (each.head_norms, each.row_norms, each.value_norm, each.alibi, each.sinks)
+    return each.source == each.layer and all(extra is None for extra in extras)

@@ -1,0 +1,106 @@
+"""All layers in one call: the logits of `transformers`, and the bits of the operations one by one."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engine.decoding.sampling import Sampler
+from engine.dense.layers import DecodedLayers
+from engine.models import linears
+from tests.engine.checkpoints import VOCAB, reference, reference_logits, save_adapter
+from tests.engine.checkpoints import save_checkpoint as save_any
+from tests.engine.driver import Driver
+from tests.engine.test_family_parity import CASES
+
+LENGTHS = [3, 17, 40, 70, 5]
+WIDE = {"intermediate_size": 128}
+SERVED = ["llama", "llama-mha-biased", "llama-mqa-wide-heads", "llama-yarn", "mistral", "granite"]
+OTHERS = ["gemma2", "qwen3", "olmo2", "command-r", "qwen2-windows", "mixtral", "smollm3", "gemma3"]
+
+
+def save_checkpoint(folder: Path, case: str) -> Path:
+    family, changes = CASES[case]
+    return save_any(folder, family, **(changes | WIDE))
+
+
+class Steps:
+    """How many steps were computed in one call, and the logits of every step."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
+        self.at_once, self.logits, self.dtype = 0, list[torch.Tensor](), dtype
+        layers, sample = DecodedLayers.__call__, Sampler.__call__
+
+        def _layers(given: DecodedLayers, *rest: Any) -> Any:
+            found = layers(given, *rest)
+            self.at_once += found is not None
+            return found
+
+        def _sample(sampler: Sampler, rows: Any, logits: torch.Tensor, *rest: Any) -> Any:
+            self.logits.append(logits.clone())
+            return sample(sampler, rows, logits, *rest)
+
+        monkeypatch.setattr(DecodedLayers, "__call__", _layers)
+        monkeypatch.setattr(Sampler, "__call__", _sample)
+        monkeypatch.setattr(linears, "is_fast", lambda weight, few_rows: True)
+
+    def run(self, checkpoint: Path, *, one_by_one: bool = False, threads: int = 2) -> list[Any]:
+        """Nine tokens after each prompt, in one batch."""
+        driver = Driver(checkpoint, dtype=self.dtype, threads=threads)
+        if one_by_one:
+            driver.runner._layers = None
+        draw = torch.Generator().manual_seed(5)
+        prompts = [torch.randint(3, VOCAB, (n,), generator=draw).tolist() for n in LENGTHS]
+        sequences = [driver.sequence(prompt) for prompt in prompts]
+        self.at_once, self.logits = 0, []
+        driver.run(sequences, count=9)
+        return sequences
+
+
+@pytest.mark.parametrize("case", SERVED)
+def test_logits_are_those_of_transformers(
+    case: str, level: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint, steps = save_checkpoint(tmp_path, case), Steps(monkeypatch, "float32")
+    sequences, model = steps.run(checkpoint), reference(checkpoint)
+    assert steps.at_once == 8  # all but the prompts'
+    for number, sequence in enumerate(sequences):
+        exact = reference_logits(model, sequence.history[:-1])[-1]
+        torch.testing.assert_close(steps.logits[-1][number], exact, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_bits_are_those_of_the_operations_one_by_one(
+    dtype: str, level: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint, steps = save_checkpoint(tmp_path, "llama-mha-biased"), Steps(monkeypatch, dtype)
+    steps.run(checkpoint, one_by_one=True)
+    expected = steps.logits
+    multiplied = dtype == "float32" or level in ("amx", "avx512bf16")
+    for threads in (1, 2):
+        steps.run(checkpoint, threads=threads)
+        assert steps.at_once == (8 if multiplied else 0)
+        assert all(map(torch.equal, steps.logits, expected))
+
+
+@pytest.mark.parametrize("case", OTHERS)
+def test_other_layers_are_computed_one_by_one(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = Steps(monkeypatch, "float32")
+    steps.run(save_checkpoint(tmp_path, case))
+    assert steps.at_once == 0
+
+
+def test_a_step_with_an_adapter_is_computed_one_by_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint, steps = save_checkpoint(tmp_path / "base", "llama"), Steps(monkeypatch, "float32")
+    driver = Driver(checkpoint, dtype="float32")
+    adapter = driver.adapter(save_adapter(checkpoint, tmp_path / "adapter", 4, 1), 0)
+    sequences = [driver.sequence([5, 6, 7]), driver.sequence([5, 6, 7], adapter=adapter)]
+    driver.run(sequences, count=4)
+    assert steps.at_once == 0
+    driver.run([sequences[0]], count=6)
+    assert steps.at_once == 2
