@@ -113,8 +113,12 @@ INLINE void attention_item(const Attention *a, int64_t item, float *memory) {
             first = first < 0 ? 0 : first, end = end > KEYS ? KEYS : end;
             if (first >= end) continue;
             for (int64_t at = (int64_t)i * a->group; at < (int64_t)(i + 1) * a->group; at++)
-                one_block(q + at * dim, k, v, sums + at * dim, best + at, total + at, (int)first,
-                          (int)end, dim, a->scale, a->cap);
+                if (dim == 64 && a->cap <= 0 && first == 0 && end == KEYS)
+                    one_block(q + at * 64, k, v, sums + at * 64, best + at, total + at, 0, KEYS, 64,
+                              a->scale, 0);
+                else
+                    one_block(q + at * dim, k, v, sums + at * dim, best + at, total + at, (int)first,
+                              (int)end, dim, a->scale, a->cap);
         }
     }
     for (int32_t i = 0; i < count; i++)

@@ -43,9 +43,10 @@ class DecodedLayers:
             if not can_attend(tile, pool, attention):
                 return None
             rows, keys = tile.rows, tile.gather.data_ptr()
+            first = (rows.start, 0) if isinstance(rows, slice) else (0, rows.data_ptr())
             places.append((
-                *((rows.start, 0) if isinstance(rows, slice) else (0, rows.data_ptr())), tile.sequences, tile.positions, keys,
-                keys + tile.gather.numel() // 2 * 8, tile.starts.data_ptr(), tile.newest.data_ptr(),
+                *first, tile.sequences, tile.positions, keys, keys + tile.gather.numel() // 2 * 8,
+                tile.starts.data_ptr(), tile.newest.data_ptr(),
             ))  # fmt: skip
         spec, angles, shape = self.spec, step.angles[attention.rope or 0], attention.shape
         if angles.interleaved or angles.part is not None:

@@ -1,6 +1,8 @@
 """The tiles of a step's attention on a CPU, planned once and used by every layer."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -47,15 +49,15 @@ class Observed(NamedTuple):
         self.sums[: len(by_block)] += by_block
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Tile:
     """Queries that are multiplied together with one gathered set of keys and values.
 
     `rows`: the token rows of the step. `gather`: rows of the pool for the first layer of their kind,
     keys then values, always whole blocks, because a product of partial blocks would copy them first.
-    `mask` is added to the scores and broadcasts over [sequences * kv heads, group * queries,
-    positions]. `keys`: the position of each key, [sequences, positions]. `starts`,
-    `newest`: those of each sequence's first key and last query.
+    `mask`, which `masked` makes where it is read, is added to the scores and broadcasts over [sequences *
+    kv heads, group * queries, positions]. `keys`: the position of each key, [sequences, positions].
+    `starts`, `newest`: those of each sequence's first key and last query.
     """
 
     rows: slice | torch.Tensor
@@ -63,7 +65,7 @@ class Tile:
     queries: int
     gather: torch.Tensor
     positions: int
-    mask: torch.Tensor | None
+    masked: Callable[[], torch.Tensor | None]
     keys: torch.Tensor
     starts: torch.Tensor
     newest: torch.Tensor
@@ -71,6 +73,10 @@ class Tile:
     prefix_length: int | None = None
     gaps: bool = False  # between the blocks that are gathered, other than those of a sight
     observed: Observed | None = None
+
+    @cached_property
+    def mask(self) -> torch.Tensor | None:
+        return self.masked()
 
 
 def plan_tiles(
@@ -109,6 +115,8 @@ def plan_tiles(
                 tiles.append(_prefill_tile(row, first, begin, end, sight, pool))
         first += count
     tiles += [_answer_tile(part, pool) for part in _cut(answers, sight, pool)]
+    if queries and pool.read_in_place and not sight.first:
+        return [*tiles, _decode_tile(queries, sight, pool)]
     return tiles + [
         _decode_tile(part, sight, pool)
         for group in _by_length(queries)
@@ -176,11 +184,14 @@ def _decode_tile(group: list[_Query], sight: Sight, pool: KvPool) -> Tile:
     width = max(len(table) for table in tables)
     padded = np.array([table + [table[0]] * (width - len(table)) for table in tables])
     key_positions = _positions(width, leads[:, None], skips[:, None], size)
-    visible = key_positions < ends[:, None]
-    visible &= (key_positions >= begins[:, None]) | (key_positions < sight.first)
-    mask = None
-    if not visible.all():
-        mask = _additive(visible, pool.dtype).repeat_interleave(pool.kv_heads, 0)[:, None]
+
+    def masked() -> torch.Tensor | None:
+        visible = key_positions < ends[:, None]
+        visible &= (key_positions >= begins[:, None]) | (key_positions < sight.first)
+        if visible.all():
+            return None
+        return _additive(visible, pool.dtype).repeat_interleave(pool.kv_heads, 0)[:, None]
+
     first, last = numbers[0], numbers[-1]
     neighbours = numbers == list(range(first, last + 1))
     return Tile(
@@ -189,7 +200,7 @@ def _decode_tile(group: list[_Query], sight: Sight, pool: KvPool) -> Tile:
         queries=1,
         gather=_gather(padded, sight, pool),
         positions=width * size,
-        mask=mask,
+        masked=masked,
         keys=torch.from_numpy(key_positions),
         starts=torch.from_numpy(key_positions[:, 0].copy()),
         newest=torch.from_numpy(ends - 1),
@@ -224,7 +235,7 @@ def _answer_tile(group: list[_Query], pool: KvPool) -> Tile:
         queries=1,
         gather=_gather(np.array(tables), Sight(), pool),
         positions=width * size,
-        mask=mask,
+        masked=lambda: mask,
         keys=torch.from_numpy(keys),
         starts=torch.from_numpy(keys[:, 0].copy()),
         newest=torch.from_numpy(positions[:, 0].copy()),
@@ -260,7 +271,7 @@ def _prefill_tile(row: Row, first: int, begin: int, end: int, sight: Sight, pool
         queries=end - begin,
         gather=_gather(np.array([table]), sight, pool),
         positions=len(table) * size,
-        mask=_additive(visible, pool.dtype).repeat(pool.group, 1)[None],
+        masked=lambda: _additive(visible, pool.dtype).repeat(pool.group, 1)[None],
         keys=torch.from_numpy(key_positions)[None],
         starts=torch.from_numpy(key_positions[:1].copy()),
         newest=torch.tensor([high - 1]),

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from engine.cache.windowed import Windowed
+from engine.dense.linear import DTYPES, has_kernel
 from engine.layers.host_memory import lazy_zeros, release
 from engine.layers.transfer import on_device, send
 from engine.model_spec import ModelSpec, Sight
@@ -64,6 +65,10 @@ class KvPool:
             self.rows.append(views[kind][firsts[kind] :])
             firsts[kind] += self.heads
         self._kv_slots = self._slot_views()
+        # Whether single queries read keys and values where they lie, and no copy has to fit into a cache.
+        self.read_in_place = (
+            has_kernel() and dtype in DTYPES and bool(self._kv_slots) and spec.alibi is None
+        )
 
     def _memory(self, blocks: int, layers: int) -> torch.Tensor:
         row, stored = self._row()
