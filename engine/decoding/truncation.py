@@ -18,6 +18,7 @@ from engine.protocol import SamplingParams
 
 GREEDY_BELOW = 1e-5  # a temperature this small is greedy
 _UNIT = 2.0**34  # the share of the likeliest id
+_NO_SHARE = -30.0  # a gap; exp(-30) is 2^-43
 _CANDIDATES = 256  # sorted first for top-p; the whole vocabulary only if their mass is too small
 
 Exponential = Callable[[Tensor], Tensor]  # of float32 numbers up to 0
@@ -116,7 +117,9 @@ def _deviation(scaled: Tensor) -> Tensor:
 
 
 def _shares(gaps: Tensor, exponential: Exponential) -> Tensor:
-    return exponential(gaps).mul_(_UNIT).floor_()
+    """Masked ids get the greatest gap whose share is certainly 0: of minus infinity, processors compute
+    the exponential many times slower."""
+    return exponential(gaps.clamp(min=_NO_SHARE)).mul_(_UNIT).floor_()
 
 
 def _sum(shares: Tensor) -> Tensor:

@@ -160,11 +160,9 @@ class Matchers:
         if state is None or state.work is not None:
             return None
         matcher = state.matcher
-        for count, token in enumerate(tokens, 1):
-            state.taken += matcher.try_consume_tokens([token])
-            if matcher.is_stopped() and not matcher.is_error():
-                return count
-        return None
+        count = matcher.try_consume_tokens(tokens)  # until the grammar's end
+        state.taken += count
+        return count if matcher.is_stopped() and not matcher.is_error() else None
 
     def forced(self, seq: int) -> list[int]:
         """The only tokens that may follow what the sequence's grammar has consumed, if it has one:

@@ -62,7 +62,13 @@ def test_rotations_and_what_is_stored(level: str, dtype: torch.dtype) -> None:
 
 def make(dtype: torch.dtype, kv_dtype: str = "auto", size: int = 16, heads: int = 6) -> KvPool:
     spec = SimpleNamespace(
-        layers=LAYERS, cached_layers=LAYERS, kv_heads=2, cached_heads=4, heads=heads, head_dim=24
+        layers=LAYERS,
+        cached_layers=LAYERS,
+        kv_heads=2,
+        cached_heads=4,
+        heads=heads,
+        head_dim=24,
+        alibi=None,
     )
     config = EngineConfig(model="fake", block_size=size, kv_dtype=kv_dtype)
     return make_pool(config, spec, BLOCKS, dtype, torch.device("cpu"))  # type: ignore[arg-type]
