@@ -2,7 +2,7 @@
 
 import json
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from itertools import count
 from typing import Any
 
@@ -100,6 +100,15 @@ def test_answers_are_the_same_wherever_masks_are_made(monkeypatch: pytest.Monkey
     assert at_once == 6 < in_threads / 4  # the first of each sequence alone
 
 
+class InTime(ThreadPoolExecutor):
+    """A thread that is done before the model."""
+
+    def submit(self, work: Any, /, *given: Any, **named: Any) -> Any:
+        future = super().submit(work, *given, **named)
+        wait([future])
+        return future
+
+
 class Busy(ThreadPoolExecutor):
     """A thread that never begins."""
 
@@ -121,7 +130,7 @@ def test_the_thread_of_quick_masks_makes_the_same(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(matchers, "_QUICK_S", 60.0)
     monkeypatch.setattr(matchers, "_SLOW_S", 60.0)
     answers, jobs = [], []
-    for pool in (None, ThreadPoolExecutor(1), Busy(1), Late(1)):
+    for pool in (None, InTime(1), Busy(1), Late(1)):
         engine = make(speculation="off")
         engine._runner._patience_s = 0.001 if isinstance(pool, Late) else None
         served = engine._runner.grammars.matchers
