@@ -22,16 +22,16 @@ LIBRARY = [
 # on where a disk is full. `layers` and `scheduling` have positions that stay where others are dropped.
 # `decoding/grammar` bounds what grammars cost, and makes masks beside the model. `dense` has all layers
 # in one call, and `layers` masks that are made where they are read. `kernels` and `execution` have graphs
-# of any mix of decoding sequences and prompt chunks, and `execution` those of adapters with DoRA. `streams`
-# says what a device does there, as a CPU does it; `kernels/altup` is how a GPU does. `execution`, `kernels`
-# and `scheduling` have answers on a GPU that see a part of their prompt.
+# of any mix of decoding sequences and prompt chunks, and `execution` those of adapters with DoRA.
+# `streams` says what a device does there, as a CPU does it; `kernels/altup` is how a GPU does.
+# `execution`, `kernels` and `scheduling` have answers on a GPU that see a part of their prompt.
 LIMITS = {
     "": 1345,
     "cache": 555,
     "decoding": 670,
     "decoding/grammar": 970,
     "dense": 345,
-    "execution": 1265,
+    "execution": 1275,
     "kernels": 2000,
     "kernels/adapters": 880,
     "kernels/altup": 370,
