@@ -39,7 +39,7 @@ def is_fast(weight: torch.Tensor, *, few_rows: bool) -> bool:
 
     Measured in bfloat16 on a 2-core AMX machine, [1024, 512], 1 to 16 rows: 28 to 36 us where oneDNN
     takes 44 to 99. On a 2-core machine with AVX-512 alone, all products of SmolLM2-135M, one thread:
-    0.48 of oneDNN's time at one row, 0.78 at 8, 0.9 at 16, and 0.98 to 1.0 at 32 to 512."""
+    0.48 of oneDNN's time at one row, 0.78 at 8, 0.9 at 16, and 0.98 to 1.0 at 32 to 128."""
     if kernel is None or weight.device.type != "cpu":
         return False
     if weight.dtype is torch.bfloat16:
