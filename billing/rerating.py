@@ -209,8 +209,7 @@ def _refuse_half_overlaps(session: Session, wanted: Request) -> None:
         apart = each.ends_at <= wanted.starts_at or each.starts_at >= wanted.ends_at
         other = each.tenant_id and wanted.tenant_id and each.tenant_id != wanted.tenant_id
         inside = each.starts_at >= wanted.starts_at and each.ends_at <= wanted.ends_at
-        within = not wanted.tenant_id or each.tenant_id in ("", wanted.tenant_id)
-        if not (apart or other or (inside and within)):
+        if not (apart or other or inside):
             raise BadRequest(
                 f"Re-rating {each.id} from {each.starts_at:%Y-%m-%d} to {each.ends_at:%Y-%m-%d} "
                 "partly overlaps this range.",

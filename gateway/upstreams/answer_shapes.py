@@ -3,6 +3,7 @@
 from typing import Any
 
 import msgspec
+import orjson
 
 
 class Completion(msgspec.Struct):
@@ -86,8 +87,18 @@ class Embeddings(msgspec.Struct):
 
 # These leave the parts that may be many unparsed: a call of a parser holds the interpreter's lock.
 completion_decoder = msgspec.json.Decoder(Completion)
-logprobs_decoder = msgspec.json.Decoder(_Logprobs)
+_logprobs_decoder = msgspec.json.Decoder(_Logprobs)
 embeddings_decoder = msgspec.json.Decoder(Embeddings)
 plain_event_decoder = msgspec.json.Decoder(PlainEvent)
 plain_events_decoder = msgspec.json.Decoder(list[PlainEvent])
 plain_answer_decoder = msgspec.json.Decoder(_PlainAnswer)
+
+
+def choice_of(fields: dict[str, msgspec.Raw]) -> dict[str, Any]:
+    """One of `Completion.choices`, parsed."""
+    logprobs = fields.pop("logprobs", None)
+    choice = {name: orjson.loads(memoryview(raw)) for name, raw in fields.items()}
+    if logprobs is not None and bytes(logprobs) != b"null":
+        listed = _logprobs_decoder.decode(logprobs).content or ()
+        choice["logprobs"] = {"content": [orjson.loads(memoryview(each)) for each in listed]}
+    return choice

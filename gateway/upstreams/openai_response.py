@@ -19,22 +19,21 @@ from gateway.upstreams.answer_shapes import (
     Completion,
     Embeddings,
     PlainEvent,
+    choice_of,
     completion_decoder,
     embeddings_decoder,
-    logprobs_decoder,
     plain_answer_decoder,
     plain_event_decoder,
     plain_events_decoder,
 )
 from gateway.upstreams.base import Job, Mailbox, TextChunk, calls_text, engine_unavailable
+from gateway.upstreams.joined_texts import JoinedTexts
 from gateway.upstreams.upstream_errors import error_of_event, error_of_status
 from gateway.upstreams.upstream_scores import ROUTES as SCORES
 from gateway.upstreams.upstream_scores import scores_of
 from gateway.upstreams.upstream_usage import CountTokens, UsageCounter
 
 _INLINE_BYTES = 16_384  # of events or of a whole answer; about a millisecond
-# Characters of text that arrived together and become one chunk: about what held money is extended by.
-_LONGEST_TEXT = 256
 _LONGEST_LINE = 8 << 20  # bytes of one event of a stream
 _LARGEST_ANSWER = 256 << 20  # bytes of an answer that is not streamed
 _NEXT_EVENT = b"\n\ndata: "
@@ -49,9 +48,6 @@ class ResponseParser:
     servers ignore the `stream` field."""
 
     terminate: Callable[[], None] | None = None
-    _texts_size = 0
-    _texts_counted = 0  # of `_texts`, which the usage has
-    _texts_choice = 0
     _status = 0
     _streams = False
     _at_end: Callable[[], None] | None = None  # once what waits is parsed
@@ -73,8 +69,7 @@ class ResponseParser:
         self._inputs = job.request.inputs
         self._request = job.request
         # With tools the end of a call may end the choice, within the chunk that holds it.
-        self._joins = not job.request.tools
-        self._texts: list[str] = []  # pieces of one choice's text that are not put yet
+        self._texts = JoinedTexts(mailbox, self._usage, joins=not job.request.tools)
         self._on_close: Callable[[str], None] | None = on_close
         self._parts: list[bytes] = []  # an incomplete line of a stream; else the body so far
         self._waiting: deque[bytes] = deque()  # whole lines of a stream, not parsed yet, by read
@@ -106,7 +101,7 @@ class ResponseParser:
         whole = data.startswith(b"data: ") and data.endswith(b"\n\n") and data.count(b"\n") == 2
         if not (whole and len(data) < _INLINE_BYTES and self._take_plain(data[6:-2])):
             return False
-        self._put_if_needed()
+        self._texts.put_if_needed()
         return True
 
     def on_end(self) -> None:
@@ -156,7 +151,7 @@ class ResponseParser:
             waiting[0] = rest
         else:
             waiting.popleft()
-        self._put_if_needed()
+        self._texts.put_if_needed()
         if waiting:
             asyncio.get_running_loop().call_soon(self._parse_some)
         elif (act := self._at_end) is not None:
@@ -175,7 +170,7 @@ class ResponseParser:
                     self._finish(FinishReason.STOP)
                     return
                 if not self._take_plain(event):
-                    self._put_texts()
+                    self._texts.put()
                     self._parse_event(orjson.loads(event))
 
     def _take_plain_events(self, lines: bytes) -> int:
@@ -283,8 +278,7 @@ class ResponseParser:
 
     def _close_once(self) -> bool:
         """Mark the call as ended. True at the first call only."""
-        if self._texts:
-            self._put_texts()
+        self._texts.put()
         on_close, self._on_close = self._on_close, None
         # The call refers to this parser: the request and its prompt would wait for the collector.
         self.terminate = None
@@ -300,37 +294,7 @@ class ResponseParser:
             return False  # something else, or malformed: the general parser tells
 
     def _take_event(self, event: PlainEvent) -> bool:
-        text = event.text
-        if not text or self._on_close is None:
-            return False
-        index = event.choices[0].index or 0
-        joins = self._joins and index == self._texts_choice and self._texts_size < _LONGEST_TEXT
-        if not joins:
-            self._put_texts()
-            self._texts_choice = index
-        self._texts.append(text)
-        self._texts_size += len(text)
-        if event.usage:  # which is of the text so far
-            self._count_texts()
-            self._usage.report(event.usage, final=False)
-        return True
-
-    def _put_if_needed(self) -> None:
-        if self._texts_size >= self._mailbox.needed:
-            self._put_texts()
-
-    def _put_texts(self) -> None:
-        """Put the pieces of text that arrived together, as one chunk."""
-        if not self._texts:
-            return
-        self._count_texts()
-        text, self._texts, self._texts_size, self._texts_counted = "".join(self._texts), [], 0, 0
-        self._mailbox.put_text(self._texts_choice, text, self._usage.grown())
-
-    def _count_texts(self) -> None:
-        fresh = self._texts[self._texts_counted :]
-        self._usage.add(self._texts_choice, "text", "".join(fresh))
-        self._texts_counted = len(self._texts)
+        return self._on_close is not None and self._texts.take(event)
 
     def _parse_event(self, event: dict[str, Any]) -> None:
         if event.get("error"):
@@ -351,7 +315,7 @@ class ResponseParser:
                 self._mailbox.put(msgspec.structs.replace(chunk, count=self._usage.grown()))
 
     def _parse_completion(self, answer: Completion, usage: UsageCounter) -> list[TextChunk]:
-        choices, chunks = [_choice(each) for each in answer.choices], []
+        choices, chunks = [choice_of(each) for each in answer.choices], []
         for choice in choices:
             _count(usage, choice, choice.get("message"))
         usage.report(answer.usage, final=True)
@@ -386,15 +350,6 @@ class ResponseParser:
         index, logprobs = int(choice.get("index") or 0), choice.get("logprobs")
         request_id = self._mailbox.request_id
         return TextChunk(request_id, index, text, 0, reason, logprobs, calls, reasoning=reasoning)
-
-
-def _choice(fields: dict[str, msgspec.Raw]) -> dict[str, Any]:
-    logprobs = fields.pop("logprobs", None)
-    choice = {name: orjson.loads(memoryview(raw)) for name, raw in fields.items()}
-    if logprobs is not None and bytes(logprobs) != b"null":
-        listed = logprobs_decoder.decode(logprobs).content or ()
-        choice["logprobs"] = {"content": [orjson.loads(memoryview(each)) for each in listed]}
-    return choice
 
 
 def _count(usage: UsageCounter, choice: dict[str, Any], message: dict[str, Any] | None) -> None:

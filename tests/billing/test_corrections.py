@@ -1,7 +1,10 @@
 """A correction of past usage is everywhere where the usage is: pages, costs, exports, budgets, books."""
 
+from contextlib import nullcontext
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
+import pytest
 from sqlalchemy import select
 
 from billing import budgets, credits, invoice_run, reconcile, rerating, rollups
@@ -13,6 +16,7 @@ from billing.models import CreditGrant, Invoice, InvoiceLine
 from billing.unrated import UnratedUsage
 from billing.usage_buckets import BucketQuery, Width, usage_buckets
 from core.clock import FakeClock
+from core.errors import BadRequest
 from core.money import Money, units_of
 from core.tenants.scope import scope_of_operator
 from tests.billing.conftest import Deployment
@@ -220,3 +224,36 @@ def test_a_correction_of_what_was_paid_in_money_is_new_credit_beside_what_return
         (credits.PREPAID, units_of("2"), None),
     }
     clean(lite)
+
+
+DAY = timedelta(days=1)
+BEGIN, END = JANUARY + 2 * DAY, JANUARY + 12 * DAY  # the usage is of the fourth day
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "tenant_id", "refused"),
+    [
+        (JANUARY, FEBRUARY, "", False),  # all of it
+        (BEGIN, END, "", False),
+        (END, FEBRUARY, "", False),  # nothing of it
+        (JANUARY, BEGIN, "", False),
+        (BEGIN + DAY, FEBRUARY, "", True),
+        (JANUARY, END - DAY, "", True),
+        (BEGIN + DAY, END - DAY, "", True),
+        (JANUARY, END - DAY, "acme", True),
+        (JANUARY, END - DAY, "globex", False),  # whose usage the earlier one left alone
+    ],
+)
+def test_an_earlier_correction_is_in_the_range_or_out_of_it(
+    lite: Deployment, start: datetime, end: datetime, tenant_id: str, refused: bool
+) -> None:
+    """Of a part of it nobody could say what it has corrected already."""
+    lite.tenant("globex")
+    whole = wrongly_priced(lite)
+    with lite.database.transaction() as session:
+        earlier = replace(whole, starts_at=BEGIN, ends_at=END, tenant_id="acme")
+        assert rerating.post_all(session, lite.clock, earlier)
+    wanted = replace(whole, starts_at=start, ends_at=end, tenant_id=tenant_id)
+    expected = pytest.raises(BadRequest, match="partly overlaps") if refused else nullcontext()
+    with expected, lite.database.transaction() as session:
+        rerating.post_all(session, lite.clock, wanted)

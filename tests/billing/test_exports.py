@@ -311,6 +311,19 @@ def test_list_cost_is_at_the_list_price(lite: Deployment, by: str) -> None:
     assert row["EffectiveCost"] == paid * 1_000_000
 
 
+def test_what_the_list_does_not_charge_has_no_list_cost(lite: Deployment) -> None:
+    """The tenant's own price charges requests, too."""
+    lite.price({"output": "0.60"}, model="plain")
+    own = lite.price({"output": "0.60", "request": "0.01"}, model="plain", tenant_id="acme")
+    lite.record(lite.event(model="plain", price_version=own.id, output_tokens=1_000_000))
+    lite.rate()
+    lite.clock.advance(days=40)
+    invoice_run.run(lite.database, lite.clock, current=False)
+    costs = {row["SkuMeter"]: (row["ListCost"], row["EffectiveCost"]) for row in focus(lite)}
+    assert costs["request"] == (0, 10_000_000_000)
+    assert costs["output"] == (600_000_000_000, 600_000_000_000)
+
+
 def test_the_list_cost_of_a_tiered_price_is_before_the_discount(lite: Deployment) -> None:
     rule = {"scheme": "graduated", "tiers": TIERS}
     lite.price({"output": rule}, model="bulk")

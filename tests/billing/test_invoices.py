@@ -1,11 +1,12 @@
 """Invoices: the sum of the usage, closed once, numbered without a gap, final for good."""
 
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 
 import pytest
 from sqlalchemy import func, select, text
 
-from billing import credits, invoice_run, invoices, ledger, reconcile, settlement
+from billing import credits, invoice_run, invoices, ledger, reconcile, settlement, views
 from billing.ledger import AccountKind
 from billing.models import BillingPeriod, Charge, CreditGrant, Invoice, InvoiceLine
 from core.errors import Conflict
@@ -40,6 +41,26 @@ def test_an_invoice_bills_the_usage_to_the_token_and_to_the_last_unit(
         assert invoice.exact == session.scalar(select(func.sum(Charge.amount)))
         assert invoice.status == "draft"
     clean(deployment)
+
+
+def test_an_invoice_sums_the_lines_of_each_project(deployment: Deployment) -> None:
+    price = deployment.price({"output": "1", "input": "2"}, model="plain")
+    used = {
+        "model": "plain",
+        "price_version": price.id,
+        "input_tokens": 1_000_000,
+        "cached_tokens": 0,
+        "waived_tokens": 0,
+    }
+    for project_id, output in (("a", 1_000_000), ("a", 3_000_000), ("b", 500_000)):
+        deployment.record(deployment.event(**used, project_id=project_id, output_tokens=output))
+    (drafted,) = invoice_run.run(deployment.database, deployment.clock, ["acme"]).drafted
+    with deployment.database.read() as session:
+        shown = views.invoice_json(session, invoices.get(session, drafted))["by_project"]
+    billed = {each["project_id"]: each["billed"]["amount"] for each in shown}
+    exact = {each["project_id"]: Decimal(each["exact"]["amount"]) for each in shown}
+    assert billed == {"a": "8", "b": "2.5"}
+    assert exact == {"a": 8, "b": Decimal("2.5")}
 
 
 def test_what_the_response_cache_answered_has_a_line_that_says_so(deployment: Deployment) -> None:

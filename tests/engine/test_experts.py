@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine.config import EngineConfig
-from engine.errors import AdapterError, CheckpointError, ConfigError
+from engine.errors import AdapterError, CheckpointError
 from engine.layers.experts import Mixture
 from engine.loop import Engine
 from engine.models.load import load_model
@@ -241,16 +241,3 @@ def test_adapters_of_a_model_of_experts_take_room_for_attention_only(tmp_path: P
     digest = driver.runner.register_adapter(str(adapter)).digest
     sizes = (64 + 80) + 2 * (64 + 40) + (80 + 64)
     assert driver.runner.adapter_blocks(digest) == -(-3 * 8 * sizes * 4 // (3 * 16 * 80 * 4))
-
-
-@pytest.mark.parametrize(
-    ("case", "told"),
-    [
-        ("gemma3n", "several residual streams is served on a CPU only: set device to cpu"),
-    ],
-)
-def test_a_gpu_refuses_what_its_kernels_lack_by_name(case: str, told: str, tmp_path: Path) -> None:
-    gpu_runner = pytest.importorskip("engine.execution.gpu_runner")
-    config = EngineConfig(model=str(save_checkpoint(tmp_path, case)), num_blocks=8)
-    with pytest.raises(ConfigError, match=told):
-        gpu_runner.GpuRunner(config, load_model(config))

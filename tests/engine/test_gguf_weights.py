@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from engine.config import EngineConfig
+from engine.dense.linear import RowGatedLinear, RowLinear
 from engine.models.checkpoint import open_checkpoint
 from engine.models.decoder import Decoder
 from engine.models.gguf.dequantise import dequantise
@@ -228,13 +229,19 @@ def test_loading_keeps_only_what_is_served(tmp_path: Path, dtype: str, form: str
 
 def _tensors(decoder: Decoder) -> list[torch.Tensor]:
     """The embedding and what layers hold beside the matrices that are packed for the processor."""
-    found = [decoder.embedding.weight, decoder.head.weight]
-    for block in decoder.blocks:
-        for site in (block.qkv, block.o, block.gate_up, block.down):
-            linear = site.linear
-            halves = getattr(linear, "_halves", None) or ()
-            found += [linear.weight, *(half.weight for half in halves)]
+    found = [decoder.embedding.weight]
+    linears = [site.linear for block in decoder.blocks for site in block.sites]
+    for linear in (decoder.head, *linears):
+        found += _of_product(linear)
     return [tensor for tensor in found if tensor.layout == torch.strided]
+
+
+def _of_product(linear: Any) -> list[torch.Tensor]:
+    if isinstance(linear, RowGatedLinear):
+        return [linear.gate.matrix.tiles, linear.up.matrix.tiles]
+    if isinstance(linear, RowLinear):
+        return [linear.matrix.tiles]
+    return [linear.weight, *(half.weight for half in getattr(linear, "_halves", None) or ())]
 
 
 def test_a_large_tensor_is_read_in_small_parts(tmp_path: Path) -> None:

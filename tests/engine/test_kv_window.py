@@ -16,7 +16,6 @@ from engine.errors import ConfigError, RequestError
 from engine.execution.cpu_runner import load_runner
 from engine.execution.fake_runner import FakeRunner
 from engine.loop import Engine
-from engine.models.load import load_model
 from engine.protocol import Receipt
 from tests.engine.checkpoints import (
     VOCAB,
@@ -266,9 +265,3 @@ def test_refusals(llama: Path, tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="the prompt has 90 tokens"):
         small = make_engine(llama, num_blocks=8)  # of fewer blocks than the window needs
         small.submit(ask("r", [5] * 90, 4), "g")
-
-
-def test_a_gpu_refuses_heavy_hitters_by_name(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.models.load.choose_device", lambda _: torch.device("cuda", 0))
-    with pytest.raises(ConfigError, match="kv_heavy is served on a CPU only"):
-        load_model(EngineConfig(model=str(llama), kv_window=8, kv_heavy=16))

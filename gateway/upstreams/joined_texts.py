@@ -1,0 +1,51 @@
+"""Pieces of one choice's text that arrived together, and become one chunk of a request's mailbox."""
+
+from gateway.upstreams.answer_shapes import PlainEvent
+from gateway.upstreams.base import Mailbox
+from gateway.upstreams.upstream_usage import UsageCounter
+
+_LONGEST = 256  # characters of a chunk; about what held money is extended by
+
+
+class JoinedTexts:
+    _choice = 0
+    _size = 0  # characters
+    _counted = 0  # pieces that the counter has
+
+    def __init__(self, mailbox: Mailbox, usage: UsageCounter, *, joins: bool) -> None:
+        """Without `joins` each piece is a chunk."""
+        self._mailbox = mailbox
+        self._usage = usage
+        self._joins = joins
+        self._pieces: list[str] = []
+
+    def take(self, event: PlainEvent) -> bool:
+        """False for an event that is anything else than a piece of text."""
+        text = event.text
+        if not text:
+            return False
+        index = event.choices[0].index or 0
+        if not (self._joins and index == self._choice and self._size < _LONGEST):
+            self.put()
+            self._choice = index
+        self._pieces.append(text)
+        self._size += len(text)
+        if event.usage:  # which is of the text so far
+            self._count()
+            self._usage.report(event.usage, final=False)
+        return True
+
+    def put_if_needed(self) -> None:
+        if self._size >= self._mailbox.needed:
+            self.put()
+
+    def put(self) -> None:
+        if not self._pieces:
+            return
+        self._count()
+        text, self._pieces, self._size, self._counted = "".join(self._pieces), [], 0, 0
+        self._mailbox.put_text(self._choice, text, self._usage.grown())
+
+    def _count(self) -> None:
+        self._usage.add(self._choice, "text", "".join(self._pieces[self._counted :]))
+        self._counted = len(self._pieces)
