@@ -50,6 +50,7 @@ _OF_BILLING = (
     "tests/dashboards",
     "tests/gateway/admin",
     "tests/gateway/request_log",
+    "tests/migrations",
 )
 
 

@@ -121,6 +121,7 @@ def test_numbers_start_where_the_seller_says_and_then_run_on(lite: Deployment) -
         ({"tax_id": "DE136695976"}, "tax_id"),
         ({"number_prefix": "A/B"}, "number_prefix"),
         ({"next_number": 0}, "next_number"),
+        ({"next_number": 10**12}, "next_number"),
         ({"next_number": "ten"}, "next_number"),
         ({"logo": b"GIF89a"}, "logo"),
         ({"logo": b"\x89PNG\r\n\x1a\n" + bytes(2**18)}, "logo"),
