@@ -26,8 +26,6 @@ import argparse
 import contextlib
 import os
 import socket
-import subprocess
-import sys
 import tempfile
 import uuid
 from collections.abc import Iterator
@@ -42,10 +40,9 @@ from benchmarks.gateway_load.own import ROOT, GatewayProcess, own_gateway
 from benchmarks.gateway_load.paced import compare
 from benchmarks.gateway_load.peers import PEERS, Peer
 from benchmarks.gateway_load.rounds import Contender, beside, rounds
+from benchmarks.gateway_load.versions import WORKS, Versions
 from benchmarks.report import figure, progress
 
-WHOLE_WORKS = ("known", "new", "tools", "conversation")
-WORKS = (*WHOLE_WORKS, "stream", "paced", "unguarded")
 REDIS = "redis://127.0.0.1:6379/9"
 # The memory is looked at after so many requests and again after ten times as many; where the time
 # does not allow that, after as many as fit, and the figure's settings say how many they were.
@@ -104,12 +101,13 @@ def main(arguments: list[str] | None = None) -> int:
         home = Path(made)
         with mock(home / "upstream") as (whole, stream):
             bench = Bench(home, whole, stream, peers, chosen.rounds, chosen.seconds)
+            versions = Versions(Costs(home, chosen.rounds, chosen.seconds), whole, stream)
             if chosen.against is not None:
-                _against(bench, chosen.against.resolve(), wanted)
+                versions.against(chosen.against.resolve(), wanted)
                 return 0
             if chosen.pythons:
                 for python in chosen.pythons.split(","):
-                    _on_python(bench, python, wanted)
+                    versions.on_python(python, wanted)
                 return 0
             if not chosen.costs:
                 _measure(bench)
@@ -132,53 +130,6 @@ def _costs(bench: Bench) -> None:
         costs.streams(Process("own", stream.server, stream.pid))
     for guarded in (True, False):
         compare(bench.home, {"own": ROOT}, bench.count, bench.seconds, guarded=guarded)
-
-
-def _against(bench: Bench, checkout: Path, wanted: set[str]) -> None:
-    progress(f"CPU time of a request, beside {checkout}")
-    both = {"own": ROOT, "other checkout": checkout}
-    for name in wanted & {"paced", "unguarded"}:
-        compare(bench.home, both, bench.count, bench.seconds, guarded=name == "paced")
-    _two_versions(bench, {"own": {}, "other checkout": {"checkout": checkout}}, wanted)
-
-
-def _on_python(bench: Bench, python: str, wanted: set[str]) -> None:
-    name, running = _version(python), _version(sys.executable)
-    progress(f"CPU time of a request on {name}, beside {running}")
-    _two_versions(bench, {name: {"python": python}, running: {}}, wanted)
-
-
-def _version(python: str) -> str:
-    """Of an interpreter: its number, and how it was built, as `tollhouse doctor` says it."""
-    said = "from gateway.cli.doctor.interpreter import running; print(running().says)"
-    done = subprocess.run(
-        [python, "-c", said], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    return done.stdout.strip()
-
-
-def _two_versions(bench: Bench, versions: dict[str, dict[str, Any]], wanted: set[str]) -> None:
-    """CPU time of the first beside the second's; their values are options of `own_gateway`."""
-    costs = Costs(bench.home, bench.count, bench.seconds)
-    if wanted & set(WHOLE_WORKS):
-        with _two_gateways(bench, versions, bench.whole) as (ours, theirs):
-            costs.against(ours, theirs, wanted)
-    if "stream" in wanted:
-        with _two_gateways(bench, versions, bench.stream) as (ours, theirs):
-            costs.streams(ours, theirs)
-
-
-@contextlib.contextmanager
-def _two_gateways(
-    bench: Bench, versions: dict[str, dict[str, Any]], upstream: str
-) -> Iterator[tuple[Process, Process]]:
-    with contextlib.ExitStack() as stack:
-        pair = []
-        for name, options in versions.items():
-            home = Path(tempfile.mkdtemp(dir=bench.home))
-            made = stack.enter_context(own_gateway(home, upstream, **options))
-            pair.append(Process(name, made.server, made.pid))
-        yield pair[0], pair[1]
 
 
 def _measure(bench: Bench) -> None:

@@ -375,6 +375,7 @@ def _split(lines: bytes) -> tuple[bytes, bytes]:
     if len(lines) <= _INLINE_BYTES:
         return lines, b""
     at = lines.rfind(b"\n\n", 0, _INLINE_BYTES)
-    if at < 0:
-        at = lines.find(b"\n")
-    return (lines[:at], lines[at + 1 :]) if at >= 0 else (lines, b"")
+    if at >= 0:  # the rest begins with an event, as what is decoded together does
+        return lines[:at], lines[at + 2 :]
+    line, _, rest = lines.partition(b"\n")
+    return line, rest
