@@ -7,13 +7,23 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from sqlalchemy import select
+from sqlalchemy.orm import Session
 
-from billing import dunning, settlement, subscriptions
+from billing import dunning, invoice_run, settlement, subscriptions, webhooks
 from billing.accounts import lock_account
 from billing.dunning import DunningResult
-from billing.models import BillingAccount, DunningCase, Invoice, OutboxMessage, Plan
+from billing.models import (
+    BillingAccount,
+    DunningCase,
+    Invoice,
+    OutboxMessage,
+    Payment,
+    PaymentCommand,
+    Plan,
+)
 from billing.payments.manual import ManualPayments
 from core.tenants.models import Tenant
+from core.tenants.scope import scope_of_operator
 from tests.billing.conftest import Deployment
 from tests.billing.test_settlement import Customer
 
@@ -167,3 +177,164 @@ def test_a_case_opens_for_a_cent_and_not_for_nothing(
     with customer.deployment.database.transaction() as session:
         session.get_one(Invoice, customer.invoice_id).credited_minor = credited
     assert run(customer, DUE + DAY).opened == opened
+
+
+class Collecting(ManualPayments):
+    """Collects what is billed by hand, so that no server is needed."""
+
+    collects = True
+
+
+@pytest.mark.parametrize(
+    ("provider", "collection", "retries", "turns"),
+    [
+        (Collecting(), "manual", True, ["20260224.1", "20260224.2"]),
+        (Collecting(), "manual", False, []),
+        (Collecting(), "stripe", True, []),
+        (ManualPayments(), "manual", True, []),
+    ],
+)
+def test_a_card_is_tried_again_with_each_reminder_but_the_first(
+    customer: Customer, provider: ManualPayments, collection: str, retries: bool, turns: list[str]
+) -> None:
+    made = customer.deployment
+    with made.database.transaction() as session:
+        lock_account(session, "acme").collection = collection
+        session.get_one(Plan, "pro").suspend_after_days = None
+    for days in (0, 3, 7):
+        made.clock.set(DUE + days * DAY)
+        found = dunning.run(made.database, made.clock, provider, retries=retries)
+        assert found.reminded == 1
+    with made.database.read() as session:
+        keys = session.scalars(
+            select(PaymentCommand.idempotency_key).where(PaymentCommand.kind == "collect")
+        )
+        asked = [key for key in keys if "." in key]
+    assert asked == [f"collect:{customer.invoice_id}:{turn}" for turn in turns]
+
+
+def test_a_declined_card_opens_a_case_before_the_due_day(customer: Customer) -> None:
+    made = customer.deployment
+    with made.database.transaction() as session:
+        begun = begin(session, customer, "card")
+        settlement.fail(session, begun, "declined", made.clock.now())
+    assert run(customer, DUE - 9 * DAY) == DunningResult(opened=1, reminded=1)
+    assert case(customer).opened_at == DUE - 9 * DAY
+    assert standing(customer) == ("active", "past_due")
+
+
+def begin(session: Session, customer: Customer, name: str) -> Payment:
+    return settlement.begin_payment(
+        session,
+        tenant_id="acme",
+        invoice_id=customer.invoice_id,
+        amount_minor=1200,
+        currency="USD",
+        provider="manual",
+        reference=name,
+        at=customer.deployment.clock.now(),
+    )
+
+
+def test_a_debit_that_begins_holds_a_case_that_is_open(customer: Customer) -> None:
+    run(customer, DUE)
+    with customer.deployment.database.transaction() as session:
+        begun = begin(session, customer, "debit").id
+    assert run(customer, DUE + 11 * DAY) == DunningResult()
+    assert standing(customer) == ("active", "past_due")
+    with customer.deployment.database.transaction() as session:
+        settlement.fail(session, session.get_one(Payment, begun), "no funds", DUE + 11 * DAY)
+    assert run(customer, DUE + 11 * DAY) == DunningResult(reminded=1, suspended=1)
+
+
+def test_a_paid_case_opens_again_as_a_new_one_if_the_money_leaves(customer: Customer) -> None:
+    run(customer, DUE)
+    run(customer, DUE + 10 * DAY)
+    assert standing(customer) == ("unpaid", "suspended")
+    payment = customer.pay(1200, "wire")
+    assert run(customer, DUE + 12 * DAY) == DunningResult(closed=1)
+    customer.refund(payment, 1200)
+    assert run(customer, DUE + 13 * DAY) == DunningResult(opened=1, reminded=1, suspended=1)
+    found = case(customer)
+    assert (found.step, found.closed_at, found.outcome) == (1, None, None)
+    assert (found.opened_at, found.suspended_at) == (DUE + 13 * DAY, DUE + 13 * DAY)
+    assert found.next_at == DUE + 16 * DAY
+    assert told(customer).count("invoice.suspended") == 2
+    assert told(customer).count("invoice.reinstated") == 1
+
+
+def test_service_returns_when_the_last_unpaid_invoice_is_paid(customer: Customer) -> None:
+    """A second invoice of 6.00, due a month later; the first alone ended service."""
+    made, first = customer.deployment, customer.invoice_id
+    customer.use(10_000_000)
+    made.clock.set(datetime(2026, 3, 3, tzinfo=UTC))
+    (second,) = invoice_run.run(made.database, made.clock, current=False).finalised
+    run(customer, DUE + 10 * DAY)
+    assert standing(customer) == ("unpaid", "suspended")
+    at = datetime(2026, 4, 5, tzinfo=UTC)
+    assert run(customer, at) == DunningResult(opened=1, reminded=2, suspended=1)
+    customer.pay(1200, "first")
+    assert run(customer, at + DAY) == DunningResult(closed=1)
+    assert standing(customer) == ("unpaid", "suspended"), "the other one is unpaid as well"
+    with made.database.transaction() as session:
+        session.get_one(DunningCase, second).suspended_at = None
+        session.get_one(DunningCase, first).closed_at = None
+    assert dunning.settle(made.database, made.clock, ["acme"]) == 1
+    assert standing(customer) == ("active", "past_due")
+    assert told(customer)[-1] == "invoice.reinstated"
+    customer.invoice_id = second
+    customer.pay(600, "second")
+    assert run(customer, at + 2 * DAY) == DunningResult(closed=1)
+    assert standing(customer) == ("active", "active")
+    assert told(customer).count("invoice.reinstated") == 1, "service was not ended any more"
+
+
+def test_mail_and_webhooks_are_told_where_to_pay_until_the_invoice_is_settled(
+    customer: Customer,
+) -> None:
+    made, url = customer.deployment, "https://hooks.example.com/dunning"
+    with made.database.transaction() as session:
+        webhooks.add(session, scope_of_operator("acme"), made.clock, url)
+        session.get_one(Invoice, customer.invoice_id).pay_page = "https://pay.example.com/1"
+    run(customer, DUE)
+    run(customer, DUE + 10 * DAY)
+    customer.pay(1200, "wire")
+    run(customer, DUE + 12 * DAY)
+    with made.database.read() as session:
+        rows = session.scalars(select(OutboxMessage).order_by(OutboxMessage.id)).all()
+    dunned = [each for each in rows if each.payload["event"] != "payment.succeeded"]
+    expected = [
+        ("invoice.reminder", "12.00", "https://pay.example.com/1", "2026-03-06"),
+        ("invoice.reminder", "12.00", "https://pay.example.com/1", "2026-03-06"),
+        ("invoice.suspended", "12.00", "https://pay.example.com/1", "2026-03-06"),
+        ("invoice.reinstated", "0.00", "", ""),
+    ]
+    names = ("event", "open", "pay_at", "service_ends")
+    for target in (url, "money@acme.invalid"):
+        found = [each.payload for each in dunned if each.target == target]
+        assert [tuple(each[name] for name in names) for each in found] == expected
+    assert [each.subject for each in dunned if each.target == url][2:] == [
+        "Service is suspended: invoice TH-000001 is unpaid",
+        "Service is restored: invoice TH-000001 is settled",
+    ]
+
+
+def test_who_has_no_address_and_no_plan_is_a_case_all_the_same(lite: Deployment) -> None:
+    made = Customer(lite).invoiced()
+    assert run(made, DUE) == DunningResult(opened=1, reminded=1)
+    assert run(made, DUE + 90 * DAY) == DunningResult(reminded=1)
+    assert run(made, DUE + 91 * DAY) == DunningResult()
+    assert (standing(made), told(made)) == (("active", "past_due"), [])
+    with lite.database.read() as session:
+        assert dunning.suspend_at(session, made.invoice, DUE) is None
+
+
+def test_the_end_of_service_is_that_of_the_plan_in_force(customer: Customer) -> None:
+    with customer.deployment.database.transaction() as session:
+        invoice = session.get_one(Invoice, customer.invoice_id)
+        assert dunning.suspend_at(session, invoice, DUE) == DUE + 10 * DAY
+        before = datetime(2025, 12, 1, tzinfo=UTC)
+        assert dunning.suspend_at(session, invoice, before) is None
+        invoice.due_at = None
+        assert dunning.suspend_at(session, invoice, DUE) is None
+        session.rollback()
