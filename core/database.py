@@ -247,7 +247,9 @@ def epoch_bucket(column: Any, dialect: str, seconds: int) -> ColumnElement[int]:
     if dialect == "postgresql":
         epoch: ColumnElement[int] = cast(func.floor(func.extract("epoch", column)), BigInteger)
     else:
-        epoch = cast(func.strftime("%s", column), BigInteger)
+        # Of the whole second: SQLite rounds `%s` to milliseconds, and the last half of one would be of
+        # the next bucket.
+        epoch = cast(func.strftime("%s", func.substr(column, 1, 19)), BigInteger)
     return epoch - epoch % seconds
 
 
