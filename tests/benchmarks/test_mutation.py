@@ -1,5 +1,6 @@
 """The mutator on a planted package: what its tests see is killed, what they do not see survives."""
 
+import gc
 import json
 import os
 import shutil
@@ -9,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.mutants import kept
+from benchmarks.mutants import kept, replace
 from benchmarks.mutants.equivalent import judged_equivalent, listed_in
 from benchmarks.mutants.judge import Verdict
 from benchmarks.mutants.kept import KeptVerdicts
 from benchmarks.mutants.mutate import mutants_of
 from benchmarks.mutation import interval
+from billing import differences
 
 ROOT = Path(__file__).parents[2]
 SOURCE = """\
@@ -202,3 +204,19 @@ def test_a_survivor_is_asked_again_of_new_and_changed_tests_alone(
 def test_the_interval_is_wilsons() -> None:
     low, high = interval(85, 100)
     assert (round(low, 2), round(high, 2)) == (76.72, 90.69)
+
+
+def test_a_mutant_is_put_into_functions_that_the_collector_leaves_alone() -> None:
+    """The tests freeze what was imported: it is not among the collector's objects any more."""
+    path, plain = "billing/differences.py", differences.lost.__code__
+    source = (ROOT / path).read_bytes()
+    statement = 'return _named(check, "lost", message, request_ids)'
+    mutant = next(each for each in mutants_of(path, source) if each.before == statement)
+    changed = compile(mutant.apply(source), plain.co_filename, "exec")
+    gc.freeze()
+    try:
+        assert replace._replace(plain, *replace._codes(changed, "lost"))
+        assert differences.lost("a/b", "gone", ["req_1"]) is None
+    finally:
+        gc.unfreeze()
+        differences.lost.__code__ = plain
