@@ -49,13 +49,14 @@ def save(session: Session, clock: Clock, draft: EnginePriceDraft) -> EnginePrice
             next_step=f"Use one of {', '.join(sorted(MINOR_DIGITS))}.",
             param="currency",
         )
+    per_hour = _per_hour(draft.per_hour)
     start = (draft.starts_at or clock.now()).astimezone(UTC)
     start = start.replace(hour=0, minute=0, second=0, microsecond=0)
     row = session.get(EnginePrice, (pool, start))
     if row is None:
         row = EnginePrice(pool=pool, starts_at=start)
         session.add(row)
-    row.currency, row.per_hour, row.note = draft.currency, _per_hour(draft.per_hour), draft.note
+    row.currency, row.per_hour, row.note = draft.currency, per_hour, draft.note
     row.created_at, row.created_by = clock.now(), draft.created_by
     session.flush()
     return row
