@@ -4,7 +4,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import select, text, update
+from sqlalchemy import insert, select, text, update
 from sqlalchemy.orm import Session
 
 from billing import (
@@ -26,6 +26,8 @@ from billing.models import (
     Charge,
     ClosedDay,
     CreditUse,
+    Invoice,
+    InvoiceLine,
     TierPosition,
     UsageBatch,
 )
@@ -239,6 +241,7 @@ def test_open_uses_of_a_grant_are_added_to_the_frozen_ones(
         unguarded(session)
         since = closing.open_usage(session) if open_only else Since()
         assert audit_ledger.wallets_and_grants(session, since) == []
+        assert audit_ledger.balances_are_sums(session, since) == []
         last = session.scalars(select(CreditUse).order_by(CreditUse.id.desc())).first()
         assert last is not None
         last.units += 9
@@ -306,3 +309,41 @@ def test_a_day_without_usage_ends_with_the_batch_of_the_day_before(tiered: Deplo
         (batches[0], 1),
         (batches[0], 0),
     ]
+
+
+@pytest.mark.parametrize("gone", ["charges", "lines"])
+def test_an_invoice_or_charges_alone_are_told_with_all_that_the_other_lacks(
+    lite: Deployment, session: Session, gone: str
+) -> None:
+    used(session, lite)
+    period = session.scalars(select(BillingPeriod)).one()
+    fields = {"tenant_id": "acme", "seller_id": "house", "currency": "USD", "timezone": "UTC"}
+    session.add(
+        Invoice(
+            id="inv_1", period_id=period.id, status="final", period_start=START,
+            period_end=START, drafted_at=START, **fields,
+        )
+    )  # fmt: skip
+    draft = {"invoice_id": "inv_1", "position": 1, "kind": "usage", "description": ""}
+    bounds = {"starts_at": START, "ends_at": START, "exact": AMOUNT, "amount_minor": 0}
+    unguarded(session)
+    session.execute(insert(InvoiceLine), [draft | bounds])
+    period.closed_at = START
+    session.flush()
+    assert audit_ledger.charges_and_invoices(session) == []
+    session.execute(
+        text("delete from charges" if gone == "charges" else "delete from invoice_lines")
+    )
+    (found,) = audit_ledger.charges_and_invoices(session)
+    bills, charged = (AMOUNT, 0) if gone == "charges" else (0, AMOUNT)
+    message = f"the invoice of period {period.id} bills {bills}, its charges sum to {charged}"
+    assert (found.message, found.units) == (message, bills - charged)
+    period.closed_at = None
+    session.flush()
+    if gone == "lines":
+        assert audit_ledger.charges_and_invoices(session) == [], "it is not invoiced yet"
+    period.closed_at = START
+    session.flush()
+    later = Since(day=START + DAY)
+    assert audit_ledger.charges_and_invoices(session, later) == []
+    assert len(audit_ledger.charges_and_invoices(session, Since(day=START))) == 1
