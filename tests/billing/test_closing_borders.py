@@ -16,6 +16,7 @@ from tests.billing.test_audit_faults import grant, record
 from tests.billing.test_closed_days import unguarded
 
 DAY, INSTANT = timedelta(days=1), timedelta(microseconds=1)
+AMOUNT = 43_500_000  # of an event
 FIRST = datetime(2026, 1, 1, 13, 45, 10, 500_000, tzinfo=UTC)
 MIDNIGHT = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -198,6 +199,12 @@ def test_entries_are_frozen_by_the_closing_an_hour_after_the_one_that_saw_them(
         first = closing.latest(session)
         assert first is not None
         rows = frozen_sums.read_charges(session, (first.last_batch, first.last_batch + 1))
+        whole = frozen_sums.read_units(session, {}, {"last_entry": 6, "last_use": 1})
+        assert sorted(units for _, _, units in whole) == [
+            *(-(10**11) + AMOUNT, -AMOUNT),  # what is left of the grant, and revenue
+            *(0, AMOUNT),  # the receivable that it paid, and its use
+            10**11,
+        ]
     seen = first.frozen["seen_entry"]
     assert (first.frozen["last_entry"], first.frozen["last_use"]) == (0, 0)
     assert (seen, first.frozen["seen_use"]) == (6, 1)
@@ -211,9 +218,9 @@ def test_entries_are_frozen_by_the_closing_an_hour_after_the_one_that_saw_them(
             assert stored.digest() == made["groups"]
             assert stored.charges == rows and len(rows) == 1
             kinds = {(kind, units) for kind, _, units in stored.units}
-            assert (("grant", 43_500_000) in kinds) == (at == timedelta(hours=1))
+            assert (("grant", AMOUNT) in kinds) == (at == timedelta(hours=1))
             ids = [key for kind, key, _ in stored.units if kind == "grant"]
-            assert frozen_sums.closed_units(session, "grant", ids) == dict.fromkeys(ids, 43_500_000)
+            assert frozen_sums.closed_units(session, "grant", ids) == dict.fromkeys(ids, AMOUNT)
             assert frozen_sums.closed_units(session, "account", ids) == {}
             session.rollback()
 

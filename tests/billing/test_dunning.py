@@ -123,7 +123,9 @@ def test_service_ends_at_the_moment_that_the_plan_names_and_returns_with_the_mon
     assert run(customer, DUE + 10 * DAY) == DunningResult(suspended=1)
     assert standing(customer) == ("unpaid", "suspended")
     assert run(customer, DUE + 11 * DAY) == DunningResult()
-    customer.pay(1200, "wire")
+    customer.pay(1199, "all but a cent")
+    assert run(customer, DUE + 11 * DAY) == DunningResult()
+    customer.pay(1, "wire")
     assert run(customer, DUE + 12 * DAY) == DunningResult(closed=1)
     assert standing(customer) == ("active", "active")
     assert told(customer)[-2:] == ["invoice.suspended", "invoice.reinstated"]

@@ -279,3 +279,12 @@ def test_a_segment_is_of_no_subscription_unless_it_is_said() -> None:
     made = subscriptions.Segment(plan(), 1, day(1, 1), day(2, 1), 0, 3, 4)
     assert (made.subscription_id, made.share(10)) == (0, 7)
     assert subscriptions.anniversary(day(2, 28, 2027), 1, "UTC") == day(2, 28, 2028)
+
+
+def test_an_add_on_of_a_later_year_is_not_of_the_years_before() -> None:
+    made = plan(base_fee=0, interval="year", in_advance=True)
+    year, later = {"interval": "year", "fee": 365 * DOLLAR}, day(3, 1, 2027)
+    (_, term) = fee_lines.terms([held(made, day(2, 1))], [add_on(later, **year)])
+    (found,) = yearly(term, InvoiceInputs(), day(4, 1, 2027))
+    assert (found.starts_at, found.ends_at) == (later, day(2, 1, 2028))
+    assert (found.details["year"], found.minor) == (1, (365 - 28) * 100)

@@ -167,6 +167,7 @@ def test_a_discounted_price_by_part_and_in_all() -> None:
     used = Counts(((Component.INPUT, 4), (Component.OUTPUT, 3), (Component.IMAGE, 1)))
     assert made.cost(used) == 4 * 500_000 + 500_000 + 2
     assert made.cost(Counts(((Component.WAIVED, 9),))) == 0
+    assert version({"request": "1"}).total(Component.REQUEST, 1) == 10**12, "no discount"
 
 
 def test_the_hold_of_a_request_by_its_parts() -> None:
@@ -286,6 +287,7 @@ def test_what_was_not_priced_yet_takes_the_first_price_that_came_after() -> None
             _priced("late", "m", effective_from=START + 3 * DAY),
             _priced("euro", "m", effective_from=START + DAY, currency="EUR"),
             _priced("first", "m", effective_from=START + 2 * DAY, effective_to=START + 3 * DAY),
+            _priced("always", "k"),
             _priced("older", "n", effective_from=START - DAY, effective_to=START),
         )
     )

@@ -9,6 +9,7 @@ from sqlalchemy.orm import Session
 
 from billing import credits, price_terms, rating, tiers, usage
 from billing.models import (
+    BillingAccount,
     BillingPeriod,
     Charge,
     CreditUse,
@@ -250,3 +251,15 @@ def test_a_position_is_read_advanced_and_stored(lite: Deployment, session: Sessi
         ("per_2", "acme", 3),
     ]
     Positions(session, versions).store()
+
+
+def test_usage_that_another_program_stored_makes_the_account_of_its_tenant(
+    lite: Deployment, session: Session
+) -> None:
+    stored = lite.event(tenant_id="stranger")
+    usage._store(session, [usage._row(stored)], START)
+    assert session.get(BillingAccount, "stranger") is None
+    assert rating.rate(session, lite.clock) == Rated(1, 1)
+    account = session.get_one(BillingAccount, "stranger")
+    assert (account.currency, account.created_at) == ("USD", START)
+    assert session.scalars(select(Charge.tenant_id)).one() == "stranger"

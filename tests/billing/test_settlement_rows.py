@@ -1,15 +1,17 @@
 """Payments, refunds, voids and write-offs as they are stored, posted and told, with every field."""
 
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import delete, func, select, text
 from sqlalchemy.orm import Session
 
-from billing import open_amounts, settlement, webhooks
+from billing import credit_notes, credits, open_amounts, settlement, webhooks
 from billing.ledger import AccountKind
 from billing.models import (
+    BillingAccount,
     CreditGrant,
     Invoice,
     LedgerEntry,
@@ -18,7 +20,8 @@ from billing.models import (
     Payment,
     Refund,
 )
-from core.errors import BadRequest, Conflict
+from core.errors import BadRequest, Conflict, NotFound
+from core.money import Money
 from core.tenants.scope import scope_of_operator
 from tests.billing.conftest import START, Deployment
 from tests.billing.test_settlement import Customer, customer
@@ -222,11 +225,11 @@ def test_the_credit_that_a_void_invoice_used_is_granted_again(lite: Deployment) 
     """2.00 promotional and 3.00 prepaid; 7.00 of the 12.00 are due."""
     with lite.database.transaction() as session:
         for kind, dollars in (("promo", 2), ("prepaid", 3)):
-            settlement.credits.grant(
+            credits.grant(
                 session,
                 tenant_id="acme",
                 kind=kind,
-                money=settlement.Money(dollars * 100 * CENT),
+                money=Money(dollars * 100 * CENT),
                 reference=kind,
                 at=lite.clock.now(),
                 priority=5,
@@ -284,3 +287,78 @@ def test_a_payment_that_is_taken_back_opens_the_invoice() -> None:
     assert (invoice.status, invoice.paid_minor, invoice.settled_at) == ("final", 99, None)
     shown = {each.account: each.money.units for each in entries}
     assert shown == {AccountKind.RECEIVABLE: CENT, AccountKind.CASH: -CENT}
+
+
+def test_money_waits_for_the_lock_of_its_account(customer: Customer) -> None:
+    """Whoever has no account has no lock, and nothing of theirs is posted."""
+    payment, now = customer.pay(1200, "wire"), customer.deployment.clock.now()
+    note = customer.note(100)
+    with customer.deployment.database.transaction() as session:
+        paid = session.get_one(Payment, payment)
+        made = settlement.refund(session, paid, 1, "first", now)
+        waiting = begin(session, 5, "second")
+        gift = credits.grant(
+            session, tenant_id="acme", kind="promo", money=Money(5), reference="g", at=now
+        )
+        session.execute(delete(BillingAccount))
+        session.expunge_all()
+        acts: dict[str, Callable[[], object]] = {
+            "begin": lambda: begin(session, 5, "third"),
+            "succeed": lambda: settlement.succeed(session, session.merge(waiting), now),
+            "refund": lambda: settlement.refund(session, session.merge(paid), 1, "r", now),
+            "failed": lambda: settlement.refund_failed(session, session.merge(made), "x", now),
+            "grant": lambda: credits.grant(
+                session, tenant_id="acme", kind="promo", money=Money(5), reference="h", at=now
+            ),
+            "take back": lambda: credits.take_back(session, gift.id, now, "x"),
+            "note": lambda: credit_notes.issue(
+                session,
+                invoice_id=customer.invoice_id,
+                net_minor=1,
+                reason="",
+                reference="n",
+                at=now,
+            ),
+            "cancel": lambda: credit_notes.cancel(session, session.merge(note), "x", now),
+        }
+        before = session.scalar(select(func.count()).select_from(LedgerTransaction))
+        for name, act in acts.items():
+            with pytest.raises(NotFound, match="Tenant acme has no billing account"):
+                act()
+            assert session.scalar(select(func.count()).select_from(LedgerTransaction)) == before, (
+                name
+            )
+        session.rollback()
+
+
+def test_what_another_transaction_changed_meanwhile_counts(customer: Customer) -> None:
+    """The rows are read again under the lock: the session may hold them as they were before."""
+    payment, now = customer.pay(1200, "wire"), customer.deployment.clock.now()
+    note, name = customer.note(100), customer.invoice_id
+    with customer.deployment.database.transaction() as session:
+        invoice, paid = session.get_one(Invoice, name), session.get_one(Payment, payment)
+        made = settlement.refund(session, paid, 1, "first", now)
+        invoice.status  # noqa: B018 - loads what is about to change behind the session's back
+        plain = session.connection()
+        plain.execute(text("update payments set refunded_minor = 1200"))
+        with pytest.raises(Conflict, match="0 minor units can be refunded"):
+            settlement.refund(session, paid, 1, "second", now)
+        plain.execute(text("update refunds set status = 'failed'"))
+        settlement.refund_failed(session, made, "again", now)
+        assert (made.status, made.reason) == ("failed", "")
+        plain.execute(text("update invoices set status = 'uncollectible'"))
+        with pytest.raises(Conflict, match="is uncollectible; only final and paid invoices"):
+            credit_notes.issue(
+                session, invoice_id=name, net_minor=1, reason="", reference="n", at=now
+            )
+        session.refresh(invoice)
+        plain.execute(text("update invoices set external_id = 'in_1', status = 'paid'"))
+        with pytest.raises(Conflict, match="at the payment provider"):
+            credit_notes.cancel(session, session.merge(note), "x", now)
+        plain.execute(text("update payments set status = 'succeeded', settled_at = null"))
+        other = begin(session, 5, "other")
+        plain.execute(text("update payments set status = 'succeeded'"))
+        settlement.succeed(session, other, now)
+        assert session.get(CreditGrant, f"payment:{other.id}") is None
+        assert session.scalar(select(func.count()).select_from(CreditGrant)) == 1, "of the note"
+        session.rollback()
