@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 
 from billing import closing, frozen_sums, reconcile
 from billing.differences import Difference, Since
-from billing.models import ClosedCharges, ClosedDay, ParkedEvent, UsageBatch
+from billing.models import ClosedCharges, ClosedDay, ParkedEvent, UsageBatch, UsageRetention
 from core.ids import REQUEST, floor_id
 from tests.billing.conftest import Deployment
 from tests.billing.test_audit_faults import grant, record
@@ -246,3 +246,24 @@ def test_a_digest_leaves_out_later_columns_only_where_all_are_zero() -> None:
     assert frozen_sums.Groups([old], [("account", "a", 6)]).digest() != found
     turned = frozen_sums.Groups([old, (*old[:-1], 98)], [])
     assert turned.digest() == frozen_sums.Groups([(*old[:-1], 98), old], []).digest()
+
+
+def test_rows_that_retention_may_have_dropped_are_not_missed(closed: Deployment) -> None:
+    """Those of the day of the cut, of days before it, and of a day with batches of fewer events."""
+
+    def found(session: Session, **changes: Any) -> int:
+        for retention in session.scalars(select(UsageRetention)):
+            session.delete(retention)
+        fields = {"floor_id": "x", "events": 0, "dropped_at": FIRST}
+        session.add(UsageRetention(**(fields | changes)))
+        session.flush()
+        return len(closing.signed_days_are_unchanged(session))
+
+    with closed.database.transaction() as session:
+        unguarded(session)
+        session.execute(text("update charges set amount = amount + 1"))
+        assert found(session, kept_from=MIDNIGHT - DAY) == 2, "its sums and its groups"
+        assert found(session, kept_from=MIDNIGHT - DAY + INSTANT) == 0
+        session.execute(update(UsageBatch).values(events=0))
+        assert found(session, kept_from=MIDNIGHT - DAY) == 0
+        session.rollback()

@@ -232,23 +232,26 @@ def test_a_component_is_linear_where_no_version_of_its_position_has_tiers() -> N
 def test_a_position_is_read_advanced_and_stored(lite: Deployment, session: Session) -> None:
     only = version("only", {"output": GRADUATED}, 0)
     versions = Versions({"only": only}, {tiers.scope_of(only): [only]})
-    session.add(
-        TierPosition(
-            usage_period_id="per_1", price_version="only", component="output", tenant_id="acme",
-            quantity=7,
-        )
-    )  # fmt: skip
+    for period_id, component, quantity in (
+        *(("per_1", "output", 7), ("per_1", "input", 90)),
+        *(("per_0", "output", 50), ("per_2", "waived", 60)),
+    ):
+        row = {"usage_period_id": period_id, "component": component, "tenant_id": "acme"}
+        session.add(TierPosition(price_version="only", quantity=quantity, **row))
     session.flush()
     positions = Positions(session, versions)
     charged = [positions.charge("acme", "per_1", only, Component.OUTPUT, n) for n in (2, 2)]
     assert charged == [8_000_000, 4_000_000 + 1_000_000]
     assert positions.charge("acme", "per_2", only, Component.OUTPUT, 3) == 12_000_000
     positions.store()
-    rows = select(TierPosition).order_by(TierPosition.usage_period_id)
+    rows = select(TierPosition).order_by(TierPosition.usage_period_id, TierPosition.component)
     session.expire_all()
-    assert [(r.usage_period_id, r.tenant_id, r.quantity) for r in session.scalars(rows)] == [
-        ("per_1", "acme", 11),
-        ("per_2", "acme", 3),
+    assert [(r.usage_period_id, r.component, r.quantity) for r in session.scalars(rows)] == [
+        ("per_0", "output", 50),
+        ("per_1", "input", 90),
+        ("per_1", "output", 11),
+        ("per_2", "output", 3),
+        ("per_2", "waived", 60),
     ]
     Positions(session, versions).store()
 
