@@ -126,6 +126,16 @@ def test_an_account_without_entries_has_nothing(books: Session) -> None:
     assert found.message == f"account promotion has balance {10**11 + 1}, its entries sum to 0"
 
 
+def test_grants_without_a_wallet_and_a_wallet_without_grants_are_both_told(books: Session) -> None:
+    run(books, "update credit_grants set kind = 'prepaid', granted = granted + 3, remaining = 3",
+        "update ledger_accounts set balance = balance - 5 where kind = 'promo'")  # fmt: skip
+    found = audit_ledger.wallets_and_grants(books)
+    assert {(d.message, d.units, d.tenant_id) for d in found if d.check == "grants/ledger"} == {
+        ("prepaid grants have 3 left, the ledger has 0", 3, "acme"),
+        ("promo grants have 0 left, the ledger has 5", -5, "acme"),
+    }
+
+
 def test_revenue_is_compared_by_transaction_and_names_its_charges(books: Session) -> None:
     transaction = one(books, "select max(transaction_id) from charges where tenant_id = 'zeta'")
     run(books, f"update charges set amount = amount + 2 where transaction_id = '{transaction}'")
