@@ -340,6 +340,10 @@ def test_a_day_without_usage_ends_with_the_batch_of_the_day_before(tiered: Deplo
     with tiered.database.read() as session:
         days = session.scalars(select(ClosedDay).order_by(ClosedDay.day)).all()
         batches = session.scalars(select(UsageBatch.id).order_by(UsageBatch.id)).all()
+        whole = audit_rows.read(session)
+        since = audit_rows.read(session, closing.open_usage(session))
+        assert [whole.sums(day)["events"] for day in range(4)] == [1, 0, 1, 0]
+        assert [since.sums(day)["events"] for day in range(4)] == [1, 0, 0, 0]
     assert [(each.last_batch, each.sums["events"]) for each in days] == [
         (batches[0], 1),
         (batches[0], 0),
