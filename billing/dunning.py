@@ -94,7 +94,6 @@ def open_cases(session: Session, now: datetime) -> int:
             session.add(case)
         case.step, case.opened_at, case.next_at = 0, now, now
         case.suspended_at = case.closed_at = case.outcome = None
-    session.flush()
     return len(owed)
 
 
