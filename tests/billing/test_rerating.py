@@ -1,5 +1,6 @@
 """What a re-rating changes, row by row, and which usage is in its range; every amount is by hand."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -220,3 +221,26 @@ def test_each_kind_of_usage_is_corrected_by_its_own_component(
         ("acme", "proj", name, n, n * 2 * FEE, n * 3 * FEE)
         for name, n in (("audio_second", 6), ("gpu_second", 4), ("moderation", 5), ("request", 1))
     ]
+
+
+def test_a_part_of_an_earlier_range_is_refused_for_the_tenants_that_it_was_of(
+    lite: Deployment, versions: tuple[PriceVersion, PriceVersion], session: Session
+) -> None:
+    wrong, right = versions
+    used(session, lite, wrong, {"output_tokens": 1})
+    first = Request(wrong.id, right.id, START, START + 2 * DAY, "acme")
+    assert rerating.post_all(session, lite.clock, first)
+    part = replace(first, ends_at=START + DAY)
+    for tenant_id, refused in (("acme", True), ("", True), ("beta", False)):
+        expected = pytest.raises(BadRequest, match="partly overlaps") if refused else nullcontext()
+        with expected:
+            rerating.plan(session, replace(part, tenant_id=tenant_id))
+    for start, end in ((START - DAY, START), (START + 2 * DAY, START + 3 * DAY)):
+        rerating.plan(session, replace(first, starts_at=start, ends_at=end))
+    rerating.plan(session, replace(first, starts_at=START - DAY, ends_at=START + 3 * DAY))
+    for start, end in (
+        (START - DAY, START + INSTANT),
+        (START + 2 * DAY - INSTANT, START + 3 * DAY),
+    ):
+        with pytest.raises(BadRequest, match="partly overlaps"):
+            rerating.plan(session, replace(first, starts_at=start, ends_at=end))
