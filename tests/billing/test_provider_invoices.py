@@ -155,7 +155,7 @@ def test_an_invoice_that_is_gone_doubled_or_under_another_name(
     session: Session, snapshot: ProviderSnapshot
 ) -> None:
     check = "invoices/stripe"
-    for number in range(1, 7):
+    for number in range(1, 8):
         invoice_row(session, number)
     event_row(session, "in_06")
     command_row(session, "inv_05", "close", done_at=None)
@@ -165,6 +165,8 @@ def test_an_invoice_that_is_gone_doubled_or_under_another_name(
     put_invoice(snapshot, 4)
     second = put_invoice(snapshot, 4, external_id="in_4b")
     third = put_invoice(snapshot, 4, external_id="in_4c", status="paid")
+    put_invoice(snapshot, 7)
+    twin = put_invoice(snapshot, 7, external_id="in_7b")
     put_invoice(snapshot, 5, external_id="in_5b")  # its command waits
     put_invoice(snapshot, 6, external_id="in_6b")
     event_row(session, "in_6b")
@@ -175,11 +177,14 @@ def test_an_invoice_that_is_gone_doubled_or_under_another_name(
         return lost(check, name, message, record)
 
     message = "invoice inv_04 exists 3 times at stripe"
+    twice = "invoice inv_07 exists 2 times at stripe"
     names = ("in_04", "in_4b", "in_4c")
     assert found(session, snapshot, check) == [
         lost(check, "in_01", "stripe has no in_01 for invoice TH-01"),
         ProviderDifference(Difference(check, "duplicated", message, 2, 0, names)),
+        ProviderDifference(Difference(check, "duplicated", twice, 1, 0, ("in_07", "in_7b"))),
         _named("in_3b", "void", 3, voided),
         _named("in_4b", "open", 4, second),
         _named("in_4c", "paid", 4, third),
+        _named("in_7b", "open", 7, twin),
     ]
