@@ -82,7 +82,10 @@ def _balance(statement: Element, *codes: str) -> Element | None:
 
 def _signed(element: Element, where: str) -> tuple[str, int]:
     """Currency and minor units of an entry or a balance."""
-    return _currency(element), _amount(element, element, where) or 0
+    minor = _amount(element, element, where)
+    if minor is None:
+        raise BadRequest(f"{where} has no amount.", next_step="Export it again.")
+    return _currency(element), minor
 
 
 def _lines(statement: Element, entry: Element, where: str) -> Iterator[StatementLine]:
