@@ -157,6 +157,8 @@ def test_the_first_opening_balance_counts_and_entries_of_another_currency_do_not
     ends = balance("CLBD", "13.00") + balance("CLBD", "14.00")
     euros = entry("3.00", currency="EUR", refs="<AcctSvcrRef>A-2</AcctSvcrRef>")
     assert len(camt053.parse(camt(statement(entry(), euros, balances=several + ends)))) == 2
+    for one in (balance("OPBD", "1.00"), balance("CLBD", "1.00")):
+        assert len(camt053.parse(camt(statement(entry(), balances=one)))) == 1
     wrong = balance("OPBD", "1.00") + balance("CLBD", "12.00")
     with pytest.raises(BadRequest) as told:
         camt053.parse(camt(statement() + statement(entry(), balances=wrong)))
@@ -167,6 +169,7 @@ def test_the_first_opening_balance_counts_and_entries_of_another_currency_do_not
 
 
 AMOUNT, ONE = (f'<Amt Ccy="USD">{each}</Amt>' for each in ("12.00", "1.00"))
+LONG = f"Statement {'S' * 40} opens with 1.00, its 1 entries sum to 12.00"
 OPENING, CLOSING = balance("OPBD", "1.00"), balance("CLBD", "1.00")
 
 
@@ -188,6 +191,12 @@ OPENING, CLOSING = balance("OPBD", "1.00"), balance("CLBD", "1.00")
             "closing balance of S-7 has no",
         ),
         (camt(statement(entry(day=f"<Dt>{'9' * 40}</Dt>"))), f"booking date '{'9' * 30}'"),
+        (
+            camt(statement(entry(), entry().replace(AMOUNT, ""), balances=OPENING + CLOSING)),
+            "Entry 2 of",
+        ),
+        (camt(statement(entry("x")).replace("S-7", "S" * 50)), f"Entry 1 of {'S' * 40} has"),
+        (camt(statement(entry(), balances=OPENING + CLOSING).replace("S-7", "S" * 50)), LONG),
         (f"<{'a' * 50}/>".encode(), f"The document is a '{'a' * 40}' without"),
     ],
 )
