@@ -198,8 +198,13 @@ def listed(session: Session, status: str = "", limit: int = 200) -> list[BankLin
 
 
 def unmatched_count(session: Session) -> int:
+    """Of lines that wait for a person, those whose acts are all undone or rejected included."""
     query = select(func.count()).where(BankLine.status == UNMATCHED)
-    return int(session.scalar(query) or 0)
+    again = select(BankLine).where(
+        BankLine.status == MATCHED, BankLine.id.in_(_lines_with_dead_acts(session))
+    )
+    freed = [each for each in session.scalars(again) if state(session, each) == UNMATCHED]
+    return int(session.scalar(query) or 0) + len(freed)
 
 
 def describe(session: Session, line: BankLine) -> dict[str, Any]:

@@ -45,12 +45,12 @@ def invoice_row(session: Session, number: int, *, sent: bool = True, **fields: A
     given = {"status": "final", "due_minor": 1000, "external_id": f"in_{number:02}", **fields}
     made = Invoice(
         id=f"inv_{number:02}",
-        tenant_id="acme",
+        tenant_id=given.pop("tenant_id", "acme"),
         seller_id="house",
         period_id=f"per_{number:02}",
         number=number,
-        label=f"TH-{number:02}",
-        currency="USD",
+        label=given.pop("label", f"TH-{number:02}"),
+        currency=given.pop("currency", "USD"),
         period_start=START,
         period_end=START + timedelta(days=31),
         timezone="UTC",
