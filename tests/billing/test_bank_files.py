@@ -1,5 +1,6 @@
 """Files of banks, read whole: every field of every line, and what is wrong with a refused file."""
 
+from dataclasses import replace
 from datetime import date
 
 import pytest
@@ -223,7 +224,6 @@ def test_forty_levels_and_ten_thousand_bookings_are_read(monkeypatch: pytest.Mon
 
 
 def test_the_size_of_a_file_and_its_kind() -> None:
-    assert (lines.MOST_LINES, lines.MOST_BYTES) == (10_000, 16_777_216)
     with pytest.raises(BadRequest, match=r"has 16777217 bytes. Import at most 16 MiB"):
         wires.parse(b"<" + b" " * 16_777_216)
     with pytest.raises(BadRequest, match="not complete XML"):
@@ -314,6 +314,29 @@ def test_amounts_as_banks_write_them(written: str, currency: str, minor: int) ->
 def test_amounts_that_may_mean_two_things_or_nothing(written: str, currency: str) -> None:
     with pytest.raises(BadRequest, match=f"cannot be read in {currency}"):
         minor_of(written, currency, "Line 1")
+
+
+def test_what_a_line_may_hold() -> None:
+    assert (lines.MOST_LINES, lines.MOST_BYTES) == (10_000, 16_777_216)
+    plain = StatementLine("", "b", DAY, "USD", 1)
+    for name, most in (
+        ("bank_id", 140),
+        ("account", 40),
+        ("payer", 200),
+        ("payer_account", 40),
+        ("reference", 140),
+    ):
+        longest = replace(plain, **{name: "x" * most})
+        assert lines.checked(longest, "Line 1") is longest
+        with pytest.raises(BadRequest, match=f"Line 1 has a {name} of {most + 1} characters"):
+            lines.checked(replace(plain, **{name: "x" * (most + 1)}), "Line 1")
+    with pytest.raises(BadRequest, match="Line 1 has no id of the bank"):
+        lines.checked(replace(plain, bank_id=""), "Line 1")
+    for minor in (10**15, -(10**15)):
+        assert lines.checked(replace(plain, amount_minor=minor), "Line 1").amount_minor == minor
+    for minor in (10**15 + 1, -(10**15) - 1, 0):
+        with pytest.raises(BadRequest, match=f"has the amount {minor} in minor units"):
+            lines.checked(replace(plain, amount_minor=minor), "Line 1")
 
 
 def test_references_by_hand() -> None:
