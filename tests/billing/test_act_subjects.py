@@ -244,7 +244,7 @@ def test_long_references_and_names_of_acts(books: Session) -> None:
     assert str(absent.value).startswith(f"There is no act '{'a' * 80}'.")
     with pytest.raises(BadRequest, match=f"There is no act '{'k' * 40}'"):
         money_acts.kind_of("k" * 50)
-    fields = {name: getattr(plain, name) for name in MoneyAct.__table__.columns.keys()}
+    fields = {each.key: getattr(plain, each.key) for each in MoneyAct.__table__.columns}
     for number in range(100):
         books.add(MoneyAct(**fields | {"id": f"act_{number}", "reference": f"n{number}"}))
     books.flush()
