@@ -52,7 +52,7 @@ def invoice_row(session: Session, number: int, *, sent: bool = True, **fields: A
         label=given.pop("label", f"TH-{number:02}"),
         currency=given.pop("currency", "USD"),
         period_start=START,
-        period_end=START + timedelta(days=31),
+        period_end=given.pop("period_end", START + timedelta(days=31)),
         timezone="UTC",
         drafted_at=START,
         **given,
