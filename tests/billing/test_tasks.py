@@ -71,7 +71,7 @@ def test_tasks_say_how_much_they_did(lite: Deployment, context: TaskContext) -> 
     assert tasks.make_partitions(context) == []
     assert tasks.move_days(context) == {"moved": 0, "dropped": 0}
     lite.clock.advance(days=40)
-    assert tasks.run_invoices(context, ["acme"]) == {"final": 1, "failed": 0}
+    assert tasks.run_invoices(context, tenant_ids=["acme"]) == {"final": 1, "failed": 0}
     assert tasks.run_invoices(context) == {"final": 0, "failed": 0}
     assert tasks.audit(context) is True and tasks.audit_all(context) is True
 
