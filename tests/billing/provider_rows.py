@@ -26,7 +26,7 @@ CENT = 10**10  # picounits
 
 def command_row(session: Session, subject: str, kind: str = "invoice", **fields: Any) -> None:
     given = {"provider": "stripe", "tenant_id": "acme", "done_at": START, **fields}
-    key = f"{given['provider']}:{kind}:{subject}"
+    key = given.pop("key", f"{given['provider']}:{kind}:{subject}")
     made = PaymentCommand(
         kind=kind, subject_id=subject, idempotency_key=key, created_at=START, next_at=START, **given
     )

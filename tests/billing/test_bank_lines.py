@@ -217,10 +217,10 @@ def test_lines_are_listed_by_what_became_of_them(books: Session, clerk: Clerk) -
     assert _ids(limit=2) == ["b-3", "b-1"]
     assert _ids("matched") == ["b-3", "b-2", "b-0"]
     assert (_ids("unmatched"), _ids("ignored")) == (["b-1", "b-4"], ["b-5"])
-    wires.unassign(books, _line("b-2"), clerk, "another's")
-    wires.dismiss(books, _line("b-4"), "operator:bob", "a gift")
-    assert wires.get(books, _line("b-4")).note == "a gift"
-    assert wires.get(books, _line("b-4")).decided_by == "operator:bob"
+    freed = wires.unassign(books, _line("b-2"), clerk, "another's")
+    assert (freed.bank_id, freed.note) == ("b-2", "unassigned: another's")
+    gone = wires.dismiss(books, _line("b-4"), "operator:bob", "a gift")
+    assert (gone.bank_id, gone.note, gone.decided_by) == ("b-4", "a gift", "operator:bob")
     assert (_ids("matched"), _ids("unmatched")) == (["b-3", "b-0"], ["b-1", "b-2"])
     assert (_ids("dismissed"), wires.unmatched_count(books)) == (["b-4"], 2)
     undone = wires.describe(books, wires.get(books, _line("b-2")))
@@ -240,7 +240,7 @@ def test_an_unassigned_line_is_assigned_anew_under_new_references(
         wires.unassign(books, line.id, clerk, "x")
     with pytest.raises(Conflict, match="The line is in USD, and the account is in USD"):
         wires.assign(books, line.id, "TH-000007", clerk)
-    wires.assign(books, line.id, "birch", clerk)
+    assert wires.assign(books, line.id, "birch", clerk) is line
     assert (line.tenant_id, line.status) == ("birch", "matched")
     first, second = line.acts
     assert _paid(books, line) == [("inv_01", 100), ("inv_04", 100)]
