@@ -11,9 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from billing.exports import encoding
 from billing.exports.encoding import format_of
+from billing.exports.focus_columns import NAMES
 from billing.exports.formats import BATCH_ROWS, Column, Format, Kind, encode
-from core.errors import MissingExtra
+from billing.exports.subjects import SUBJECTS
+from core.errors import BadRequest, MissingExtra
 from core.money import units_of
 
 COLUMNS = [
@@ -105,3 +108,72 @@ def test_parquet_without_its_package_names_the_extra(monkeypatch: pytest.MonkeyP
         format_of("parquet")
     assert told.value.next_step == "Run: pip install 'tollhouse[parquet]'"
     assert format_of("csv") is Format.CSV
+
+
+def test_texts_amounts_and_times_as_they_are_written() -> None:
+    columns = (
+        Column("t"),
+        Column("w", Kind.WHOLE),
+        Column("d", Kind.DECIMAL),
+        Column("f", Kind.FLAG),
+        Column("u", Kind.UNITS),
+        Column("m", Kind.MOMENT),
+    )
+    zone = datetime.fromisoformat("2026-01-01T01:00:00.000005+01:00")
+    rows = [
+        ("=x", 1, 2, True, 15 * 10**11, zone),
+        (None,) * 6,
+        ("a", 0, -3, False, -1, datetime(2026, 1, 1, tzinfo=UTC)),
+    ]
+
+    def _text(form: Format) -> str:
+        return b"".join(encode(rows, columns, form)).decode()
+
+    assert _text(Format.CSV) == (
+        "t,w,d,f,u,m\r\n'=x,1,2.0,true,1.5,2026-01-01T00:00:00.000005Z\r\n,,,,,\r\n"
+        "a,0,-3.0,false,-0.000000000001,2026-01-01T00:00:00Z\r\n"
+    )
+    assert _text(Format.JSONL) == (
+        '{"t":"=x","w":1,"d":2,"f":true,"u":"1.5","m":"2026-01-01T00:00:00.000005Z"}\n'
+        '{"t":null,"w":null,"d":null,"f":null,"u":null,"m":null}\n'
+        '{"t":"a","w":0,"d":-3,"f":false,"u":"-0.000000000001","m":"2026-01-01T00:00:00Z"}\n'
+    )
+    kinds = [each.media_type for each in Format]
+    assert kinds == [
+        "text/csv; charset=utf-8",
+        "application/x-ndjson",
+        "application/vnd.apache.parquet",
+    ]
+
+
+def test_names_and_formats_of_exports() -> None:
+    assert encoding.NAMES == ("usage", "charges", "invoices", "ledger", "focus")
+    assert [each.name for each in encoding.columns_of("focus")] == list(NAMES)
+    assert encoding.columns_of("ledger") == SUBJECTS["ledger"].columns
+    for ask in (encoding.check_name, encoding.columns_of):
+        with pytest.raises(
+            BadRequest, match="what is 'all'; it must be one of usage, charges"
+        ) as told:
+            ask("all")
+        assert told.value.param == "what"
+    with pytest.raises(
+        BadRequest, match="format is 'xls'; it must be one of csv, jsonl, parquet"
+    ) as told:
+        encoding.format_of("xls")
+    assert told.value.param == "format"
+    kinds = {each.name: each.kind for each in encoding.columns_of("ledger")}
+    assert kinds == {
+        "entry_id": Kind.WHOLE,
+        "transaction_id": Kind.TEXT,
+        "tenant_id": Kind.TEXT,
+        "kind": Kind.TEXT,
+        "reference": Kind.TEXT,
+        "at": Kind.MOMENT,
+        "reverses_id": Kind.TEXT,
+        "memo": Kind.TEXT,
+        "account": Kind.TEXT,
+        "units": Kind.UNITS,
+        "currency": Kind.TEXT,
+    }
+    flags = [each.name for each in encoding.columns_of("usage") if each.kind is Kind.FLAG]
+    assert flags == ["streamed"]
