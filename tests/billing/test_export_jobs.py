@@ -282,6 +282,10 @@ def test_stores_by_destination(tmp_path: Path) -> None:
     assert open_store("s3://books", settings) == S3Store("books", "", "http://store")
     assert open_store("out", settings) == DirectoryStore(tmp_path / "exports" / "out")
     assert open_store("/srv/out", settings) == DirectoryStore(Path("/srv/out"))
+    for wrong, said in (("s3:///a", "names no bucket"), ("ftp://a", "is not a destination")):
+        with pytest.raises(BadRequest, match=f"'{wrong}' {said}") as told:
+            open_store(wrong, settings)
+        assert told.value.param == "destination"
     chosen = Settings(data_dir=tmp_path, export_dir=tmp_path / "elsewhere")
     assert open_store("out", chosen) == DirectoryStore(tmp_path / "elsewhere" / "out")
     assert own_folder("acme", "f" * 200) == f"tenants/acme/{'f' * 200}"
