@@ -1,19 +1,23 @@
 """When billing's tasks run, and what each says that it did."""
 
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 from prometheus_client import REGISTRY
-from sqlalchemy import text
+from sqlalchemy import select, text
 from sqlalchemy.orm import Session
 
-from billing import per_tenant, tasks
+from billing import credits, partitions, per_tenant, rating_worker, tasks, top_ups
+from billing.accounts import ensure_account
+from billing.models import PaymentCommand, TopUp
 from billing.payments import tasks as payment_tasks
 from billing.payments.base import PaymentProvider
 from billing.payments.fake import FakePayments
 from billing.payments.manual import ManualPayments
 from core.database import Database
+from core.money import Money
 from core.queue import TASKS, TaskContext
 from core.settings import Settings
 from tests.billing.conftest import Deployment
@@ -143,3 +147,74 @@ def test_counters_of_failures_are_there_before_the_first(name: str) -> None:
         "tollhouse_tenant_failures_total", {"task": f"billing.{name}"}
     )
     assert found is not None
+
+
+def test_a_top_up_is_asked_for_and_charged_where_the_provider_collects(lite: Deployment) -> None:
+    with lite.database.transaction() as session:
+        for tenant in ("acme", "birch"):
+            ensure_account(session, tenant, lite.clock.now())
+            top_ups.configure(session, tenant, Money(1), Money(5 * 10**12))
+
+    def _run(provider: FakePayments) -> int:
+        services: dict[type, object] = {PaymentProvider: provider}
+        context = TaskContext(Settings(), lite.database, lite.clock, services)
+        return int(payment_tasks.top_up(context))
+
+    assert (_run(FakePayments(name="hand", collects=False)), _run(FakePayments())) == (2, 0)
+    with lite.database.transaction() as session:
+        assert session.scalars(select(PaymentCommand)).all() == []
+        for each in session.scalars(select(TopUp)):
+            each.pending_reference = None
+    lite.clock.advance(hours=1)
+    assert _run(FakePayments()) == 2
+    with lite.database.read() as session:
+        queued = session.scalars(select(PaymentCommand).order_by(PaymentCommand.tenant_id)).all()
+        assert [(each.provider, each.kind, each.tenant_id) for each in queued] == [
+            ("fake", "charge", "acme"),
+            ("fake", "charge", "birch"),
+        ]
+
+
+def test_credit_that_expires_is_counted(lite: Deployment, context: TaskContext) -> None:
+    now = lite.clock.now()
+    with lite.database.transaction() as session:
+        for name, days in (("a", 1), ("b", 1), ("c", 9)):
+            credits.grant(
+                session,
+                tenant_id="acme",
+                kind="promo",
+                money=Money(5 * 10**12),
+                reference=name,
+                at=now,
+                expires_at=now + timedelta(days=days),
+            )
+    assert tasks.expire_credit(context) == 0
+    lite.clock.advance(days=2)
+    assert (tasks.expire_credit(context), tasks.expire_credit(context)) == (2, 0)
+    assert tasks.recognise_revenue(context) == tasks.watch_budgets(context) == 0
+    assert tasks.follow_subscriptions(context) == tasks.deliver_messages(context) == 0
+
+
+@pytest.mark.parametrize(
+    ("year", "month", "after", "name"),
+    [(2026, 11, (2026, 12), "charges_2026_11"), (2026, 12, (2027, 1), "charges_2026_12")],
+)
+def test_months_of_partitions(year: int, month: int, after: tuple[int, int], name: str) -> None:
+    found = partitions.Month(year, month)
+    assert found.next() == partitions.Month(*after) and found.of("charges") == name
+    assert found.starts_at == datetime(year, month, 1, tzinfo=UTC)
+    assert partitions.month_of(datetime(year, month, 30, 23, tzinfo=UTC)) == found
+    assert partitions.Month(2026, 3).of("charges") == "charges_2026_03"
+
+
+def test_no_partition_is_made_or_dropped_on_sqlite(lite: Deployment) -> None:
+    lite.record(lite.event())
+    now = lite.clock.now() + timedelta(days=90)
+    with lite.database.transaction() as session:
+        assert partitions.ensure_ahead(session, now) == []
+        assert partitions.drop_before(session, now, now) == 0
+        assert partitions.latest_retention(session) is None
+
+
+def test_a_worker_waits_for_the_lease_of_another_and_five_seconds() -> None:
+    assert rating_worker.TAKE_OVER_S == 20.0
