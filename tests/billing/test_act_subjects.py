@@ -168,6 +168,10 @@ def test_what_a_posted_act_shows(books: Session) -> None:
         "quantity": 2,
         "from": NOW.isoformat(),
     }
+    (holding,) = add_ons.of_tenant(books, "acme")
+    assert (holding["add_on"], holding["quantity"]) == ("support", 2)
+    ((held, plan_row),) = subscriptions.read_subscriptions(books, ["acme"])["acme"]
+    assert (held.seats, held.starts_at, plan_row.seat_fee) == (3, NOW, units_of("1.5"))
     wire = _submit(books, ActRequest(Kind.WIRE, "inv_01", "w", units_of("2")))
     paid = books.scalars(select(Payment).where(Payment.reference == "w")).one()
     assert (paid.amount_minor, paid.provider, paid.status) == (200, "manual", "succeeded")

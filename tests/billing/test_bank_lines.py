@@ -18,6 +18,7 @@ from billing.money_acts import FourEyes
 from core.clock import FakeClock
 from core.errors import BadRequest, Conflict, NotFound
 from core.money import units_of
+from core.tenants.models import Tenant
 from tests.billing.conftest import START, Deployment
 from tests.billing.provider_rows import invoice_row
 
@@ -272,6 +273,9 @@ def test_what_cannot_be_assigned_says_why(books: Session, clerk: Clerk) -> None:
         with pytest.raises(Conflict) as told:
             wires.assign(books, line.id, target, clerk)
         assert str(told.value).startswith(said)
+    books.add(Tenant(id="cedar", name="cedar", display_name="Cedar", created_at=START))
+    with pytest.raises(Conflict, match="The line is in EUR, and the account is in USD"):
+        wires.assign(books, waits.id, "cedar", clerk)
     for target in ("nobody", "TH-000099"):
         with pytest.raises(NotFound):
             wires.assign(books, waits.id, target, clerk)

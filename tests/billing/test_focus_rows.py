@@ -159,6 +159,17 @@ def test_usage_is_a_row_for_each_day_and_key(books: Session) -> None:
     assert first["PricingQuantity"] == 3 and "ContractedUnitPrice" not in first, "it is not whole"
 
 
+def test_a_day_that_only_lowers_the_price_is_a_row(books: Session) -> None:
+    """Of a volume tier: the day has an amount of its own, and what it counts may be nothing."""
+    _draft(books)
+    _line(books, 3, **USAGE)
+    _use(books, START, output_tokens=4, output_amount=5 * CENT)
+    _use(books, START + DAY, output_tokens=0, output_amount=-2 * CENT)
+    _use(books, START + 2 * DAY, output_tokens=1, output_amount=0)
+    found = [(row["PricingQuantity"], row["EffectiveCost"]) for row in _rows(books)]
+    assert found == [(4, 5 * CENT), (0, -2 * CENT), (1, 0)]
+
+
 def test_each_component_has_its_own_days_and_late_usage_is_a_correction(books: Session) -> None:
     _draft(books)
     parts = {"usage_period_id": "per_00", "kind": "late_usage"}

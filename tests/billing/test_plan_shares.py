@@ -150,6 +150,10 @@ def test_the_ledger_of_a_span_is_exported_by_entry(lite: Deployment) -> None:
             ("acme", "payment", "last", FEB - MOMENT, "memo last", "revenue", -5, "USD"),
         ]
         assert [row[0] for row in acme] == sorted(row[0] for row in acme)
+        kinds = [each.kind.value for each in SUBJECTS["ledger"].columns]
+        assert kinds == ["whole", *["text"] * 4, "moment", *["text"] * 3, "units", "text"]
+        flags = {each.name for each in SUBJECTS["usage"].columns if each.kind.value == "flag"}
+        assert flags == {"streamed"}
         assert len(_rows(session, "ledger", None, START, FEB)) == 6
 
 
