@@ -1,6 +1,6 @@
 """The stored price book: versions are validated, saved, and superseded but never changed."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Any
@@ -98,7 +98,7 @@ def discount(session: Session, clock: Clock, draft: PriceDraft, base: PriceVersi
         raise BadRequest(
             "A discount needs a tenant.", next_step="Name the tenant that negotiated it."
         )
-    version = replace(_checked(draft, base.rates, _ppm(draft.discount_percent)))
+    version = _checked(draft, base.rates, _ppm(draft.discount_percent))
     _check_currency_of_tenant(session, version)
     _end_predecessor(session, version)
     return _insert(session, clock, version, draft)

@@ -127,7 +127,6 @@ def remove_sink(session: Session, scope: TenantScope, clock: Clock) -> None:
     for each in webhooks.of_tenant(session, scope):
         if _is_sink(each):
             webhooks.remove(session, scope, clock, each.id)
-    session.flush()
 
 
 def _is_sink(row: WebhookEndpoint) -> bool:

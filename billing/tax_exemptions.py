@@ -49,7 +49,6 @@ def end(session: Session, tenant_id: str, exemption_id: str, at: datetime) -> Ta
     if found is None or found.tenant_id != tenant_id:
         raise NotFound(f"There is no tax exemption {exemption_id!r} of this tenant.")
     found.valid_to = at if found.valid_to is None else min(at, found.valid_to)
-    session.flush()
     return found
 
 

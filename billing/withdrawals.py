@@ -112,7 +112,6 @@ def reverse_withdrawal(
             at=at,
             note="withdrawn payment returned",
         )
-    session.flush()
 
 
 def _post(
@@ -136,7 +135,6 @@ def _post(
         at=cause.at,
     )
     credits.insert_uses(session, uses)
-    session.flush()
 
 
 def _grants(session: Session, payment: Payment, at: datetime) -> list[CreditGrant]:

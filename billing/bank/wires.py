@@ -124,7 +124,6 @@ def assign(session: Session, line_id: str, target: str, clerk: Clerk) -> BankLin
         raise Conflict(found.note, next_step="Choose an invoice in the line's currency.")
     _post(session, line, found, clerk)
     line.decided_by = clerk.actor
-    session.flush()
     return line
 
 
@@ -144,7 +143,6 @@ def unassign(session: Session, line_id: str, clerk: Clerk, reason: str) -> BankL
         undo = ActRequest(Kind.UNDO, act.id, f"{act.reference}:undo", None, reason)
         money_acts.submit(session, clerk.clock, undo, clerk.actor, clerk.rule)
     line.note, line.decided_by = f"unassigned: {reason}", clerk.actor
-    session.flush()
     return line
 
 
@@ -156,7 +154,6 @@ def dismiss(session: Session, line_id: str, actor: str, reason: str) -> BankLine
             f"The line is {state(session, line)}.", next_step="Only unmatched lines are dismissed."
         )
     line.status, line.note, line.decided_by = DISMISSED, reason, actor
-    session.flush()
     return line
 
 

@@ -95,7 +95,6 @@ def release(session: Session, provider: str, name: str, at: datetime) -> Payment
     """Retry a parked event."""
     found = _parked(session, provider, name)
     found.parked, found.attempts, found.next_at = None, 0, at
-    session.flush()
     return found
 
 
@@ -104,7 +103,6 @@ def dismiss(session: Session, provider: str, name: str, who: str, at: datetime) 
     found = _parked(session, provider, name)
     found.done_at, found.last_error = at, f"dismissed by {who}: {found.parked}"
     found.parked = None
-    session.flush()
     return found
 
 

@@ -57,7 +57,6 @@ def invoice(session: Session, name: str, state: InvoiceState, at: datetime) -> I
     ours.pay_page = state.page or ours.pay_page
     for each in state.payments:
         _of_invoice(session, name, ours, each, at)
-    session.flush()
     return ours
 
 
@@ -112,7 +111,6 @@ def refund(session: Session, name: str, state: RefundState, at: datetime) -> Non
         settlement.refund_failed(session, made, state.failure or "no reason given", at)
     elif made.status != settlement.FAILED:
         made.status = state.status.value
-    session.flush()
 
 
 def dispute(session: Session, name: str, state: DisputeState, at: datetime) -> None:
@@ -151,7 +149,6 @@ def dispute(session: Session, name: str, state: DisputeState, at: datetime) -> N
     found.withdrawn, found.status = state.withdrawn, state.status
     if state.status != "open":
         found.closed_at = found.closed_at or at
-    session.flush()
 
 
 def customer(
@@ -193,7 +190,6 @@ def customer(
     for gone in known.values():
         gone.detached_at = gone.detached_at or at
     _collect_by(account, name, bool(methods))
-    session.flush()
 
 
 def _retry_open_invoices(

@@ -218,7 +218,7 @@ def test_the_log_and_the_description_of_an_act(books: Session) -> None:
         "decision": "",
         "result": {},
     }
-    money_acts.reject(books, CLOCK, act.id, "operator:bob", "no")
+    assert money_acts.reject(books, CLOCK, act.id, "operator:bob", "no") is act
     decided = {"decided_by": "operator:bob", "decided_at": NOW.isoformat(), "decision": "no"}
     after = described | decided | {"status": "rejected"}
     assert money_acts.describe(act) == after
