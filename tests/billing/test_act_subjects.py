@@ -76,6 +76,7 @@ def books(lite: Deployment) -> Any:
 )
 def test_what_an_act_concerns(
     books: Session,
+    *,
     kind: Kind,
     target: str,
     amount: str | None,

@@ -106,6 +106,7 @@ ACME = references.of_customer("acme")
 def test_what_a_line_pays(
     books: Session,
     clerk: Clerk,
+    *,
     reference: str,
     text: str,
     minor: int,
