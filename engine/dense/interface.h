@@ -209,6 +209,7 @@ static PyObject *greatest(PyObject *Py_UNUSED(module), PyObject *args) {
     Py_RETURN_NONE;
 }
 
+#include "adapters.h"
 #include "layers.h"
 
 PyDoc_STRVAR(instructions_doc, "instructions(name=None, /) -> str\n--\n\n"
@@ -229,12 +230,13 @@ static PyMethodDef methods[] = {{"product", product, METH_VARARGS, product_doc},
                                 {"norm", norm, METH_VARARGS, norm_doc},
                                 {"place", place, METH_VARARGS, place_doc},
                                 {"exclude", exclude, METH_VARARGS, exclude_doc},
+                                {"adapted", adapted, METH_VARARGS, adapted_doc},
                                 {"layers", layers, METH_VARARGS, layers_doc},
                                 {"greatest", greatest, METH_VARARGS, greatest_doc},
                                 {"instructions", instructions, METH_VARARGS, instructions_doc},
                                 {0}};
 // What `kernel.py` expects of this module; both change together, so that an older build is not used.
-#define INTERFACE 5
+#define INTERFACE 6
 
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, .m_name = "_kernel", .m_size = -1,
                                     .m_methods = methods};

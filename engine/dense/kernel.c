@@ -20,6 +20,14 @@ typedef struct {
     int64_t units;                  /* of this group and of those before it */
 } Group;
 
+/* What an adapter adds to its rows: inner B, for each of the parts of which the outputs are made. */
+typedef struct {
+    const char *inner; /* of its first row: `rank` values for each part, as the instructions read them */
+    const char *b[3];  /* packed; NULL where the adapter does not change the part */
+    int64_t stride;    /* bytes between rows of inner */
+    int32_t first, rows, rank;
+} Adapted;
+
 typedef struct {
     Group *groups;
     const char *x, *other; /* rows of floats or bfloat16; `other` is added */
@@ -27,6 +35,8 @@ typedef struct {
     int64_t x_stride, out_stride, other_stride; /* in elements */
     int64_t ready_stride;                       /* in bytes */
     int64_t units, next;                        /* next: shared by the threads */
+    const Adapted *adapted;                     /* adapters of the rows, in their order */
+    int32_t adapters, ends[2];                  /* ends: outputs before the second and third part */
     int32_t count, rows, width, filled, outputs;
     int brain, widened, kind, threads;
 } Work;
@@ -57,6 +67,39 @@ INLINE void finish(const Work *w, const Group *g, float *sum, float *gate, int64
     for (int32_t i = 0; i < lanes; i++) store_at(w->out, to + i, sum[i], w->brain);
 }
 
+/* Adds what the adapters of some rows give to a pair of tiles: to their sums, before these are rounded. */
+INLINE void add_adapters(const Work *w, int64_t row, int32_t rows, int32_t tile, const int pair,
+                         const int gated, float (*sums)[BLOCK][LANES], Sums sums_of) {
+    const int64_t size = w->brain ? 2 : 4;
+    for (const Adapted *a = w->adapted; a < w->adapted + w->adapters && a->first < row + rows; a++) {
+        const int64_t begin = a->first > row ? a->first - row : 0;
+        const int64_t end = a->first + a->rows < row + rows ? a->first + a->rows - row : rows;
+        if (begin >= end) continue;
+        int32_t parts[2], at[2]; /* of each tile: its part, and the output of that part */
+        for (int t = 0; t < pair; t++) {
+            at[t] = (gated ? tile : tile + t) * LANES;
+            /* Of a gate's pair the first tile is the other matrix's, which is the second part. */
+            parts[t] = gated ? 1 - t : (at[t] >= w->ends[0]) + (at[t] >= w->ends[1]);
+            if (!gated && parts[t]) at[t] -= w->ends[parts[t] - 1];
+        }
+        for (int t = 0; t < pair; t++) {
+            const char *b = a->b[parts[t]];
+            if (!b) continue;
+            Part part = {.x = a->inner + (a->first < row ? (row - a->first) * a->stride : 0)
+                             + parts[t] * a->rank * size,
+                         .stride = a->stride, .width = a->rank, .tiles = 1, .rows = (int)(end - begin),
+                         .brain = w->brain, .more = 1};
+            float (*to)[BLOCK][LANES] = (float (*)[BLOCK][LANES])sums[t][begin];
+            part.weights[0] = b + (int64_t)at[t] * a->rank * size;
+            if (t + 1 < pair && parts[t + 1] == parts[t]) {
+                part.weights[1] = b + (int64_t)at[++t] * a->rank * size;
+                part.tiles = 2;
+            }
+            sums_of(&part, to);
+        }
+    }
+}
+
 INLINE void do_unit(const Work *w, const Group *g, int64_t unit, Sums sums_of) {
     const int32_t tiles = (w->outputs + LANES - 1) / LANES;
     const int64_t bytes = (int64_t)w->filled * LANES * (w->brain ? 2 : 4);
@@ -70,7 +113,10 @@ INLINE void do_unit(const Work *w, const Group *g, int64_t unit, Sums sums_of) {
         const int64_t row = g->first + begin;
         part.rows = g->rows - begin < BLOCK ? g->rows - begin : BLOCK;
         part.x = w->ready + row * w->ready_stride;
-        sums_of(&part, sums);
+        if (g->weights) sums_of(&part, sums);
+        else memset(sums, 0, sizeof(sums));
+        if (w->adapters)
+            add_adapters(w, row, part.rows, tile, pair, g->gate != NULL, sums, sums_of);
         /* Neighbouring outputs one after the other: together they fill a line of the cache. */
         for (int r = 0; r < part.rows; r++)
             for (int t = 0; t < stored; t++) {

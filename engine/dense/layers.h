@@ -12,17 +12,24 @@ typedef struct {
     Placing place;        /* but for `x` and the pool */
     Attention attention;  /* but for what follows from a tile and a layer */
     PyObject *tiles;      /* of (first row, rows, sequences, positions, keys, values, starts, newest) */
+    Adapters adapters;
     int32_t layers, rows, hidden, inner;
     int brain, kind, threads;
     float eps;
 } Layers;
 
+enum { OF_QKV, OF_O, OF_GATE_UP, OF_DOWN }; /* sites */
+
 typedef struct {
     const char *weights, *gate;
     const float *bias, *gate_bias;
     int32_t width, outputs;
+    int64_t layer;
+    int site;
+    int32_t ends[2]; /* outputs before the second and third part; 0: there is one part */
 } Matrix;
 
+/* With what the adapters of the rows add. */
 static void multiply_rows(const Layers *l, Matrix m, const char *x, char *out, const char *other) {
     const int32_t tiles = (m.outputs + LANES - 1) / LANES;
     Group group = {.weights = m.weights, .gate = m.gate, .bias = m.bias, .gate_bias = m.gate_bias,
@@ -30,7 +37,10 @@ static void multiply_rows(const Layers *l, Matrix m, const char *x, char *out, c
     Work w = {.groups = &group, .count = 1, .x = x, .ready = (char *)x, .out = out, .other = other,
               .x_stride = m.width, .out_stride = m.outputs, .other_stride = m.outputs,
               .ready_stride = (int64_t)m.width * (l->brain ? 2 : 4), .units = group.units, .rows = l->rows,
-              .width = m.width, .filled = m.width, .outputs = m.outputs, .brain = l->brain, .kind = l->kind};
+              .width = m.width, .filled = m.width, .outputs = m.outputs, .brain = l->brain, .kind = l->kind,
+              .adapted = l->adapters.found, .ends = {m.outputs, m.outputs}};
+    if (m.ends[0]) w.ends[0] = m.ends[0], w.ends[1] = m.ends[1];
+    if (l->adapters.count) w.adapters = shrink(&l->adapters, m.layer, m.site, x, m.width);
     run(multiply_part, &w, (int64_t)l->rows * m.outputs * m.width < ALONE ? 1 : l->threads);
 }
 
@@ -60,8 +70,8 @@ static void all_layers(const Layers *l, Attention *tiles, const int64_t *first, 
         const int64_t *at = l->table + (int64_t)n * ADDRESSES;
 #define AT(name) ((const void *)(uintptr_t)at[name])
         norm_rows(l, at[INPUT_NORM], normed);
-        multiply_rows(l, (Matrix){AT(QKV), NULL, AT(QKV_BIAS), NULL, l->hidden, q_width + 2 * kv_width},
-                      normed, qkv, NULL);
+        multiply_rows(l, (Matrix){AT(QKV), NULL, AT(QKV_BIAS), NULL, l->hidden, q_width + 2 * kv_width, n, OF_QKV,
+                                 {q_width, q_width + kv_width}}, normed, qkv, NULL);
         Placing place = l->place;
         place.x = qkv, place.pool = (char *)(uintptr_t)at[POOL];
         run(place_part, &place, (int64_t)l->rows * (q_width + 3 * kv_width) < ALONE ? 1 : l->threads);
@@ -71,17 +81,19 @@ static void all_layers(const Layers *l, Attention *tiles, const int64_t *first, 
             tiles[t].pool = AT(POOL);
         }
         attend_rows(l, tiles, count, rest);
-        multiply_rows(l, (Matrix){AT(O), NULL, AT(O_BIAS), NULL, q_width, l->hidden}, attended, l->x, l->x);
+        multiply_rows(l, (Matrix){AT(O), NULL, AT(O_BIAS), NULL, q_width, l->hidden, n, OF_O, {0}}, attended, l->x,
+                      l->x);
         norm_rows(l, at[MLP_NORM], normed);
-        multiply_rows(l, (Matrix){AT(UP), AT(GATE), AT(UP_BIAS), AT(GATE_BIAS), l->hidden, l->inner},
-                      normed, inner, NULL);
-        multiply_rows(l, (Matrix){AT(DOWN), NULL, AT(DOWN_BIAS), NULL, l->inner, l->hidden}, inner, l->x, l->x);
+        multiply_rows(l, (Matrix){AT(UP), AT(GATE), AT(UP_BIAS), AT(GATE_BIAS), l->hidden, l->inner, n, OF_GATE_UP,
+                                 {0}}, normed, inner, NULL);
+        multiply_rows(l, (Matrix){AT(DOWN), NULL, AT(DOWN_BIAS), NULL, l->inner, l->hidden, n, OF_DOWN, {0}}, inner,
+                      l->x, l->x);
 #undef AT
     }
 }
 
 PyDoc_STRVAR(layers_doc,
-    "layers(table, layers, x, angles, slots, tiles, shape, eps, scale, cap, brain, threads, /)\n--\n\n"
+    "layers(table, layers, x, angles, slots, tiles, adapters, shape, eps, scale, cap, brain, threads, /)\n--\n\n"
     "x after all layers, in place. angles: (cosines, sines, stride). shape: (rows, hidden, inner, kv heads, "
     "group, dim, window, block size, activation).");
 
@@ -90,8 +102,9 @@ static PyObject *layers(PyObject *Py_UNUSED(module), PyObject *args) {
     Layers l = {0};
     Attention *a = &l.attention;
     Placing *p = &l.place;
-    if (!PyArg_ParseTuple(args, "KiK(KKL)KO!(iiiiiiiii)fffpi", &table, &l.layers, &x, &cos, &sin,
-                          &p->angle_stride, &slots, &PyList_Type, &l.tiles, &l.rows, &l.hidden, &l.inner,
+    PyObject *adapters;
+    if (!PyArg_ParseTuple(args, "KiK(KKL)KO!O!(iiiiiiiii)fffpi", &table, &l.layers, &x, &cos, &sin,
+                          &p->angle_stride, &slots, &PyList_Type, &l.tiles, &PyList_Type, &adapters, &l.rows, &l.hidden, &l.inner,
                           &a->kv_heads, &a->group, &a->dim, &a->window, &a->size, &l.kind, &l.eps,
                           &a->scale, &a->cap, &l.brain, &l.threads))
         return NULL;
@@ -120,12 +133,49 @@ static PyObject *layers(PyObject *Py_UNUSED(module), PyObject *args) {
         tiles[n].newest = (const int64_t *)(uintptr_t)newest;
     }
     if (!parallel) l.threads = 1;
+    if (reads_adapters(adapters, &l.adapters)) return NULL;
+    l.adapters.brain = l.brain, l.adapters.threads = l.threads, l.adapters.only = -1;
     const size_t wide = (size_t)(l.hidden + 2 * q_width + 2 * kv_width + l.inner);
-    char *memory = reserve(l.rows * wide * 4 + 64 + (size_t)l.threads * attention_floats(a) * sizeof(float));
-    if (!memory) return NULL;
+    const size_t shrunk = ((size_t)l.rows * l.adapters.widest * 4 + 63) & ~(size_t)63;
+    char *memory = reserve(shrunk + l.rows * wide * 4 + 64
+                           + (size_t)l.threads * attention_floats(a) * sizeof(float));
+    if (!memory) return PyMem_Free(l.adapters.all), NULL;
+    l.adapters.inner = memory;
     Py_BEGIN_ALLOW_THREADS
-    all_layers(&l, tiles, first, count, memory);
+    all_layers(&l, tiles, first, count, memory + shrunk);
     Py_END_ALLOW_THREADS
+    PyMem_Free(l.adapters.all);
+    Py_RETURN_NONE;
+}
+
+PyDoc_STRVAR(adapted_doc,
+    "adapted(adapters, layer, site, part, matrix, ends, x, out, other, shape, brain, threads, /)\n--\n\n"
+    "A site's product with what the adapters of the rows add, as `layers` computes it. matrix: (weights, bias, "
+    "gate, gate bias). part: -1, or the only one whose sums are added to `other`, without a matrix. shape: "
+    "(rows, width, outputs, activation).");
+
+static PyObject *adapted(PyObject *Py_UNUSED(module), PyObject *args) {
+    PyObject *adapters;
+    Address weights, bias, gate, gate_bias, x, out, other;
+    int part;
+    Layers l = {0};
+    Matrix m = {0};
+    if (!PyArg_ParseTuple(args, "O!Lii(KKKK)(ii)KKK(iiii)pi", &PyList_Type, &adapters, &m.layer, &m.site, &part,
+                          &weights, &bias, &gate, &gate_bias, &m.ends[0], &m.ends[1], &x, &out, &other, &l.rows,
+                          &m.width, &m.outputs, &l.kind, &l.brain, &l.threads))
+        return NULL;
+    if (m.width % STEP || m.outputs % LANES || (l.brain && !level->pairs))
+        return PyErr_SetString(PyExc_ValueError, "widths are multiples of 32, and bfloat16 is multiplied"), NULL;
+    m.weights = (const char *)(uintptr_t)weights, m.gate = (const char *)(uintptr_t)gate;
+    m.bias = (const float *)(uintptr_t)bias, m.gate_bias = (const float *)(uintptr_t)gate_bias;
+    if (reads_adapters(adapters, &l.adapters)) return NULL;
+    l.adapters.brain = l.brain, l.adapters.threads = l.threads, l.adapters.only = part;
+    l.adapters.inner = reserve((size_t)l.rows * l.adapters.widest * 4);
+    if (!l.adapters.inner) return PyMem_Free(l.adapters.all), NULL;
+    PyThreadState *state = (int64_t)l.rows * m.outputs * m.width < LONG ? NULL : PyEval_SaveThread();
+    multiply_rows(&l, m, (const char *)(uintptr_t)x, (char *)(uintptr_t)out, (const char *)(uintptr_t)other);
+    if (state) PyEval_RestoreThread(state);
+    PyMem_Free(l.adapters.all);
     Py_RETURN_NONE;
 }
 

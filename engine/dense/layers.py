@@ -14,8 +14,10 @@ from engine.dense.linear import (
     has_kernel,
     multiplies,
 )
+from engine.dense.packed_adapters import Listed, PackedLoraStep
 from engine.dense.pointwise import is_compiled
 from engine.layers.kv import KvPool
+from engine.layers.lora import LoraStep
 from engine.layers.norm import RmsNorm
 from engine.layers.operations import GatedSite
 from engine.layers.step import StepInputs
@@ -36,7 +38,8 @@ class DecodedLayers:
         """x after all layers, changed in place; None for a step that has to be computed otherwise."""
         attention, pool, queries = self.blocks[0].attention, self.pool, step.all_rows
         tiles = queries.tiles[attention.shape.sight]
-        if step.sampled is not queries or queries.lora is not None or not is_compiled(x):
+        adapters = _listed(queries.lora)
+        if step.sampled is not queries or adapters is None or not is_compiled(x):
             return None
         places = []
         for tile in tiles:
@@ -56,6 +59,7 @@ class DecodedLayers:
             (angles.cos.data_ptr(), angles.sin.data_ptr(), angles.cos.stride(0)),
             step.kv_slots[0].data_ptr(),
             places,
+            adapters,
             (
                 len(x), spec.hidden, spec.intermediate, pool.kv_heads, pool.group, spec.head_dim,
                 shape.window, pool.block_size, KINDS[spec.activation],
@@ -68,7 +72,7 @@ class DecodedLayers:
 
 def decoded_layers(spec: ModelSpec, decoder: Decoder, pool: KvPool) -> DecodedLayers | None:
     """None for a model whose layers are not all made of what `layers.h` computes."""
-    widths = spec.hidden, spec.intermediate, spec.q_width
+    widths = spec.hidden, spec.intermediate, spec.q_width, 2 * spec.kv_width
     if not has_kernel() or any(width % 32 for width in widths) or not multiplies(pool.dtype):
         return None
     if spec.streams is not None or spec.latent is not None or spec.qkv_cap is not None:
@@ -84,6 +88,13 @@ def decoded_layers(spec: ModelSpec, decoder: Decoder, pool: KvPool) -> DecodedLa
     if len(found) < len(rows) or pool.windowed is not None:
         return None
     return DecodedLayers(spec, pool, decoder.blocks, torch.tensor(found))
+
+
+def _listed(lora: LoraStep | None) -> list[Listed] | None:
+    """None for a step with adapters that change more than the products."""
+    if lora is None:
+        return []
+    return lora.listed if isinstance(lora, PackedLoraStep) and not lora.extras else None
 
 
 def _addresses(block: Block, pool: KvPool) -> list[int] | None:

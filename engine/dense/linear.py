@@ -11,7 +11,7 @@ import torch
 
 from engine.layers.linear import fits_half
 
-_INTERFACE = 5  # of kernel.c
+_INTERFACE = 6  # of kernel.c
 try:
     from engine.dense import _kernel as kernel
 except ImportError:  # built without a C compiler
@@ -58,6 +58,18 @@ def instructions() -> str:
     return "" if kernel is None else kernel.instructions()
 
 
+def pack_tiles(matrix: torch.Tensor, target: torch.Tensor) -> None:
+    """matrix: [out, in]; target: [out, filled up to whole tiles, in], contiguous."""
+    out, width = target.shape
+    if out > len(matrix):
+        matrix = torch.cat((matrix, matrix.new_zeros(out - len(matrix), width)))
+    if matrix.dtype is torch.bfloat16:
+        tiles = matrix.view(out // _LANES, _LANES, -1, 2).permute(0, 2, 1, 3)
+    else:
+        tiles = matrix.view(out // _LANES, _LANES, -1).permute(0, 2, 1)
+    target.view(tiles.shape).copy_(tiles)
+
+
 class PackedFloats:
     """A matrix [out, in] in tiles of 16 outputs: floats [in, 16], or bfloat16 in pairs of inputs
     [in / 2, 16, 2]."""
@@ -67,10 +79,8 @@ class PackedFloats:
         tiles, filled = -(-self.out // _LANES), -(-self.width // _STEP) * _STEP
         whole = weight.new_zeros(tiles * _LANES, filled)
         whole[: self.out, : self.width] = weight
-        if weight.dtype is torch.bfloat16:
-            self.tiles = whole.view(tiles, _LANES, -1, 2).permute(0, 2, 1, 3).contiguous()
-        else:
-            self.tiles = whole.view(tiles, _LANES, -1).permute(0, 2, 1).contiguous()
+        self.tiles = torch.empty_like(whole)
+        pack_tiles(whole, self.tiles)
         self.bias = None if bias is None else bias.float()
         self.places = self.tiles.data_ptr(), 0 if self.bias is None else self.bias.data_ptr()
 

@@ -15,12 +15,13 @@
 
 #define BLOCK 32 /* rows that one pass over a tile's weights serves */
 
-/* `x`: floats, or bfloat16 where `narrow_rows`; `width`: a multiple of 32. sums: [tiles][rows][16] */
+/* `x`: floats, or bfloat16 where `narrow_rows`; `width`: a multiple of 32, or even and at most 32.
+ * sums: [tiles][rows][16], from 0 or, with `more`, from what they are. */
 typedef struct {
     const char *weights[2], *x;
     int64_t stride; /* bytes between rows */
     int32_t width;
-    int tiles, rows, brain;
+    int tiles, rows, brain, more;
 } Part;
 typedef void (*Sums)(const Part *, float (*)[BLOCK][LANES]);
 
@@ -28,7 +29,10 @@ INLINE void some_rows(const Part *p, const char *weights, const int first, float
                       const int rows, const int brain) {
     const char *x = p->x + first * p->stride;
     Lanes total[8];
-    for (int r = 0; r < rows; r++) total[r] = (Lanes){0};
+    for (int r = 0; r < rows; r++) {
+        total[r] = (Lanes){0};
+        if (p->more) memcpy(&total[r], sums[first + r], 64);
+    }
     if (brain)
         for (int32_t k = 0; k < p->width; k += 2) {
             Words pair;
@@ -85,7 +89,8 @@ TARGET_BRAIN INLINE void some_pairs(const Part *p, const int first, float (*sums
     const char *x = p->x + first * p->stride;
     __m512 total[2][8];
     for (int t = 0; t < tiles; t++)
-        for (int r = 0; r < rows; r++) total[t][r] = _mm512_setzero_ps();
+        for (int r = 0; r < rows; r++)
+            total[t][r] = p->more ? _mm512_loadu_ps(sums[t][first + r]) : _mm512_setzero_ps();
     for (int32_t k = 0; k < p->width; k += 2)
         for (int t = 0; t < tiles; t++) {
             const __m512i w = _mm512_loadu_si512(p->weights[t] + (int64_t)k * LANES * 2);
@@ -127,17 +132,23 @@ TARGET_AMX static void sums_amx(const Part *p, float (*sums)[BLOCK][LANES]) {
     memset(&shape, 0, sizeof(shape));
     shape.palette = 1;
     const int low = p->rows < 16 ? p->rows : 16, high = p->rows - low;
-    const int of[8] = {low, low, high, high, low, high, 16, 16};
+    const int inputs = p->width < STEP ? p->width : STEP;
+    const int of[8] = {low, low, high, high, low, high, inputs / 2, inputs / 2};
     for (int i = 0; i < 8; i++)
-        if (of[i]) shape.bytes[i] = 64, shape.rows[i] = (uint8_t)of[i];
+        if (of[i]) shape.bytes[i] = i == 4 || i == 5 ? inputs * 2 : 64, shape.rows[i] = (uint8_t)of[i];
     _tile_loadconfig(&shape);
     const int two = p->tiles > 1;
     const char *x = p->x, *more = p->x + 16 * p->stride;
-    _tile_zero(0);
-    if (two) _tile_zero(1);
-    if (high) {
-        _tile_zero(2);
-        if (two) _tile_zero(3);
+    if (p->more) {
+        _tile_loadd(0, sums[0][0], 64);
+        if (two) _tile_loadd(1, sums[1][0], 64);
+        if (high) _tile_loadd(2, sums[0][16], 64);
+        if (high && two) _tile_loadd(3, sums[1][16], 64);
+    } else {
+        _tile_zero(0);
+        if (two) _tile_zero(1);
+        if (high) _tile_zero(2);
+        if (high && two) _tile_zero(3);
     }
     for (int64_t k = 0; k < p->width; k += STEP) {
         _tile_loadd(4, x + k * 2, p->stride);

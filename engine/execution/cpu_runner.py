@@ -30,6 +30,7 @@ from engine.layers.step import (
     token_ids,
 )
 from engine.lora.cpu_adapters import CpuAdapters
+from engine.lora.packed_adapters import PackedAdapters
 from engine.models.load import LoadedModel, load_model
 from engine.models.pooling_files import declared_pooling
 from engine.speculation.draft_model import load_draft_model
@@ -48,13 +49,14 @@ class CpuRunner(ModelRunner):
     def __init__(self, config: EngineConfig, model: LoadedModel) -> None:
         super().__init__(config, model)
         spec = model.spec
-        self.adapters: CpuAdapters = CpuAdapters(config, spec, model.dtype, self.pool)
         self._operations = RowOperations if config.batch_invariant else CpuOperations
-        angles = self._angles(model.dtype)
-        self._plan = StepPlanner(self.pool, angles, spec.sights, self.adapters.step)
         self._layers = None
         if not config.batch_invariant:  # which rotates and rounds in another way
             self._layers = decoded_layers(spec, model.decoder, self.pool)
+        kind = CpuAdapters if self._layers is None else PackedAdapters
+        self.adapters: CpuAdapters | PackedAdapters = kind(config, spec, model.dtype, self.pool)
+        angles = self._angles(model.dtype)
+        self._plan = StepPlanner(self.pool, angles, spec.sights, self.adapters.step)
         self._last: dict[int, int] = {}
         self._pooling = Pooling()
         self.heads: DraftHeads | None = None
@@ -71,7 +73,8 @@ class CpuRunner(ModelRunner):
         if not batch.rows:
             return []
         clear_unwritten(self.pool, batch.rows)
-        self.adapters.compact(batch.rows)
+        if isinstance(self.adapters, CpuAdapters):
+            self.adapters.compact(batch.rows)
         decodes, prefills = order_rows(batch.rows, self.adapters.sort_key)
         rows = decodes + prefills
         verifying = [self._with_last(row) for row in rows if row.sampled_tokens]

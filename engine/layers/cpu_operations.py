@@ -61,6 +61,9 @@ class CpuOperations:
         spec, h = self._spec, x if norm is None else norm(x)
         if isinstance(site.linear, LatentQkv):
             return site.linear.changed(h, self._inside(site.layer))
+        fused = None if self._lora is None else self._lora.product(site, h)
+        if fused is not None:
+            return fused
         qkv = site.linear(h)
         if self._lora is not None:
             ends = (spec.q_width, spec.q_width + spec.kv_width)
@@ -133,6 +136,10 @@ class CpuOperations:
             lora = None
         if lora is None and site.cutoff is None:
             return linear.gated(h, activation)
+        if lora is not None and site.cutoff is None:
+            fused = lora.product(site, h, activation=activation)
+            if fused is not None:
+                return fused
         gate, up = linear.halves(h)
         if lora is not None:
             lora.change_(site.layer, site.name, h, gate, up)
@@ -168,6 +175,9 @@ class CpuOperations:
             return site.linear.changed(y, x, self._inside(site.layer))
         if self._lora is None:
             return site.linear.plus(y, x)
+        fused = self._lora.product(site, y, x)
+        if fused is not None:
+            return fused
         changed = list(self._lora.rescales(site.layer, site.name))
         out = rescaled_sum(site.linear, y, x, changed) if changed else site.linear.plus(y, x)
         self._lora.add_(site.layer, site.name, y, out)

@@ -12,6 +12,7 @@ import torch
 from engine.layers.adapter_extras import ExtraRows, Rescale, rescales
 from engine.layers.host_memory import lazy_zeros, release
 from engine.layers.matrices import SITE_OF, part_shape, sites_of
+from engine.layers.operations import Site
 from engine.model_spec import ModelSpec
 
 # By (layer, part): A [rank, in] and B [rank, out], scaling included.
@@ -147,6 +148,17 @@ class LoraStep:
 
     def _parts(self, layer: int, site: str) -> tuple[str, ...]:
         return next(iter(self._stacks.values())).layout[layer][site]
+
+    def product(
+        self,
+        site: Site,
+        x: torch.Tensor,
+        other: torch.Tensor | None = None,
+        activation: str = "silu",
+    ) -> torch.Tensor | None:
+        """The site's product with x, changed, plus `other`, or of a gated site its activated gate times
+        the other part; None where the base's product has to be computed first."""
+        return None
 
     def add_(self, layer: int, site: str, x: torch.Tensor, *outputs: torch.Tensor) -> None:
         """outputs [tokens, out], one per part of the site, += the adapters' products with x."""

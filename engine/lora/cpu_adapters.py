@@ -12,12 +12,13 @@ import torch
 from engine.batch import Row
 from engine.config import EngineConfig
 from engine.dense.lora import RowLoraStep
-from engine.layers.adapter_extras import AdapterExtras, ExtraRows
+from engine.layers.adapter_extras import AdapterExtras
 from engine.layers.kv import KvPool
 from engine.layers.lora import LoraStack, LoraStep, stack_bytes
 from engine.layers.lora_plan import plan_groups
 from engine.lora.adapter_files import AdapterWeights
 from engine.lora.adapter_memory import AdapterMemory
+from engine.lora.extra_rows import extra_rows
 from engine.model_spec import ModelSpec
 
 _MAX_MOVES_PER_STEP = 2  # each copies one or two adapters: a few milliseconds
@@ -117,22 +118,7 @@ class CpuAdapters(AdapterMemory[AdapterWeights]):
             groups += plan_groups(row_keys, first, pad=rows is decodes and not self._by_row)
             first += sum(count for _, _, count in row_keys)
         kind = RowLoraStep if self._by_row else LoraStep
-        return kind(self._stacks, groups, self._extra_rows(decodes + prefills))
-
-    def _extra_rows(self, rows: list[Row]) -> list[ExtraRows]:
-        found: list[ExtraRows] = []
-        first = 0
-        for row in rows if self._extras else ():
-            end = first + len(row.tokens)
-            extras = None if row.adapter is None else self._extras.get(row.adapter.slot)
-            if extras is not None:
-                last = found[-1] if found else None
-                if last is not None and last.extras is extras and last.rows.stop == first:
-                    found[-1] = ExtraRows(slice(last.rows.start, end), extras)
-                else:
-                    found.append(ExtraRows(slice(first, end), extras))
-            first = end
-        return found
+        return kind(self._stacks, groups, extra_rows(decodes + prefills, self._extras))
 
     def _free_stack_slot(self, rank: int) -> int:
         for sort_key in self._warm:

@@ -1,5 +1,6 @@
 """All layers in one call: the logits of `transformers`, and the bits of the operations one by one."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 from engine.decoding.sampling import Sampler
 from engine.dense.layers import DecodedLayers
 from engine.models import linears
-from tests.engine.checkpoints import VOCAB, reference, reference_logits, save_adapter
+from tests.engine.checkpoints import VOCAB, reference, reference_logits
 from tests.engine.checkpoints import save_checkpoint as save_any
 from tests.engine.driver import Driver
 from tests.engine.test_family_parity import CASES
@@ -45,14 +46,29 @@ class Steps:
         monkeypatch.setattr(Sampler, "__call__", _sample)
         monkeypatch.setattr(linears, "is_fast", lambda weight, few_rows: True)
 
-    def run(self, checkpoint: Path, *, one_by_one: bool = False, threads: int = 2) -> list[Any]:
-        """Nine tokens after each prompt, in one batch."""
-        driver = Driver(checkpoint, dtype=self.dtype, threads=threads)
+    def run(
+        self,
+        checkpoint: Path,
+        adapters: Sequence[Path | None] = (None,) * len(LENGTHS),
+        *,
+        one_by_one: bool = False,
+        threads: int = 2,
+    ) -> list[Any]:
+        """Nine tokens after each prompt, in one batch, each with its adapter."""
+        driver = Driver(checkpoint, 400, dtype=self.dtype, threads=threads)
         if one_by_one:
             driver.runner._layers = None
+        handles: dict[Path | None, Any] = {None: None}
+        for path in adapters:
+            if path is not None and path not in handles:
+                handles[path] = driver.adapter(path, len(handles) - 1)
         draw = torch.Generator().manual_seed(5)
-        prompts = [torch.randint(3, VOCAB, (n,), generator=draw).tolist() for n in LENGTHS]
-        sequences = [driver.sequence(prompt) for prompt in prompts]
+        lengths = [LENGTHS[n % len(LENGTHS)] for n in range(len(adapters))]
+        prompts = [torch.randint(3, VOCAB, (n,), generator=draw).tolist() for n in lengths]
+        sequences = [
+            driver.sequence(prompt, adapter=handles[path])
+            for prompt, path in zip(prompts, adapters, strict=True)
+        ]
         self.at_once, self.logits = 0, []
         driver.run(sequences, count=9)
         return sequences
@@ -91,16 +107,3 @@ def test_other_layers_are_computed_one_by_one(
     steps = Steps(monkeypatch, "float32")
     steps.run(save_checkpoint(tmp_path, case))
     assert steps.at_once == 0
-
-
-def test_a_step_with_an_adapter_is_computed_one_by_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    checkpoint, steps = save_checkpoint(tmp_path / "base", "llama"), Steps(monkeypatch, "float32")
-    driver = Driver(checkpoint, dtype="float32")
-    adapter = driver.adapter(save_adapter(checkpoint, tmp_path / "adapter", 4, 1), 0)
-    sequences = [driver.sequence([5, 6, 7]), driver.sequence([5, 6, 7], adapter=adapter)]
-    driver.run(sequences, count=4)
-    assert steps.at_once == 0
-    driver.run([sequences[0]], count=6)
-    assert steps.at_once == 2
