@@ -62,6 +62,13 @@ INLINE void finish(const Work *w, const Group *g, float *sum, float *gate, int64
         multiply_activated(sum, gate, w->kind);
     }
     const int64_t to = row * w->out_stride + at, more = row * w->other_stride + at;
+    if (lanes == LANES) {
+        Lanes values, other;
+        memcpy(&values, sum, 64);
+        if (w->other) lanes_at(w->other, more, w->brain, &other), values += other;
+        store_lanes(w->out, to, &values, w->brain);
+        return;
+    }
     if (w->other)
         for (int32_t i = 0; i < lanes; i++) sum[i] += value_at(w->other, more + i, w->brain);
     for (int32_t i = 0; i < lanes; i++) store_at(w->out, to + i, sum[i], w->brain);

@@ -23,7 +23,7 @@ enum { OF_QKV, OF_O, OF_GATE_UP, OF_DOWN }; /* sites */
 typedef struct {
     const char *weights, *gate;
     const float *bias, *gate_bias;
-    int32_t width, outputs;
+    int32_t width, outputs, stride; /* stride: of the outputs' rows; 0: they are contiguous */
     int64_t layer;
     int site;
     int32_t ends[2]; /* outputs before the second and third part; 0: there is one part */
@@ -31,11 +31,11 @@ typedef struct {
 
 /* With what the adapters of the rows add. */
 static void multiply_rows(const Layers *l, Matrix m, const char *x, char *out, const char *other) {
-    const int32_t tiles = (m.outputs + LANES - 1) / LANES;
+    const int32_t tiles = (m.outputs + LANES - 1) / LANES, stride = m.stride ? m.stride : m.outputs;
     Group group = {.weights = m.weights, .gate = m.gate, .bias = m.bias, .gate_bias = m.gate_bias,
                    .rows = l->rows, .units = m.gate ? tiles : (tiles + 1) / 2};
     Work w = {.groups = &group, .count = 1, .x = x, .ready = (char *)x, .out = out, .other = other,
-              .x_stride = m.width, .out_stride = m.outputs, .other_stride = m.outputs,
+              .x_stride = m.width, .out_stride = stride, .other_stride = stride,
               .ready_stride = (int64_t)m.width * (l->brain ? 2 : 4), .units = group.units, .rows = l->rows,
               .width = m.width, .filled = m.width, .outputs = m.outputs, .brain = l->brain, .kind = l->kind,
               .adapted = l->adapters.found, .ends = {m.outputs, m.outputs}};
@@ -70,7 +70,7 @@ static void all_layers(const Layers *l, Attention *tiles, const int64_t *first, 
         const int64_t *at = l->table + (int64_t)n * ADDRESSES;
 #define AT(name) ((const void *)(uintptr_t)at[name])
         norm_rows(l, at[INPUT_NORM], normed);
-        multiply_rows(l, (Matrix){AT(QKV), NULL, AT(QKV_BIAS), NULL, l->hidden, q_width + 2 * kv_width, n, OF_QKV,
+        multiply_rows(l, (Matrix){AT(QKV), NULL, AT(QKV_BIAS), NULL, l->hidden, q_width + 2 * kv_width, 0, n, OF_QKV,
                                  {q_width, q_width + kv_width}}, normed, qkv, NULL);
         Placing place = l->place;
         place.x = qkv, place.pool = (char *)(uintptr_t)at[POOL];
@@ -81,12 +81,12 @@ static void all_layers(const Layers *l, Attention *tiles, const int64_t *first, 
             tiles[t].pool = AT(POOL);
         }
         attend_rows(l, tiles, count, rest);
-        multiply_rows(l, (Matrix){AT(O), NULL, AT(O_BIAS), NULL, q_width, l->hidden, n, OF_O, {0}}, attended, l->x,
+        multiply_rows(l, (Matrix){AT(O), NULL, AT(O_BIAS), NULL, q_width, l->hidden, 0, n, OF_O, {0}}, attended, l->x,
                       l->x);
         norm_rows(l, at[MLP_NORM], normed);
-        multiply_rows(l, (Matrix){AT(UP), AT(GATE), AT(UP_BIAS), AT(GATE_BIAS), l->hidden, l->inner, n, OF_GATE_UP,
+        multiply_rows(l, (Matrix){AT(UP), AT(GATE), AT(UP_BIAS), AT(GATE_BIAS), l->hidden, l->inner, 0, n, OF_GATE_UP,
                                  {0}}, normed, inner, NULL);
-        multiply_rows(l, (Matrix){AT(DOWN), NULL, AT(DOWN_BIAS), NULL, l->inner, l->hidden, n, OF_DOWN, {0}}, inner,
+        multiply_rows(l, (Matrix){AT(DOWN), NULL, AT(DOWN_BIAS), NULL, l->inner, l->hidden, 0, n, OF_DOWN, {0}}, inner,
                       l->x, l->x);
 #undef AT
     }
@@ -151,8 +151,8 @@ static PyObject *layers(PyObject *Py_UNUSED(module), PyObject *args) {
 PyDoc_STRVAR(adapted_doc,
     "adapted(adapters, layer, site, part, matrix, ends, x, out, other, shape, brain, threads, /)\n--\n\n"
     "A site's product with what the adapters of the rows add, as `layers` computes it. matrix: (weights, bias, "
-    "gate, gate bias). part: -1, or the only one whose sums are added to `other`, without a matrix. shape: "
-    "(rows, width, outputs, activation).");
+    "gate, gate bias). part: -1, or the only one whose outputs these are. shape: "
+    "(rows, width, outputs, stride of their rows, activation).");
 
 static PyObject *adapted(PyObject *Py_UNUSED(module), PyObject *args) {
     PyObject *adapters;
@@ -160,9 +160,9 @@ static PyObject *adapted(PyObject *Py_UNUSED(module), PyObject *args) {
     int part;
     Layers l = {0};
     Matrix m = {0};
-    if (!PyArg_ParseTuple(args, "O!Lii(KKKK)(ii)KKK(iiii)pi", &PyList_Type, &adapters, &m.layer, &m.site, &part,
+    if (!PyArg_ParseTuple(args, "O!Lii(KKKK)(ii)KKK(iiiii)pi", &PyList_Type, &adapters, &m.layer, &m.site, &part,
                           &weights, &bias, &gate, &gate_bias, &m.ends[0], &m.ends[1], &x, &out, &other, &l.rows,
-                          &m.width, &m.outputs, &l.kind, &l.brain, &l.threads))
+                          &m.width, &m.outputs, &m.stride, &l.kind, &l.brain, &l.threads))
         return NULL;
     if (m.width % STEP || m.outputs % LANES || (l.brain && !level->pairs))
         return PyErr_SetString(PyExc_ValueError, "widths are multiples of 32, and bfloat16 is multiplied"), NULL;

@@ -3,19 +3,27 @@ adds, rounded once. An adapter's bytes are read once for all of its rows."""
 
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import cast
 
 import torch
 
-from engine.dense.linear import KINDS, RowGatedLinear, RowLinear, compiled, pack_tiles
+from engine.dense.linear import (
+    KINDS,
+    RowGatedLinear,
+    RowLinear,
+    compiled,
+    has_kernel,
+    multiplies,
+    pack_tiles,
+)
 from engine.layers.adapter_extras import ExtraRows
 from engine.layers.host_memory import lazy_zeros
 from engine.layers.lora import LoraStep, Matrices
-from engine.layers.matrices import PARTS, SITES, part_shape
-from engine.layers.operations import Site
+from engine.layers.matrices import PARTS, SITES, part_shape, sites_of
+from engine.layers.operations import GatedSite, Site
 from engine.model_spec import ModelSpec
 
 _SITES = tuple(SITES)
+_NONE = 0, 0, 0, 0  # no matrix: sums are added to what is there
 _LANES, _STEP = 16, 32  # outputs of a tile; inputs that the widest instructions take at once
 
 
@@ -37,6 +45,16 @@ class PackedMatrices:
         """What `adapters.h` reads of an adapter and its rows."""
         places = self.data.data_ptr(), self.offsets.data_ptr(), self.changed.data_ptr()
         return *places, self.rank, first, rows
+
+
+def adds_packed(spec: ModelSpec, dtype: torch.dtype) -> bool:
+    """Whether adapters are packed for a model whose layers are computed one operation at a time, too: its
+    products may be torch's, and adapters are added to what they gave."""
+    widths = spec.hidden, spec.intermediate, spec.q_width, 2 * spec.kv_width
+    if not has_kernel() or dtype is not torch.bfloat16 or not multiplies(dtype):
+        return False
+    usual = all(sites_of(spec, layer) == SITES for layer in range(spec.layers))
+    return usual and all(width % _STEP == 0 for width in widths)
 
 
 def packed_matrices(
@@ -101,12 +119,19 @@ class PackedLoraStep(LoraStep):
         other: torch.Tensor | None = None,
         activation: str = "silu",
     ) -> torch.Tensor | None:
+        linear = site.linear
         if self.extras:  # which may change the base's products before anything is added
             return None
-        if isinstance(site.linear, RowGatedLinear):
-            matrix, gate = site.linear.up.matrix, site.linear.gate.matrix.places
+        if isinstance(linear, RowGatedLinear):
+            matrix, gate = linear.up.matrix, linear.gate.matrix.places
+        elif isinstance(linear, RowLinear):
+            matrix, gate = linear.matrix, (0, 0)
+        elif isinstance(site, GatedSite):
+            return None
         else:
-            matrix, gate = cast(RowLinear, site.linear).matrix, (0, 0)
+            out = linear(x) if other is None else linear.plus(x, other)
+            self._call(site.layer, site.name, -1, _NONE, x, out, out, activation)
+            return out
         out = x.new_empty(len(x), matrix.out)
         other = None if other is None else other.contiguous()
         self._call(site.layer, site.name, -1, (*matrix.places, *gate), x, out, other, activation)
@@ -114,10 +139,7 @@ class PackedLoraStep(LoraStep):
 
     def add_(self, layer: int, site: str, x: torch.Tensor, *outputs: torch.Tensor) -> None:
         for number, output in enumerate(outputs):
-            before = output.contiguous()
-            after = torch.empty_like(before)
-            self._call(layer, site, number, (0, 0, 0, 0), x, after, before, "silu")
-            output.copy_(after)
+            self._call(layer, site, number, _NONE, x, output, output, "silu")
 
     def changes(self, layer: int, site: str) -> bool:
         columns = [PARTS.index(part) for part in SITES[site]]
@@ -137,7 +159,7 @@ class PackedLoraStep(LoraStep):
         other: torch.Tensor | None,
         activation: str,
     ) -> None:
-        """part: -1, or the only one whose sums are added to `other`, without a matrix."""
+        """part: -1, or the only one whose outputs these are. `out` may be `other`."""
         spec, x = self._spec, x.contiguous()
         ends = (
             (spec.q_width, spec.q_width + spec.kv_width) if site == "qkv" and part < 0 else (0, 0)
@@ -145,7 +167,7 @@ class PackedLoraStep(LoraStep):
         compiled().adapted(
             self.listed, layer, _SITES.index(site), part, matrix, ends, x.data_ptr(),
             out.data_ptr(), 0 if other is None else other.data_ptr(),
-            (*x.shape, out.shape[1], KINDS[activation]), x.dtype is torch.bfloat16,
+            (*x.shape, out.shape[1], out.stride(0), KINDS[activation]), x.dtype is torch.bfloat16,
             torch.get_num_threads(),
         )  # fmt: skip
 

@@ -15,6 +15,7 @@
 typedef float Lanes __attribute__((vector_size(64)));
 typedef uint32_t Words __attribute__((vector_size(64)));
 typedef int32_t Flags __attribute__((vector_size(64))); /* of a comparison: -1 where it holds */
+typedef uint16_t Brains __attribute__((vector_size(32)));
 typedef float Half __attribute__((vector_size(32)));
 typedef float Quarter __attribute__((vector_size(16)));
 
@@ -25,6 +26,28 @@ INLINE float value_at(const char *row, int64_t at, int brain) {
 INLINE void store_at(char *row, int64_t at, float value, int brain) {
     if (brain) ((uint16_t *)row)[at] = narrow(value);
     else ((float *)row)[at] = value;
+}
+
+/* 16 values at once, which compilers do not make of the loops over one. */
+INLINE void lanes_at(const char *row, int64_t at, int brain, Lanes *values) {
+    if (!brain) {
+        memcpy(values, row + at * 4, 64);
+        return;
+    }
+    Brains narrow;
+    memcpy(&narrow, row + at * 2, 32);
+    *values = (Lanes)(__builtin_convertvector(narrow, Words) << 16);
+}
+
+INLINE void store_lanes(char *row, int64_t at, const Lanes *values, int brain) {
+    if (!brain) {
+        memcpy(row + at * 4, values, 64);
+        return;
+    }
+    const Words bits = (Words)*values, none = (Words)((bits & 0x7fffffff) > 0x7f800000);
+    const Words rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16, kept = bits >> 16 | 64;
+    const Brains narrow = __builtin_convertvector((none & kept) | (~none & rounded), Brains);
+    memcpy(row + at * 2, &narrow, 32);
 }
 
 /* `count` values as floats, and zeros up to `filled`. */

@@ -16,6 +16,7 @@ from engine.decoding.prompt_scores import host_scores, split_logits, with_scores
 from engine.decoding.sampling import host_samples
 from engine.dense.layers import decoded_layers
 from engine.dense.operations import RowOperations
+from engine.dense.packed_adapters import adds_packed
 from engine.errors import ConfigError
 from engine.execution.model_runner import ModelRunner
 from engine.extras import imports_of
@@ -53,7 +54,8 @@ class CpuRunner(ModelRunner):
         self._layers = None
         if not config.batch_invariant:  # which rotates and rounds in another way
             self._layers = decoded_layers(spec, model.decoder, self.pool)
-        kind = CpuAdapters if self._layers is None else PackedAdapters
+        packed = self._layers is not None or adds_packed(spec, model.dtype)
+        kind = PackedAdapters if packed and not config.batch_invariant else CpuAdapters
         self.adapters: CpuAdapters | PackedAdapters = kind(config, spec, model.dtype, self.pool)
         angles = self._angles(model.dtype)
         self._plan = StepPlanner(self.pool, angles, spec.sights, self.adapters.step)

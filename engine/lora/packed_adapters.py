@@ -1,5 +1,5 @@
-"""Adapters of a CPU for models whose layers are computed in one compiled call: packed once, in host
-memory, and read where they lie. Loading one copies nothing."""
+"""Adapters of a CPU that the compiled kernel adds: packed once, in host memory, and read where they lie.
+Loading one copies nothing."""
 
 from dataclasses import dataclass, replace
 from itertools import groupby

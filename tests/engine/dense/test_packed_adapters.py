@@ -1,4 +1,4 @@
-"""Adapters in the one call of all layers: the logits of PEFT, and the bits of the operations one by one."""
+"""Adapters in the one call of all layers: PEFT's logits, and the bits of the operations one by one."""
 
 from pathlib import Path
 
@@ -105,7 +105,9 @@ def test_dora_beside_others_is_computed_one_by_one(
     sequences = steps.run(checkpoint, asked)
     assert steps.at_once == 0
     models = [adapted_reference(checkpoint, dora), adapted_reference(checkpoint, adapters[2])]
-    for sequence, model, row in zip(sequences, [*models, reference(checkpoint)], (1, 2, 0), strict=True):
+    for sequence, model, row in zip(
+        sequences, [*models, reference(checkpoint)], (1, 2, 0), strict=True
+    ):
         exact = reference_logits(model, sequence.history[:-1])[-1]
         torch.testing.assert_close(steps.logits[-1][row], exact, rtol=2e-4, atol=2e-4)
 
