@@ -53,6 +53,26 @@ def add_ranks(
 ) -> None:
     """out += (x A^T) B, for A [rank, width] and B [rank, outputs]."""
 
+def adapted(
+    adapters: list[tuple[int, int, int, int, int, int]],
+    layer: int,
+    site: int,
+    part: int,
+    matrix: tuple[int, int, int, int],
+    ends: tuple[int, int],
+    x: int,
+    out: int,
+    other: int,
+    shape: tuple[int, int, int, int, int],
+    brain: bool,
+    threads: int,
+    /,
+) -> None:
+    """A site's product with what the adapters of the rows add, and `other`. adapters: (matrices, offsets,
+    changed parts, rank, first row, rows); matrix: (weights, bias, gate, gate bias), or zeros; part: -1,
+    or the only one whose outputs these are; ends: outputs before the second and third part, or zeros;
+    shape: (rows, width, outputs, elements between their rows, activation)."""
+
 def attend(
     q: int,
     stride: int,

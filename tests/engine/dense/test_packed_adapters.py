@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from engine.lora.cpu_adapters import CpuAdapters
 from engine.lora.packed_adapters import PackedAdapters
+from engine.models import linears
 from tests.engine.checkpoints import adapted_reference, reference, reference_logits, save_adapter
 from tests.engine.dense.test_layers import Steps, save_checkpoint
 from tests.engine.driver import Driver
@@ -128,3 +130,21 @@ def test_nothing_of_an_adapter_stays_in_the_slot_it_left(
         driver.run([sequence], count=6)
         outputs.append(sequence.output)
     assert outputs[0] == outputs[1]
+
+
+def test_they_are_added_to_products_of_torch(
+    level: str, checkpoint: Path, adapters: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps, asked = Steps(monkeypatch, "bfloat16"), chosen(adapters)
+    steps.run(checkpoint, asked, one_by_one=True)
+    expected = steps.logits[0]
+    monkeypatch.setattr(linears, "is_fast", lambda weight, few_rows: False)
+    driver = Driver(checkpoint, dtype="bfloat16")
+    packed = level in ("amx", "avx512bf16")
+    assert isinstance(driver.runner.adapters, PackedAdapters if packed else CpuAdapters)
+    steps.run(checkpoint, asked)
+    assert steps.at_once == 0
+    error = (steps.logits[0] - expected).norm() / expected.norm()
+    assert error < 0.03  # bfloat16, rounded once more at each product
+    steps.run(checkpoint, [None] * len(asked))
+    assert (steps.logits[0] - expected).norm() / expected.norm() > 0.3
