@@ -130,16 +130,17 @@ class PackedLoraStep(LoraStep):
             return None
         else:
             out = linear(x) if other is None else linear.plus(x, other)
-            self._call(site.layer, site.name, -1, _NONE, x, out, out, activation)
+            self._call((site.layer, site.name, -1), _NONE, x, (out, out), activation)
             return out
         out = x.new_empty(len(x), matrix.out)
         other = None if other is None else other.contiguous()
-        self._call(site.layer, site.name, -1, (*matrix.places, *gate), x, out, other, activation)
+        places = *matrix.places, *gate
+        self._call((site.layer, site.name, -1), places, x, (out, other), activation)
         return out
 
     def add_(self, layer: int, site: str, x: torch.Tensor, *outputs: torch.Tensor) -> None:
         for number, output in enumerate(outputs):
-            self._call(layer, site, number, _NONE, x, output, output, "silu")
+            self._call((layer, site, number), _NONE, x, (output, output), "silu")
 
     def changes(self, layer: int, site: str) -> bool:
         columns = [PARTS.index(part) for part in SITES[site]]
@@ -150,16 +151,15 @@ class PackedLoraStep(LoraStep):
 
     def _call(
         self,
-        layer: int,
-        site: str,
-        part: int,
+        place: tuple[int, str, int],
         matrix: tuple[int, int, int, int],
         x: torch.Tensor,
-        out: torch.Tensor,
-        other: torch.Tensor | None,
+        outputs: tuple[torch.Tensor, torch.Tensor | None],
         activation: str,
     ) -> None:
-        """part: -1, or the only one whose outputs these are. `out` may be `other`."""
+        """place: layer, site, and the only part whose outputs these are, or -1. outputs: what is written,
+        and what is added, which may be the same."""
+        (layer, site, part), (out, other) = place, outputs
         spec, x = self._spec, x.contiguous()
         ends = (
             (spec.q_width, spec.q_width + spec.kv_width) if site == "qkv" and part < 0 else (0, 0)
