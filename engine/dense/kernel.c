@@ -107,7 +107,8 @@ INLINE void add_adapters(const Work *w, int64_t row, int32_t rows, int32_t tile,
     }
 }
 
-INLINE void do_unit(const Work *w, const Group *g, int64_t unit, Sums sums_of) {
+/* few: what sums the few products of adapters. */
+INLINE void do_unit(const Work *w, const Group *g, int64_t unit, Sums sums_of, Sums few) {
     const int32_t tiles = (w->outputs + LANES - 1) / LANES;
     const int64_t bytes = (int64_t)w->filled * LANES * (w->brain ? 2 : 4);
     const int32_t tile = (int32_t)(g->gate ? unit : unit * 2);
@@ -123,7 +124,7 @@ INLINE void do_unit(const Work *w, const Group *g, int64_t unit, Sums sums_of) {
         if (g->weights) sums_of(&part, sums);
         else memset(sums, 0, sizeof(sums));
         if (w->adapters)
-            add_adapters(w, row, part.rows, tile, pair, g->gate != NULL, sums, sums_of);
+            add_adapters(w, row, part.rows, tile, pair, g->gate != NULL, sums, few);
         /* Neighbouring outputs one after the other: together they fill a line of the cache. */
         for (int r = 0; r < part.rows; r++)
             for (int t = 0; t < stored; t++) {
@@ -210,7 +211,7 @@ INLINE void activate_rows(const Activation *w, const int brain) {
 /* One of each for every kind of processor. */
 #define EACH_LEVEL(target, name, sums)                                                        \
     target static void unit_##name(const Work *w, const Group *g, int64_t unit) {             \
-        do_unit(w, g, unit, sums);                                                            \
+        do_unit(w, g, unit, sums, sums);                                                      \
     }                                                                                         \
     target static void fill_##name(const Work *w, int64_t row) { fill_row(w, row); }          \
     target static void ranks_##name(const Ranks *w, int64_t row) { add_ranks(w, row); }       \
@@ -234,10 +235,11 @@ EACH_LEVEL(, plain, sums_plain)
 EACH_LEVEL(TARGET_256, 256, sums_256)
 EACH_LEVEL(TARGET_512, 512, sums_512)
 TARGET_512 static void unit_brain(const Work *w, const Group *g, int64_t unit) {
-    do_unit(w, g, unit, w->brain ? sums_brain : sums_512);
+    do_unit(w, g, unit, w->brain ? sums_brain : sums_512, w->brain ? sums_brain : sums_512);
 }
 TARGET_512 static void unit_amx(const Work *w, const Group *g, int64_t unit) {
-    do_unit(w, g, unit, w->brain ? sums_amx : sums_512);
+    /* To set up the tiles takes longer than all products of an adapter of one row. */
+    do_unit(w, g, unit, w->brain ? sums_amx : sums_512, w->brain ? sums_brain : sums_512);
 }
 #endif
 
@@ -271,7 +273,7 @@ static int has(const char *name) {
 #if X86
     const int wide_ones = __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl")
         && __builtin_cpu_supports("avx512dq");
-    if (!strcmp(name, "amx")) return wide_ones && has_amx();
+    if (!strcmp(name, "amx")) return has("avx512bf16") && has_amx();
     if (!strcmp(name, "avx512bf16")) return wide_ones && __builtin_cpu_supports("avx512bf16");
     if (!strcmp(name, "avx512")) return wide_ones;
     if (!strcmp(name, "avx2")) return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");

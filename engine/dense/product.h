@@ -132,23 +132,17 @@ TARGET_AMX static void sums_amx(const Part *p, float (*sums)[BLOCK][LANES]) {
     memset(&shape, 0, sizeof(shape));
     shape.palette = 1;
     const int low = p->rows < 16 ? p->rows : 16, high = p->rows - low;
-    const int inputs = p->width < STEP ? p->width : STEP;
-    const int of[8] = {low, low, high, high, low, high, inputs / 2, inputs / 2};
+    const int of[8] = {low, low, high, high, low, high, 16, 16};
     for (int i = 0; i < 8; i++)
-        if (of[i]) shape.bytes[i] = i == 4 || i == 5 ? inputs * 2 : 64, shape.rows[i] = (uint8_t)of[i];
+        if (of[i]) shape.bytes[i] = 64, shape.rows[i] = (uint8_t)of[i];
     _tile_loadconfig(&shape);
     const int two = p->tiles > 1;
     const char *x = p->x, *more = p->x + 16 * p->stride;
-    if (p->more) {
-        _tile_loadd(0, sums[0][0], 64);
-        if (two) _tile_loadd(1, sums[1][0], 64);
-        if (high) _tile_loadd(2, sums[0][16], 64);
-        if (high && two) _tile_loadd(3, sums[1][16], 64);
-    } else {
-        _tile_zero(0);
-        if (two) _tile_zero(1);
-        if (high) _tile_zero(2);
-        if (high && two) _tile_zero(3);
+    _tile_zero(0);
+    if (two) _tile_zero(1);
+    if (high) {
+        _tile_zero(2);
+        if (two) _tile_zero(3);
     }
     for (int64_t k = 0; k < p->width; k += STEP) {
         _tile_loadd(4, x + k * 2, p->stride);
