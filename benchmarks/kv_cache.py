@@ -36,7 +36,7 @@ from benchmarks.quantization import (
 )
 from benchmarks.real_model import packaged
 from benchmarks.report import figure, progress
-from engine.cache.windowed import Windowed
+from engine.cache.parts import Windowed
 from engine.config import EngineConfig
 from engine.demo.paths import MODEL_DIR
 from engine.execution.cpu_runner import load_runner

@@ -15,7 +15,7 @@ from engine.protocol import (
 )
 
 if TYPE_CHECKING:
-    from engine.cache.windowed import Windowed
+    from engine.cache.parts import Windowed
     from engine.scheduling.step_shares import ModelWork
 
 # In `Row.tokens`: the id that the previous step sampled for this sequence, still on the device

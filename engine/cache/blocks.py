@@ -12,7 +12,7 @@ from engine.errors import IntegrityError
 from engine.protocol import KvEvent
 
 if TYPE_CHECKING:
-    from engine.cache.windowed import Windowed
+    from engine.cache.parts import Windowed
 
 _MAX_FRESH = 4096  # blocks that wait to be copied out; more are not copied
 
@@ -227,6 +227,10 @@ class BlockPool:
     def _lost_key(self, block: int) -> None:
         pass
 
+    def _numbered(self) -> int:
+        """Numbers that are blocks, free ones included."""
+        return len(self.refs)
+
     def check_integrity(self, held: Iterable[int]) -> None:
         """`held` lists every block of every sequence and adapter, once per holder."""
         expected = Counter(held)
@@ -244,10 +248,10 @@ class BlockPool:
             if (block in self._idle) != (key is not None and self.refs[block] == 0):
                 raise IntegrityError(f"block {block} is idle although it must not be, or reversed")
         in_use = sum(1 for count in self.refs if count)
-        if len(self._free) + len(self._idle) + in_use != len(self.refs):
+        if len(self._free) + len(self._idle) + in_use != self._numbered():
             raise IntegrityError(
                 f"{len(self._free)} free, {len(self._idle)} idle and {in_use} held blocks do not "
-                f"sum to {len(self.refs)}"
+                f"sum to {self._numbered()}"
             )
         if len(set(self._free)) != len(self._free):
             raise IntegrityError("a block is in the free list twice")

@@ -1,76 +1,24 @@
 """Blocks in two parts: one for layers with a window, which goes when the window has passed it, and the
 rest for all other layers.
 
-Both take their memory from one budget, counted in layers of a block. A sequence's table, the prefix
-index and adapters name blocks as always; a block's part lies in a slot of its own, and a block may be
-without one. The idea that layers of one kind give up memory apart from the others is that of vLLM's
-hybrid KV cache manager, that one number of a block leads to the other memory of SGLang's SWA pool.
+Both take their memory from one budget. A sequence's table, the prefix index and adapters name blocks as
+always; a block's part lies elsewhere, and a block may be without one. On a CPU, whose memory is given
+back to the system, the budget counts layers of a block, and parts lie in slots of their own. On a GPU,
+whose memory stays, it counts pages of as many layers each: the rest of a block is the page with its
+number, its part is one page or several. The idea that layers of one kind give up memory apart from the
+others, and that of pages of one size, are those of vLLM's hybrid KV cache manager, that one number of a
+block leads to the other memory of SGLang's SWA pool.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 
 from engine.cache.blocks import BlockPool
 from engine.cache.idle_blocks import IdleBlocks
+from engine.cache.parts import Windowed
 from engine.config import EngineConfig
 from engine.errors import IntegrityError
-from engine.model_spec import ModelSpec, Sight
 
 _MOST_TRIED = 512  # ends of a cached prefix that are tried for one whose window is cached
-
-
-@dataclass(frozen=True, slots=True)
-class Windowed:
-    """Where the parts of blocks lie. The block pool writes `slots` and `cold`, a runner reads them."""
-
-    sight: Sight  # of the layers with a window: the widest
-    layers: frozenset[int]  # with a window; each has a unit of memory in a block's part
-    rest: int  # layers without one
-    blocks: int  # whole blocks that the budget holds: there are as many slots
-    slots: list[int] = field(default_factory=list)  # of each block's part; -1: it has none
-    # Free (slots, blocks) whose memory is to be returned to the system, for the budget is in use
-    # elsewhere.
-    cold: tuple[list[int], list[int]] = field(default_factory=lambda: ([], []))
-
-    def __post_init__(self) -> None:
-        self.slots.extend(range(self.blocks))  # until a block pool takes over
-        self.slots.extend([-1] * (self.numbers - self.blocks))
-
-    @property
-    def part(self) -> int:
-        return len(self.layers)
-
-    @property
-    def numbers(self) -> int:
-        """Numbers of blocks: as many as there can be without parts."""
-        return self.blocks * (self.rest + self.part) // self.rest
-
-    def covers(self, sight: Sight) -> bool:
-        """Whether layers that see this keep their keys and values in parts."""
-        return not sight.first and 0 < sight.window <= self.sight.window
-
-    def most_parts(self, block_size: int) -> int:
-        """That a sequence needs at once, to go on by a block."""
-        return self.sight.window // block_size + 3
-
-    def longest(self, blocks: int, block_size: int) -> int:
-        """Positions of a sequence for which the memory of so many whole blocks is enough."""
-        both, most = self.rest + self.part, self.most_parts(block_size)
-        units = (blocks - 1) * both  # one is lost where the counts of several things are rounded
-        more = max(0, units - most * both) // self.rest
-        return (min(most, max(0, units) // both) + more) * block_size
-
-
-def windowed_layers(spec: ModelSpec, blocks: int) -> Windowed | None:
-    """None where all layers see as much, or those without a window of their own see less."""
-    windows = {n: spec.windows[n] for n in range(spec.cached_layers)}
-    layers = frozenset(n for n, window in windows.items() if window is not None)
-    sight = Sight(max((window or 0 for window in windows.values()), default=0))
-    if not layers or len(layers) == len(windows):
-        return None
-    if 0 < spec.kv_sight.window <= sight.window:
-        return None
-    return Windowed(sight, layers, len(windows) - len(layers), blocks)
 
 
 class WindowedPool(BlockPool):
@@ -89,6 +37,7 @@ class WindowedPool(BlockPool):
         self._units = windowed.blocks * self._both  # of memory that nothing uses
         self._slots = windowed.slots
         self._slots[:] = [-1] * windowed.numbers
+        windowed.pages[:] = -1
         self.part_refs = [0] * windowed.numbers
         self._free_slots = list(range(windowed.blocks - 1, -1, -1))
         half = windowed.blocks // 2
@@ -177,7 +126,8 @@ class WindowedPool(BlockPool):
             self.release([block])
 
     def part_copies(self, copies: list[tuple[int, int]]) -> list[tuple[int, int]]:
-        return [(self._slots[source], self._slots[target]) for source, target in copies]
+        part_of = self.windowed.part_of
+        return [pair for a, b in copies for pair in zip(part_of(a), part_of(b), strict=True)]
 
     def freed_by(self, tables: Iterable[list[int]]) -> int:
         freed = self._freed_by(tables)
@@ -238,10 +188,13 @@ class WindowedPool(BlockPool):
             if self._slots[block] >= 0:
                 raise IntegrityError(f"block {block} has a part already")
             self._make_room(self.windowed.part, owner, force)
-            self._slots[block] = self._free_slots.pop()
-            self._warm_slots = max(0, self._warm_slots - 1)
+            self._place_part(block)
             self.part_refs[block] = 1
             self._cool()
+
+    def _place_part(self, block: int) -> None:
+        self._slots[block] = self._free_slots.pop()
+        self._warm_slots = max(0, self._warm_slots - 1)
 
     def _make_room(self, units: int, owner: str, force: bool) -> None:
         """Evict what has been idle longest, until so much memory is free; then take it."""
@@ -286,10 +239,13 @@ class WindowedPool(BlockPool):
     def _drop_part(self, block: int) -> None:
         if block in self._idle_parts:
             self._idle_parts.remove(block)
-        self._free_slots.append(self._slots[block])
+        self._lift_part(block)
         self._slots[block] = -1
-        self._warm_slots += 1
         self._units += self.windowed.part
+
+    def _lift_part(self, block: int) -> None:
+        self._free_slots.append(self._slots[block])
+        self._warm_slots += 1
 
     def _tick(self) -> int:
         self._now += 1
@@ -311,15 +267,48 @@ class WindowedPool(BlockPool):
                 raise IntegrityError(f"the part of block {block} is idle or held, not both")
             if count and self._slots[block] < 0:
                 raise IntegrityError(f"block {block} has no part, though it is held")
-        slots = [self._slots[block] for block in with_parts]
-        if sorted(slots + self._free_slots) != list(range(self.windowed.blocks)):
-            raise IntegrityError("a slot is lost, or belongs to two blocks")
-        used = (len(self.refs) - len(self._free)) * self.windowed.rest
+        self._check_places(with_parts)
+        used = (self._numbered() - len(self._free)) * self.windowed.rest
         used += len(with_parts) * self.windowed.part
         if used + self._units != self.windowed.blocks * self._both:
             raise IntegrityError(
                 f"{used} units are in use and {self._units} free: they do not add up"
             )
+
+    def _check_places(self, blocks: list[int]) -> None:
+        """Of these blocks' parts."""
+        slots = [self._slots[block] for block in blocks]
+        if sorted(slots + self._free_slots) != list(range(self.windowed.blocks)):
+            raise IntegrityError("a slot is lost, or belongs to two blocks")
+
+
+class PagedPool(WindowedPool):
+    """All memory is pages, numbered like blocks: a free one becomes a block, or a page of a part. No
+    memory is given back, so that nothing is cold."""
+
+    def _place_part(self, block: int) -> None:
+        pages = self.windowed.pages[block]
+        pages[:] = [self._free.pop() for _ in pages]
+        self._slots[block] = int(pages[0])
+
+    def _lift_part(self, block: int) -> None:
+        self._free += self.windowed.pages[block].tolist()
+        self.windowed.pages[block] = -1
+
+    def _cool(self) -> None:
+        pass
+
+    def _numbered(self) -> int:
+        return len(self.refs) - int((self.windowed.pages >= 0).sum())
+
+    def _check_places(self, blocks: list[int]) -> None:
+        pages = self.windowed.pages
+        of_parts = pages[blocks].reshape(-1).tolist()
+        alone = [block for block, count in enumerate(self.refs) if count or block in self._idle]
+        if sorted(of_parts + alone + self._free) != list(range(self.windowed.numbers)):
+            raise IntegrityError("a page is lost, or has two uses")
+        if (pages >= 0).sum() != len(of_parts) or self._units != len(self._free):
+            raise IntegrityError("pages are counted that no block has")
 
 
 def open_pool(config: EngineConfig, blocks: int, windowed: Windowed | None) -> BlockPool:
@@ -327,4 +316,5 @@ def open_pool(config: EngineConfig, blocks: int, windowed: Windowed | None) -> B
     floor, cap = config.cache_floor_blocks, config.cache_cap_blocks
     if windowed is None:
         return BlockPool(blocks, config.block_size, floor=floor, cap=cap)
-    return WindowedPool(windowed, config.block_size, floor=floor, cap=cap)
+    kind = PagedPool if windowed.page else WindowedPool
+    return kind(windowed, config.block_size, floor=floor, cap=cap)

@@ -45,7 +45,6 @@ class CpuRunner(ModelRunner):
 
     overlapped = False
     scores_prompts = True
-    divides_blocks = True
 
     def __init__(self, config: EngineConfig, model: LoadedModel) -> None:
         super().__init__(config, model)

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.batch import LAST_SAMPLED, AdapterHandle, Drafter, Row, Sampled, StepBatch
-from engine.cache.windowed import Windowed
+from engine.cache.parts import Windowed
 from engine.config import EngineConfig
 from engine.decoding.splitmix import mix
 from engine.errors import AdapterError, IntegrityError, RequestError
@@ -73,6 +73,9 @@ class FakeRunner:
         self._parts = np.zeros((blocks, config.block_size), dtype=np.uint64)
         self.bare_bytes = 8 * config.block_size
         self.block_bytes = self.bare_bytes * (1 if windowed is None else 2)
+        if windowed is not None and windowed.page:
+            self._parts = self._kv
+            self.block_bytes = self.bare_bytes * (1 + windowed.part)
         self.layout = "fake"
         self.work = ModelWork(weight_bytes=0, token_flops=1000, position_bytes=1, position_flops=0)
         self._last: dict[int, int] = {}
@@ -120,6 +123,8 @@ class FakeRunner:
         if handle.slot in self._slots or handle.digest not in self._host:
             raise IntegrityError(f"slot {handle.slot} is in use or its adapter is not registered")
         self._cool()
+        if self._parts is self._kv:
+            blocks = [*blocks, *(number for block in blocks for number in self._part_of(block))]
         self._kv[blocks] = np.uint64(_seed(handle.digest))
         self._slots[handle.slot] = (handle, list(blocks))
 
@@ -132,7 +137,7 @@ class FakeRunner:
 
     def read_blocks(self, blocks: list[int]) -> Callable[[], list[bytes]]:
         found = [
-            self._kv[block].tobytes() + self._parts[self._slots_of([block])].tobytes()
+            self._kv[block].tobytes() + self._parts[self._part_of(block)].tobytes()
             for block in blocks
         ]
         return lambda: found
@@ -143,7 +148,7 @@ class FakeRunner:
             values = np.frombuffer(each, np.uint64).reshape(-1, self._config.block_size)
             self._kv[block] = values[0]
             if len(values) > 1:
-                self._parts[self._slots_of([block])] = values[1:]
+                self._parts[self._part_of(block)] = values[1:]
 
     def forced(self, seq: int) -> list[int]:
         return []
@@ -214,21 +219,19 @@ class FakeRunner:
             return
         size = self._config.block_size
         seen = max(0, row.start - self.windowed.sight.window + 1)
-        slots = self._slots_of(blocks[seen // size :])
-        if len(slots) < len(blocks) - seen // size:
+        numbers = [self._part_of(block) for block in blocks[seen // size :]]
+        if not all(numbers):
             raise IntegrityError(f"sequence {row.seq} sees or writes a block without a part")
         before, at = seen // size * size, seen % size
-        parts = self._parts[slots].reshape(-1)
-        if (parts[at : row.start - before] != flat[seen : row.start]).any():
-            raise IntegrityError(f"sequence {row.seq} sees another's part of a block")
-        parts[row.start - before :] = flat[row.start :]
-        self._parts[slots] = parts.reshape(len(slots), size)
+        for each in zip(*numbers, strict=True):
+            parts = self._parts[list(each)].reshape(-1)
+            if (parts[at : row.start - before] != flat[seen : row.start]).any():
+                raise IntegrityError(f"sequence {row.seq} sees another's part of a block")
+            parts[row.start - before :] = flat[row.start :]
+            self._parts[list(each)] = parts.reshape(len(each), size)
 
-    def _slots_of(self, blocks: list[int]) -> list[int]:
-        """Of those that have parts."""
-        if self.windowed is None:
-            return []
-        return [slot for block in blocks if (slot := self.windowed.slots[block]) >= 0]
+    def _part_of(self, block: int) -> list[int]:
+        return [] if self.windowed is None else self.windowed.part_of(block)
 
     def _cool(self) -> None:
         """What is listed as cold loses its content."""

@@ -39,6 +39,7 @@ from engine.kernels.observed import (
     one_sight_each,
     with_attention,
 )
+from engine.kernels.part_tables import PartTables
 from engine.kernels.sampler.launch import LastTokens, sample
 from engine.kernels.sequence_rows import SequenceRows
 from engine.kernels.step import DeviceStep, HostStep, StepBuffer, host_step
@@ -72,7 +73,7 @@ class GpuStep:
 class GpuRunner(ModelRunner):
     """Implements `engine.batch.Runner`; `launch` returns before the device is done."""
 
-    overlapped = True
+    overlapped = in_pages = True
     scores_prompts = False
 
     def __init__(self, config: EngineConfig, model: LoadedModel) -> None:
@@ -104,16 +105,18 @@ class GpuRunner(ModelRunner):
             config.max_running,
         )
         rows = 2 * config.max_running
-        width = -(-spec.context // config.block_size) + 1
+        width = blocks = -(-spec.context // config.block_size) + 1
         answers = None
         if config.kv_heavy:
             answers = Answers(config.kv_sight, width, config.kv_heavy // config.block_size)
             width += 2 + 2 * answers.blocks
-        self._rows = SequenceRows(rows, answers)
+        parts = PartTables(self.windowed, width, blocks, config.block_size)
+        self._rows = SequenceRows(rows, answers, parts)
         self._observations = Observations(config.block_size, device)
-        self._tables = torch.zeros(rows, width, dtype=torch.int32, device=device)
+        self._tables = torch.zeros(rows, parts.width, dtype=torch.int32, device=device)
         self._last = torch.zeros(rows, dtype=torch.int64, device=device)
-        self._buffer = StepBuffer(config.max_batch_tokens, config.max_running, device, answers)
+        most = config.max_batch_tokens, config.max_running
+        self._buffer = StepBuffer(*most, device, answers, parts)
         self._graphs = StepGraphs(
             config.max_running,
             config.max_batch_tokens,
@@ -132,7 +135,7 @@ class GpuRunner(ModelRunner):
     def launch(self, batch: StepBatch) -> GpuStep:
         self._sample_unsampled()
         if batch.copies:
-            self.pool.copy(batch.copies)
+            self.pool.copy(batch.copies, batch.part_copies)
         if not batch.rows:
             return GpuStep([])
         decodes, prefills = order_rows(one_sight_each(batch.rows))

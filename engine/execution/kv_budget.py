@@ -19,11 +19,13 @@ def decide_blocks(
     dtype: torch.dtype,
     device: torch.device,
     reserved: int = 0,
+    layers: int | None = None,
 ) -> int:
     """`num_blocks` if set, else as many as fit into `kv_memory_bytes`, else as many as fit into a
     share of the free memory without the `reserved` bytes, at most twice what all running sequences
-    can fill. Raises ConfigError when fewer than two blocks fit."""
-    each = block_bytes(spec, config.block_size, dtype, config.kv_dtype)
+    can fill. A block takes the memory of so many `layers`; None: of those that it has. Raises
+    ConfigError when fewer than two blocks fit."""
+    each = block_bytes(spec, config.block_size, dtype, config.kv_dtype, layers)
     if config.num_blocks is not None:
         return config.num_blocks
     if config.kv_memory_bytes is not None:

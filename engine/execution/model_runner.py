@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from engine.batch import AdapterHandle, Drafter
-from engine.cache.windowed import windowed_layers
+from engine.cache.parts import windowed_layers
 from engine.config import EngineConfig
 from engine.decoding.grammar.compiler import Compiled
 from engine.decoding.grammar.grammars import Grammars
@@ -30,17 +30,18 @@ class ModelRunner:
 
     adapters: AdapterMemory[Any]
     drafter: Drafter | None = None
-    # Whether layers with a window have a table of their own: the kernels of a GPU read one for all.
-    divides_blocks = False
+    in_pages = False  # whether parts of blocks take pages from one list, as memory stays allocated
     choose: Choose | None = None  # tokens from logits; None: by torch
 
     def __init__(self, config: EngineConfig, model: LoadedModel, reserved: int = 0) -> None:
         """`reserved`: bytes of the device's memory that steps need beside the pool."""
         spec, dtype, device = model.spec, model.dtype, model.device
-        blocks = decide_blocks(config, spec, dtype, device, reserved)
+        shape = windowed_layers(spec, 1, self.in_pages)
+        layers = None if shape is None else shape.memory
+        blocks = decide_blocks(config, spec, dtype, device, reserved, layers)
         self._model = model
         self.sight = spec.sight
-        self.windowed = windowed_layers(spec, blocks) if self.divides_blocks else None
+        self.windowed = windowed_layers(spec, blocks, self.in_pages)
         self.pool = make_pool(config, spec, blocks, dtype, device, self.windowed)
         self.block_bytes, self.bare_bytes = self.pool.block_bytes, self.pool.bare_bytes
         self.work = model_work(spec, model.bytes, self.block_bytes / config.block_size)

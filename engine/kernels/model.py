@@ -45,6 +45,7 @@ class KernelModel:
         self._device = Device(
             spec=spec,
             caches=pool.layer_caches(),
+            pieces=pool.kinds,
             arena=pool.arena,
             angles=[by_pair(each, spec).to(device) for each in angles],
             adapters=adapters,

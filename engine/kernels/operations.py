@@ -40,6 +40,7 @@ class Device:
 
     spec: ModelSpec
     caches: list[tuple[Tensor, Tensor | None]]  # by layer, with scales where they are codes
+    pieces: list[int]  # by layer: that of a block in which its keys and values are (`KvPool.kinds`)
     arena: Tensor  # the memory of all blocks, in which adapters lie
     angles: list[
         Tensor
@@ -124,7 +125,8 @@ class KernelOperations:
         # A mix leaves its padding alone: over the queries that is finite, in new memory it may not be.
         out = None if step.attention.mix is None else q
         y = paged_attention(
-            q, kv, step.attention, attention.shape, scales=scales, sinks=attention.sinks,
+            q, kv, step.attention_of(device.pieces[attention.source]), attention.shape,
+            scales=scales, sinks=attention.sinks,
             alibi=attention.alibi, out=out, partials=device.partials, splits=step.splits,
         )  # fmt: skip
         return y.view(y.shape[0], -1)
@@ -148,10 +150,10 @@ class KernelOperations:
             for part, norm in zip(rows[:2], attention.row_norms, strict=True):
                 part.copy_(rms_norm(part, norm))
         angles = None if attention.rope is None else device.angles[attention.rope]
-        step, norms = self._step.rotary, attention.head_norms
+        norms, own = attention.head_norms, attention.source == attention.layer
+        step = self._step.rotary_of(device.pieces[attention.source] if own else 0)
         if norms is not None and attention.value_norm is not None:
             norms = *norms, attention.value_norm
-        own = attention.source == attention.layer
         return rotary(qkv, kv, step, angles, norms, scales, pairs=device.pairs, stored=own)
 
     def gate(self, site: GatedSite, x: Residual, norm: RmsNorm | None) -> Tensor:
@@ -301,7 +303,7 @@ class SkinnyOperations(KernelOperations):
         between = spec.head_norm or spec.row_norm or spec.qkv_cap is not None
         if rope is None or between or scales is not None or device.pairs != Pairs():
             return None
-        return Rotation(self._step.rotary, device.angles[rope], kv)
+        return Rotation(self._step.rotary_of(device.pieces[layer]), device.angles[rope], kv)
 
     def _queries(self, attention: Attention, qkv: Tensor) -> Tensor:
         if self._rotation(attention.layer) is None:

@@ -4,10 +4,11 @@ from collections.abc import Sequence
 
 from engine.batch import AnswerSight, Row
 from engine.kernels.attention_reference import Answers
+from engine.kernels.part_tables import PartTables
 
 Change = tuple[int, int, int]  # row, column, block
-_Known = tuple[int, int, AnswerSight | None]
-_UNKNOWN: _Known = (0, 0, None)
+_Known = tuple[int, int, int, AnswerSight | None]
+_UNKNOWN: _Known = (0, 0, 0, None)
 _NEVER = 1 << 30  # the first position of an answer that is not known yet
 
 
@@ -18,12 +19,16 @@ class SequenceRows:
     one loses its row and gets another when it runs again.
     """
 
-    def __init__(self, capacity: int, answers: Answers | None = None) -> None:
-        """`answers`: where the blocks stand that answers see beside others."""
+    def __init__(
+        self, capacity: int, answers: Answers | None = None, parts: PartTables | None = None
+    ) -> None:
+        """`answers`: where the blocks stand that answers see beside others; `parts`: where the pages
+        of blocks' parts stand."""
         self._answers = answers
+        self._parts = parts
         self._rows: dict[int, int] = {}  # sequence -> row, least recently used first
-        # Of each row: the version of the table, and how many of its blocks and which sight of its answer
-        # the device has.
+        # Of each row: the version of the table, and how many of its blocks and of their parts and which
+        # sight of its answer the device has.
         self._known: list[_Known] = [_UNKNOWN] * capacity
         self._free = list(range(capacity - 1, -1, -1))
 
@@ -39,15 +44,20 @@ class SequenceRows:
             if assign is None:
                 assign = self._take(row.seq)
             sequence_rows.append(assign)
-            version, known, sight = self._known[assign]
+            version, known, parts, sight = self._known[assign]
             if version != row.table_version:
-                known = 0
+                known = parts = 0
             if known < len(row.blocks):
                 changes += [(assign, n, row.blocks[n]) for n in range(known, len(row.blocks))]
             if self._answers is not None and (known == 0 or sight != row.answer):
                 cells = _cells(row, self._answers)
                 changes += [(assign, self._answers.column + n, each) for n, each in cells]
-            self._known[assign] = row.table_version, len(row.blocks), row.answer
+            if self._parts is not None:
+                span = self._parts.span(row)
+                fresh = range(max(parts, span.start), span.stop)
+                changes += [(assign, *each) for each in self._parts.cells(row.blocks, fresh)]
+                parts = max(parts, span.stop)
+            self._known[assign] = row.table_version, len(row.blocks), parts, row.answer
         return sequence_rows, changes
 
     def forget(self, seq: int) -> None:

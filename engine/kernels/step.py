@@ -13,6 +13,7 @@ from engine.kernels.adapters.lora_reference import EndRows, LoraStep
 from engine.kernels.attention_reference import Answers, AttentionStep
 from engine.kernels.mixed import Mix, MixLimits
 from engine.kernels.observed import Observed
+from engine.kernels.part_tables import PartTables
 from engine.kernels.pointwise_reference import RotaryStep
 from engine.layers.step import positions_and_slots, sampled_tokens, token_ids
 from engine.layers.transfer import pinned, send
@@ -68,6 +69,18 @@ class DeviceStep:
     splits: int  # of the keys of decoding sequences; with a mix the most
     memory: list[tuple[int, int]]  # of every tensor that a recorded graph reads
     observed: tuple[Observed, ...] = ()
+    # Of each page of a part, for layers with a window that are kept apart: its table and its slots.
+    parts: tuple[tuple[Tensor, Tensor], ...] = ()
+
+    def rotary_of(self, piece: int) -> RotaryStep:
+        """Of layers that are in this piece of a block (`KvPool.kinds`)."""
+        if not piece:
+            return self.rotary
+        return RotaryStep(self.rotary.positions, self.parts[piece - 1][1])
+
+    def attention_of(self, piece: int) -> AttentionStep:
+        """Likewise."""
+        return replace(self.attention, tables=self.parts[piece - 1][0]) if piece else self.attention
 
 
 def host_step(
@@ -136,10 +149,12 @@ class StepBuffer:
         max_sequences: int,
         device: torch.device,
         answers: Answers | None = None,
+        parts: PartTables | None = None,
     ) -> None:
         self._answers = answers
-        arrays = 13
-        size = 9 * max_tokens + 6 * max_sequences + arrays * (_ALIGN + 1)
+        self._parts = parts or PartTables(None, 0, 0, 1)
+        arrays = 13 + self._parts.count
+        size = (9 + self._parts.count) * max_tokens + 6 * max_sequences + arrays * (_ALIGN + 1)
         self._device = torch.zeros(size, dtype=torch.int32, device=device)
 
     def send(
@@ -155,6 +170,8 @@ class StepBuffer:
             owners = chunk_of_rows(lora.order, lora.chunks, len(step.tokens))
             arrays += [lora.order, lora.chunks.reshape(-1), owners]
             arrays += [] if lora.slots is None else [lora.slots]
+        of_parts = slice(len(arrays), len(arrays) + self._parts.count)
+        arrays += self._parts.slots(step.slots)
         if limits is not None:
             arrays.append(np.array([step.decodes, step.sequences, splits], np.int32))
         starts = []
@@ -185,6 +202,7 @@ class StepBuffer:
                 answers=self._answers,
             ),
             observed=step.observed,
+            parts=tuple(zip(self._parts.views(tables), parts[of_parts], strict=True)),
             sampled=parts[6],
             sampled_rows=parts[7],
             lora=None

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from engine.cache.windowed import Windowed
+from engine.cache.parts import Windowed
 from engine.dense.linear import DTYPES, has_kernel
 from engine.layers.host_memory import lazy_zeros, release
 from engine.layers.transfer import on_device, send
@@ -20,7 +20,8 @@ class KvPool:
     head_dim].
 
     A block is one contiguous run of bytes over all layers; with `windowed` those of layers with a
-    window are a run of their own, in a slot of `parts`. Key heads come first, then value heads
+    window are a run of their own, in a slot of `parts`, or in pages beside those of `data`, if all memory
+    is pages. Key heads come first, then value heads
     (latent vectors are both), and a head's positions are contiguous, so that the blocks of a sequence
     are gathered directly into the shape that attention multiplies. On a CPU, memory is allocated when
     it is written.
@@ -45,13 +46,17 @@ class KvPool:
         self.windowed = windowed
         self._device = device
         layers = spec.cached_layers
-        in_part = frozenset[int]() if windowed is None else windowed.layers
-        # Of each layer: 1 if its keys and values are in parts, otherwise 0.
-        self.kinds = [int(layer in in_part) for layer in range(layers)]
-        self.data = self._memory(
-            blocks if windowed is None else windowed.numbers, layers - len(in_part)
-        )
-        self.parts = self._memory(0 if windowed is None else windowed.blocks, len(in_part))
+        places = [(0, n) for n in range(layers)] if windowed is None else windowed.places(layers)
+        # Of each layer: 0 if its keys and values are in the rest of blocks, otherwise in which piece of
+        # a part, and where they lie in that.
+        self.kinds, self._at = ([place[n] for place in places] for n in (0, 1))
+        if windowed is None:
+            self.data, self.parts = self._memory(blocks, layers), self._memory(0, 0)
+        elif windowed.page:
+            self.data = self.parts = self._memory(windowed.numbers, windowed.page)
+        else:
+            self.data = self._memory(windowed.numbers, windowed.rest)
+            self.parts = self._memory(windowed.blocks, windowed.part)
         # Views of each layer, indexed with the numbers of the first layer of its kind. A row holds
         # one head of a block, a KV slot one head of a position.
         self.row_counts = [each.shape[1] * self.heads for each in (self.data, self.parts)]
@@ -59,11 +64,7 @@ class KvPool:
             each.view(-1, math.prod(each.shape[3:])) if each.numel() else each
             for each in (self.data, self.parts)
         ]
-        firsts = [0, 0]
-        self.rows = []
-        for kind in self.kinds:
-            self.rows.append(views[kind][firsts[kind] :])
-            firsts[kind] += self.heads
+        self.rows = [views[min(kind, 1)][at * self.heads :] for kind, at in places]
         self._kv_slots = self._slot_views()
         # Whether single queries read keys and values where they lie, and no copy has to fit into a cache.
         self.read_in_place = (
@@ -86,8 +87,11 @@ class KvPool:
 
     def layer_caches(self) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
         """Of each layer [blocks, cached heads, block size, head_dim], floats or codes, and the codes'
-        scales without the last dimension. A pool without parts alone has them."""
-        return [(layer, None) for layer in self.data.unbind(1)]
+        scales without the last dimension. A pool without parts in slots alone has them."""
+        return [(layer, None) for layer in self._layers()]
+
+    def _layers(self) -> list[torch.Tensor]:
+        return [self.data[:, at] for at in self._at]
 
     @property
     def arena(self) -> torch.Tensor:
@@ -101,7 +105,10 @@ class KvPool:
 
     @property
     def block_bytes(self) -> int:
-        return self.bare_bytes + (0 if self.windowed is None else self.parts[0].nbytes)
+        if self.windowed is None:
+            return self.bare_bytes
+        pieces = self.windowed.part if self.windowed.page else 1
+        return self.bare_bytes + pieces * self.parts[0].nbytes
 
     def in_parts(self, sight: Sight) -> bool:
         """Whether the layers that see this have their keys and values in parts."""
@@ -110,6 +117,11 @@ class KvPool:
     def part_slots(self, blocks: list[int]) -> list[int]:
         """Where the parts of blocks lie; -1: they have none."""
         return [] if self.windowed is None else [self.windowed.slots[block] for block in blocks]
+
+    def pieces(self, block: int) -> list[tuple[torch.Tensor, int]]:
+        """The memory of a block and its number there, then those of its part, if it has one."""
+        part = [] if self.windowed is None else self.windowed.part_of(block)
+        return [(self.data, block), *((self.parts, number) for number in part)]
 
     def gather(self, layer: int, rows: torch.Tensor) -> torch.Tensor:
         """These rows, numbered as in the first layer of its kind, in the type that attention reads:
@@ -131,7 +143,7 @@ class KvPool:
         self._kv_slots[layer].index_put_((kv_slots,), kv)
 
     def copy(self, pairs: list[tuple[int, int]], parts: Sequence[tuple[int, int]] = ()) -> None:
-        """Copies blocks (from, to), and slots of their parts."""
+        """Copies blocks (from, to), and slots or pages of their parts."""
         for memory, each in ((self.data, pairs), (self.parts, parts)):
             if each:
                 source, target = on_device(each, memory.device).unbind(1)
@@ -143,52 +155,54 @@ class KvPool:
         On a CPU attention multiplies whole blocks and masks the positions beyond the sequence. A
         mask does not stop the infinities and NaNs that another sequence may have left there.
         """
-        self._clear(self.data[block], offset)
-        for slot in self.part_slots([block]):
-            self._clear(self.parts[slot], offset)
+        for memory, number in self.pieces(block):
+            self._clear(memory[number], offset)
 
     def _clear(self, heads: torch.Tensor, offset: int) -> None:
         """heads: [layers, cached heads, stored row]."""
         heads[:, :, offset:].zero_()
 
     def read(self, blocks: list[int]) -> Callable[[], list[bytes]]:
-        """The bytes of blocks, copied in the order of the device's work; the function waits for it."""
+        """The bytes of blocks, each before those of its part if it has one, copied in the order of the
+        device's work; the function waits for it."""
+        pieces = [self.pieces(block) for block in blocks]
         if self._device.type == "cpu":
-            found = [self._read(block) for block in blocks]
+            found = [
+                b"".join(_bytes(memory)[number].numpy().tobytes() for memory, number in each)
+                for each in pieces
+            ]
             return lambda: found
-        host = torch.empty((len(blocks), self.block_bytes), dtype=torch.uint8, pin_memory=True)
-        host.copy_(_bytes(self.data)[on_device(blocks, self._device)], non_blocking=True)
+        numbers = [number for each in pieces for _, number in each]
+        host = torch.empty((len(numbers), self.bare_bytes), dtype=torch.uint8, pin_memory=True)
+        host.copy_(_bytes(self.data)[on_device(numbers, self._device)], non_blocking=True)
         done = torch.cuda.Event()  # type: ignore[no-untyped-call]
         done.record()
 
         def wait() -> list[bytes]:
             done.synchronize()
-            return [each.numpy().tobytes() for each in host]
+            rows = iter(host)
+            return [b"".join(next(rows).numpy().tobytes() for _ in each) for each in pieces]
 
         return wait
 
-    def _read(self, block: int) -> bytes:
-        """A block's bytes, then those of its part if it has one."""
-        parts = b"".join(
-            _bytes(self.parts)[s].numpy().tobytes() for s in self.part_slots([block]) if s >= 0
-        )
-        return _bytes(self.data)[block].numpy().tobytes() + parts
-
     def fill(self, blocks: list[int], data: list[bytes]) -> None:
-        """The reverse of `read`."""
+        """The reverse of `read`: a block whose part was not there keeps what its own has."""
         if self._device.type == "cpu":
             for block, each in zip(blocks, data, strict=True):
-                whole = np.frombuffer(each, np.uint8)
-                _bytes(self.data)[block].numpy()[:] = whole[: self.bare_bytes]
-                if len(whole) > self.bare_bytes:
-                    _bytes(self.parts)[self.part_slots([block])[0]].numpy()[:] = whole[
-                        self.bare_bytes :
-                    ]
+                left = np.frombuffer(each, np.uint8)
+                for memory, number in self.pieces(block):
+                    piece = _bytes(memory)[number].numpy()
+                    if len(left):
+                        piece[:], left = left[: len(piece)], left[len(piece) :]
             return
-        host = torch.from_numpy(
-            np.frombuffer(b"".join(data), np.uint8).reshape(len(data), -1).copy()
-        )
-        _bytes(self.data)[on_device(blocks, self._device)] = send(host, self._device)
+        size = self.bare_bytes
+        numbers = [
+            number
+            for block, each in zip(blocks, data, strict=True)
+            for _, number in self.pieces(block)[: len(each) // size]
+        ]
+        host = torch.from_numpy(np.frombuffer(b"".join(data), np.uint8).reshape(-1, size).copy())
+        _bytes(self.data)[on_device(numbers, self._device)] = send(host, self._device)
 
     def lend(self, blocks: list[int]) -> None:
         """Returns the memory of blocks to the system, because adapters use as much elsewhere.
@@ -197,10 +211,8 @@ class KvPool:
         use more memory than the pool's size.
         """
         if self.data.device.type == "cpu":
-            for block in blocks:
-                release(self.data[block])
-            for slot in self.part_slots(blocks):
-                release(self.parts[slot])
+            for memory, number in (piece for block in blocks for piece in self.pieces(block)):
+                release(memory[number])
 
     def cool(self) -> None:
         """Returns the memory of what the block pool has listed as cold to the system. Called before
@@ -219,10 +231,14 @@ def _bytes(memory: torch.Tensor) -> torch.Tensor:
 
 
 def block_bytes(
-    spec: ModelSpec, block_size: int, dtype: torch.dtype, kv_dtype: str = "auto"
+    spec: ModelSpec,
+    block_size: int,
+    dtype: torch.dtype,
+    kv_dtype: str = "auto",
+    layers: int | None = None,
 ) -> int:
-    """Bytes of a block of keys and values that are stored in `kv_dtype`."""
-    heads = spec.cached_layers * spec.cached_heads * block_size
+    """Bytes of a block of keys and values of so many layers that are stored in `kv_dtype`."""
+    heads = (spec.cached_layers if layers is None else layers) * spec.cached_heads * block_size
     if kv_dtype == "auto":
         return heads * spec.head_dim * dtype.itemsize
     return heads * (spec.head_dim + SCALE_BYTES)

@@ -46,7 +46,10 @@ class GpuAdapters(AdapterMemory[PackedAdapter]):
         self, config: EngineConfig, spec: ModelSpec, dtype: torch.dtype, pool: KvPool
     ) -> None:
         super().__init__(config, spec, dtype)
-        self._block_elements = pool.block_bytes // dtype.itemsize
+        # With a block's part in pages, a whole block has several places for a block of an adapter.
+        self._block_elements = pool.bare_bytes // dtype.itemsize
+        self._places = pool.block_bytes // pool.bare_bytes
+        self._pieces = pool.pieces
         self._units = pool.arena[: pool.arena.numel() // UNIT * UNIT].view(-1, UNIT)
         self._ranks = [0] * config.max_adapter_slots
         self._kinds = [_Kinds()] * config.max_adapter_slots
@@ -71,7 +74,7 @@ class GpuAdapters(AdapterMemory[PackedAdapter]):
             matrices, self._spec.layers, self._block_elements, self._dtype,
             pinned=self._side is not None, names=names, extras=extras,
         )  # fmt: skip
-        return packed, packed.image.shape[0]
+        return packed, -(-packed.image.shape[0] // self._places)
 
     def _bytes_of(self, copy: PackedAdapter) -> int:
         """torch rounds pinned memory up to a power of two."""
@@ -79,9 +82,10 @@ class GpuAdapters(AdapterMemory[PackedAdapter]):
         return size if self._side is None else power_of_two(size)
 
     def _store(self, slot: int, copy: PackedAdapter, blocks: list[int]) -> None:
-        self._copy_to_blocks(copy.image, blocks)
+        numbers = [number for block in blocks for _, number in self._pieces(block)]
+        self._copy_to_blocks(copy.image, numbers[: copy.image.shape[0]])
         if self.table is not None:
-            self.table.fill(slot, copy, torch.tensor(blocks))
+            self.table.fill(slot, copy, torch.tensor(numbers))
         self._ranks[slot] = copy.offsets.shape[-1]
         self._kinds[slot] = _Kinds(copy.of_experts, copy.rescales, copy.ends is not None)
 

@@ -9,7 +9,7 @@ torch after. On a GPU its kernel reads codes and scales.
 
 import torch
 
-from engine.cache.windowed import Windowed
+from engine.cache.parts import Windowed
 from engine.config import EngineConfig
 from engine.dense.linear import instructions
 from engine.layers.kv import SCALE_BYTES, KvPool
@@ -48,7 +48,7 @@ class QuantizedKvPool(KvPool):
         bytes_of_codes = self.block_size * self.head_dim
         kind = torch.float8_e4m3fn if self._fp8 else torch.int8
         found: list[tuple[torch.Tensor, torch.Tensor | None]] = []
-        for layer in self.data.unbind(1):
+        for layer in self._layers():
             codes = torch.unflatten(
                 layer[..., :bytes_of_codes], -1, (self.block_size, self.head_dim)
             )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.cache.windowed import Windowed
+from engine.cache.parts import Windowed
 from engine.errors import AdapterError, RequestError
 from engine.loop import Engine
 from engine.model_spec import Sight
@@ -49,8 +49,9 @@ class Storm:
             locality_quantum=dice.choice([0.0, 50.0]),
         )
         overlapped = dice.random() < 0.5
-        shape = Windowed(Sight(seed % 4 * 7 + 1), frozenset(range(1 + seed % 5)), 1 + seed % 3,
-                         config.num_blocks or 0) if windowed else None  # fmt: skip
+        rest, pages = 1 + seed % 3, seed // 2 % 2
+        shape = Windowed(Sight(seed % 4 * 7 + 1), frozenset(range(1 + seed % 5)), 1 if pages else rest,
+                         config.num_blocks or 0, rest * pages) if windowed else None  # fmt: skip
         self.engine: Engine = make_engine(config, self.clock, overlapped=overlapped, windowed=shape)
         self.paths = dict(write_adapter(folder, f"a{i}", 2 + 3 * i)[::-1] for i in range(6))
         self.loaded: set[str] = set()

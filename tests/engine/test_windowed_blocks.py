@@ -1,4 +1,5 @@
 """Layers with a window keep their part of a block for the window alone, others theirs for all of it.
+Parts lie in slots of their own, as on a CPU, or in pages beside the blocks, as on a GPU.
 
 The fake runner holds what either kind writes, and stops where a row sees another content in a part. On
 models the reference is `transformers`.
@@ -13,7 +14,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.cache.windowed import Windowed, WindowedPool, windowed_layers
+from engine.cache.parts import Windowed, windowed_layers
+from engine.cache.windowed import PagedPool, WindowedPool
 from engine.config import EngineConfig
 from engine.errors import RequestError
 from engine.execution.cpu_runner import load_runner
@@ -36,7 +38,12 @@ from tests.engine.test_family_parity import CASES
 BLOCK = 4
 
 
-def layout(blocks: int, window: int, rest: int = 1, part: int = 5) -> Windowed:
+def layout(
+    blocks: int, window: int, rest: int = 1, part: int = 5, *, pages: bool = False
+) -> Windowed:
+    """With `pages` each of `rest` layers."""
+    if pages:
+        return Windowed(Sight(window), frozenset(range(part)), 1, blocks, rest)
     return Windowed(Sight(window), frozenset(range(part)), rest, blocks)
 
 
@@ -69,17 +76,24 @@ def ideal_units(lengths: list[int], window: int, rest: int, part: int, step: int
 @given(
     lengths=st.lists(st.integers(1, 160), min_size=1, max_size=5),
     window=st.integers(1, 60),
-    rest=st.integers(1, 6),
-    part=st.integers(1, 6),
+    layers=st.tuples(st.integers(1, 6), st.integers(1, 6)),
     outputs=st.integers(1, 40),
     choices=st.integers(1, 2),
+    pages=st.booleans(),
 )
 def test_sequences_hold_what_they_see(
-    lengths: list[int], window: int, rest: int, part: int, outputs: int, choices: int
+    lengths: list[int],
+    window: int,
+    layers: tuple[int, int],
+    outputs: int,
+    choices: int,
+    pages: bool,
 ) -> None:
     config = EngineConfig(model="fake", num_blocks=400, block_size=BLOCK, max_batch_tokens=16,
                           max_running=10, prefix_cache=False, step_s=0.0)  # fmt: skip
-    engine = fake(config, layout(400, window, rest, part))
+    windowed = layout(400, window, *layers, pages=pages)
+    rest, part = windowed.rest, windowed.part
+    engine = fake(config, windowed)
     for number, length in enumerate(lengths):
         prompt = [number + 1] * length
         engine.submit(ask(f"r{number}", prompt, outputs, n=choices), "g")
@@ -109,7 +123,8 @@ def test_answers_do_not_depend_on_memory(seed: int) -> None:
         overlap=seed % 2 == 0, cache_floor_blocks=dice.choice([0, 2]),
         cache_cap_blocks=dice.choice([None, 8]), prefix_cache=seed % 5 > 0,
     )  # fmt: skip
-    windowed = layout(blocks, window, dice.choice([1, 2]), dice.choice([2, 5]))
+    windowed = layout(blocks, window, dice.choice([1, 2]), dice.choice([2, 5]),
+                      pages=seed // 2 % 2 == 0)  # fmt: skip
     engine = fake(config, windowed, overlapped=True)
     asked, found = [], Collected()
     for number in range(40):
@@ -185,8 +200,9 @@ def test_a_prefix_is_found_where_its_window_is_cached(checkpoint: Path) -> None:
         assert found.receipts[name].cached == cached
 
 
-def test_evicted_windows_are_computed_and_cached_again() -> None:
-    windowed = layout(30, 16, 1, 5)
+@pytest.mark.parametrize("pages", [False, True])
+def test_evicted_windows_are_computed_and_cached_again(pages: bool) -> None:
+    windowed = layout(30, 16, 1, 5, pages=pages)
     config = EngineConfig(model="fake", num_blocks=30, block_size=BLOCK, max_batch_tokens=16,
                           max_running=4)  # fmt: skip
     engine, first, other = fake(config, windowed), [3] * 65, [4] * 100
@@ -231,6 +247,58 @@ def test_memory_goes_back_and_forth_between_the_parts() -> None:
         assert used <= 24 * 3
         pool.check_integrity([b for each in held for b in each])
         pool.check_parts([b for each in held for b in each if windowed.slots[b] >= 0])
+
+
+def test_pages_go_back_and_forth_between_blocks_and_parts() -> None:
+    """Whatever is held, cached or evicted, each page has one use."""
+    windowed = layout(24, 8, 2, 5, pages=True)
+    pool, dice = PagedPool(windowed, BLOCK, floor=2), random.Random(1)
+    assert (windowed.part, windowed.numbers, pool.free_blocks) == (3, 96, 24)
+    held: list[tuple[list[int], list[int]]] = []  # blocks, and those whose parts are held
+    for number in range(1500):
+        if held and dice.random() < 0.5:
+            pool.release_table(*held.pop(dice.randrange(len(held))))
+        elif found := pool.allocate(dice.randrange(1, 7), f"t{number % 2}", bare=True):
+            few = found[: dice.randrange(len(found) + 1)]
+            held.append((found, few if pool.add_parts(few, "t0") else []))
+            if dice.random() < 0.6:
+                keys = [b"%d.%d" % (number, n) for n in range(len(found))]
+                for n, block in enumerate(found):
+                    pool.cache(block, keys[n], "t0", keys[n - 1] if n else None)
+        assert windowed.cold == ([], [])
+        pool.check_integrity([block for blocks, _ in held for block in blocks])
+        pool.check_parts([block for _, parts in held for block in parts])
+    for blocks, parts in held:
+        pool.release_table(blocks, parts)
+    assert pool.free_blocks == 24
+
+
+@pytest.mark.parametrize(
+    ("rest", "part", "page", "pages"),
+    [(5, 29, 5, 6), (4, 22, 4, 6), (10, 52, 11, 5), (12, 12, 12, 1), (12, 13, 13, 1), (1, 4, 1, 4)],
+)
+def test_layers_in_a_page(rest: int, part: int, page: int, pages: int) -> None:
+    """Of Gemma 3 4B, 1B and 27B, of gpt-oss, where few are lost, and of small models."""
+    spec = SpecOf(tuple([8] * part + [None] * rest))
+    found = windowed_layers(spec, 10, in_pages=True)  # type: ignore[arg-type]
+    assert found is not None and (found.page, found.part) == (page, pages)
+    places = found.places(rest + part)
+    assert sorted(set(places)) == sorted(places) and max(at for _, at in places) < page
+    assert {piece for piece, _ in places[:part]} == set(range(1, 1 + pages))
+    assert {piece for piece, _ in places[part:]} == {0}
+
+
+def test_pages_that_would_waste_much_are_not_made() -> None:
+    spec = SpecOf((8, None, None, None))
+    assert windowed_layers(spec, 10) is not None  # type: ignore[arg-type]
+    assert windowed_layers(spec, 10, in_pages=True) is None  # type: ignore[arg-type]
+
+
+class SpecOf:
+    """Of a model whose layers have these windows."""
+
+    def __init__(self, windows: tuple[int | None, ...]) -> None:
+        self.windows, self.cached_layers, self.kv_sight = windows, len(windows), Sight()
 
 
 def test_a_prompt_longer_than_whole_blocks_would_hold(checkpoint: Path) -> None:
@@ -292,8 +360,9 @@ def test_a_batch_invariant_engine(tmp_path: Path) -> None:
         assert found.tokens[f"r{number}", 0] == reference_greedy(model, prompt, 12)
 
 
-def test_copies_outside_the_pool_hold_parts_too(tmp_path: Path) -> None:
-    windowed = layout(30, 16, 1, 3)
+@pytest.mark.parametrize("pages", [False, True])
+def test_copies_outside_the_pool_hold_parts_too(pages: bool) -> None:
+    windowed = layout(30, 16, 1, 3, pages=pages)
     config = EngineConfig(model="fake", num_blocks=30, block_size=BLOCK, max_batch_tokens=16,
                           max_running=4, tier_ram_bytes=1 << 20, tier_wait_s=20.0)  # fmt: skip
     engine, first, other = fake(config, windowed), [3] * 65, [4] * 110

@@ -61,6 +61,11 @@ FAMILIES = {
         "sliding_window": 8, "query_pre_attn_scalar": 16, "attn_logit_softcapping": 50.0,
         "final_logit_softcapping": 30.0, "hidden_activation": "gelu_pytorch_tanh",
     },
+    "gemma3": {
+        "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "head_dim": 16,
+        "num_hidden_layers": 3, "sliding_window": 8, "sliding_window_pattern": 3,
+        "query_pre_attn_scalar": 16, "hidden_activation": "gelu_pytorch_tanh",
+    },
     "olmo2": {"architectures": ["Olmo2ForCausalLM"], "model_type": "olmo2"},
     "smollm3": {
         "architectures": ["SmolLM3ForCausalLM"], "model_type": "smollm3", "no_rope_layers": [1, 0],
@@ -153,7 +158,8 @@ def launch_steps(runner: gpu_runner.GpuRunner) -> None:
         decodes = [row(n, [LAST_SAMPLED], 20 + step, each) for n, each in enumerate(params)]
         mixed = [row(30, [6] * 5, 5 * step, params[0])] if step == 1 else []
         copies = [(50, 51), (52, 53)] if step == 2 else []
-        runner.launch(StepBatch([*decodes, *mixed], copies))
+        parts = [(200, 201)] if copies and runner.windowed is not None else []
+        runner.launch(StepBatch([*decodes, *mixed], copies, parts))
     for each in params:
         runner.launch(StepBatch([row(1, [7], 23, each)]))
         runner.forget(1)
@@ -392,6 +398,21 @@ def test_a_pool_of_codes_is_counted_and_copied_out_by_its_bytes(
     assert runner.info.dtype == f"bfloat16/{kv_dtype}"
     assert runner.block_bytes == 2 * 4 * 16 * 66
     runner.write_blocks([3, 7], [bytes(runner.block_bytes)] * 2)
+    runner.read_blocks([7, 3])
+
+
+def test_a_pool_of_pages_is_counted_and_copied_out_by_its_bytes(device: Launches) -> None:
+    """Of 1 layer without a window and 2 with one: a whole block is 3 pages."""
+    model = models.random_model(SHAPE | FAMILIES["gemma3"], torch.bfloat16, CUDA)
+    fields = {"most_running": 8, "enable_lora": False, "max_batch_tokens": 256}
+    page = 4 * 16 * 16 * 2
+    runner = models.make_runner(model, None, kv_memory_bytes=40 * 3 * page, **fields)
+    assert runner.windowed is not None and runner.windowed.part == 2
+    assert (runner.info.num_blocks, runner.block_bytes, runner.bare_bytes) == (40, 3 * page, page)
+    assert runner.pool.data.shape[:2] == (120, 1) and runner.pool.data is runner.pool.parts
+    runner.write_blocks([3, 7], [bytes(3 * page), bytes(page)])
+    runner.windowed.slots[7] = -1
+    assert [len(runner.pool.pieces(block)) for block in (3, 7)] == [3, 1]
     runner.read_blocks([7, 3])
 
 
