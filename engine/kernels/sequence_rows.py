@@ -25,7 +25,7 @@ class SequenceRows:
         """`answers`: where the blocks stand that answers see beside others; `parts`: where the pages
         of blocks' parts stand."""
         self._answers = answers
-        self._parts = parts
+        self._parts = parts if parts is not None and parts.count else None
         self._rows: dict[int, int] = {}  # sequence -> row, least recently used first
         # Of each row: the version of the table, and how many of its blocks and of their parts and which
         # sight of its answer the device has.
