@@ -299,12 +299,12 @@ def test_prompts_that_are_observed_and_answers_that_see_less(
     assert not device.variants - warm
 
 
-@pytest.mark.parametrize("family", ["gemma3n", "deepseek_v3"])
+@pytest.mark.parametrize("family", ["gemma3", "gemma3n", "deepseek_v3"])
 @pytest.mark.parametrize("lora", [False, True])
 def test_no_request_waits_for_a_kernel_of_its_family_to_compile(
     device: Launches, family: str, lora: bool
 ) -> None:
-    """Of several residual streams, and of latent attention."""
+    """Of pages for layers with a window, of several residual streams, and of latent attention."""
     shape = SHAPE | FAMILIES[family]
     model = models.random_model(shape, torch.bfloat16, sections.DEVICE)
     runner = models.make_runner(
