@@ -99,7 +99,7 @@ class StepBatch:
     rows: list[Row]  # decode rows first, then prompt chunks
     # Blocks (from, to) to copy before the step.
     copies: list[tuple[int, int]] = field(default_factory=list)
-    part_copies: list[tuple[int, int]] = field(default_factory=list)  # of slots, likewise
+    part_copies: list[tuple[int, int]] = field(default_factory=list)  # of slots or pages, likewise
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,7 +90,7 @@ class BlockPool:
         pass
 
     def part_copies(self, copies: list[tuple[int, int]]) -> list[tuple[int, int]]:
-        """The slots of these blocks' parts."""
+        """The slots or pages of these blocks' parts."""
         return []
 
     def check_parts(self, held: Iterable[int]) -> None:

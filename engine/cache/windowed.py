@@ -39,7 +39,8 @@ class WindowedPool(BlockPool):
         self._slots[:] = [-1] * windowed.numbers
         windowed.pages[:] = -1
         self.part_refs = [0] * windowed.numbers
-        self._free_slots = list(range(windowed.blocks - 1, -1, -1))
+        slots = 0 if windowed.page else windowed.blocks
+        self._free_slots = list(range(slots - 1, -1, -1))
         half = windowed.blocks // 2
         self._idle = IdleBlocks(floor, cap, floor_total=half)
         self._idle_parts = IdleBlocks(floor, None, floor_total=half)

@@ -113,8 +113,8 @@ class BlockTables:
         seq.table_version += 1
 
     def take_copies(self) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-        """The copies (from, to) to make before the step that was scheduled: of blocks, and of slots of
-        their parts. Nothing holds the sources any more."""
+        """The copies (from, to) to make before the step that was scheduled: of blocks, and of slots or
+        pages of their parts. Nothing holds the sources any more."""
         copies, self._copies = self._copies, []
         parts = self._pool.part_copies(copies)
         self._release_sources(copies)

@@ -138,7 +138,9 @@ def test_prefixes_choices_and_preemption(gemma: Path) -> None:
     assert preempted
     for (name, _), tokens in found.tokens.items():
         assert tokens == answers[name], name
-    assert len(found.tokens) == 4 and engine._runner._graphs._graphs  # type: ignore[attr-defined]
+    assert len(found.tokens) == 4
+    used = engine._runner._graphs._graphs  # type: ignore[attr-defined]
+    assert {key.sequences > 0 for key in used} == {False, True}, "decoding, and beside prompts"
 
 
 def test_what_was_evicted_comes_from_a_tier_with_its_parts(gemma: Path) -> None:
