@@ -54,6 +54,14 @@ def test_only_what_is_named_is_changed_and_checked(session: Session) -> None:
     assert change(session, postal_code="1").postal_code == "1", "neither of the two is looked at"
 
 
+def test_a_zone_that_does_not_exist_is_refused_before_anything_changes(session: Session) -> None:
+    account = lock_account(session, "acme")
+    with pytest.raises(BadRequest, match="no time zone 'Mars/Olympus'") as refused:
+        change(session, timezone="Mars/Olympus")
+    assert refused.value.next_step == "Use an IANA name such as Europe/Berlin."
+    assert (account.timezone, account.anchored_at) == ("UTC", None)
+
+
 def test_details_are_changed_by_an_act_and_back_unless_they_changed_since(session: Session) -> None:
     done = billing_details.change(session, "acme", {"legal_name": "A", "tax_exempt": True}, START)
     assert done == {
