@@ -6,6 +6,7 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
+from billing.accounts import DEFAULT_SELLER_ID
 from billing.differences import Difference
 from billing.models import (
     Dispute,
@@ -46,7 +47,7 @@ def invoice_row(session: Session, number: int, *, sent: bool = True, **fields: A
     made = Invoice(
         id=f"inv_{number:02}",
         tenant_id=given.pop("tenant_id", "acme"),
-        seller_id="house",
+        seller_id=DEFAULT_SELLER_ID,
         period_id=f"per_{number:02}",
         number=number,
         label=given.pop("label", f"TH-{number:02}"),

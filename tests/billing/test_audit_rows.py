@@ -18,6 +18,7 @@ from billing import (
     rollups,
     usage,
 )
+from billing.accounts import DEFAULT_SELLER_ID
 from billing.audit_rows import DaySums, Group, RowSums
 from billing.differences import Difference, Since
 from billing.models import (
@@ -356,7 +357,12 @@ def test_an_invoice_or_charges_alone_are_told_with_all_that_the_other_lacks(
 ) -> None:
     used(session, lite)
     period = session.scalars(select(BillingPeriod)).one()
-    fields = {"tenant_id": "acme", "seller_id": "house", "currency": "USD", "timezone": "UTC"}
+    fields = {
+        "tenant_id": "acme",
+        "seller_id": DEFAULT_SELLER_ID,
+        "currency": "USD",
+        "timezone": "UTC",
+    }
     session.add(
         Invoice(
             id="inv_1", period_id=period.id, status="final", period_start=START,

@@ -45,7 +45,7 @@ def part(inner: str = "", amount: str = "", sign: str = "", currency: str = "USD
 
 PARTIES = """<RltdPties><Dbtr><Pty><Nm> Acme
   Inc </Nm></Pty></Dbtr><DbtrAcct><Id><IBAN>DE12 3400</IBAN></Id></DbtrAcct>
-<Cdtr><Nm>House</Nm></Cdtr><CdtrAcct><Id><Othr><Id>77 8</Id></Othr></Id></CdtrAcct></RltdPties>"""
+<Cdtr><Nm>Payee</Nm></Cdtr><CdtrAcct><Id><Othr><Id>77 8</Id></Othr></Id></CdtrAcct></RltdPties>"""
 TEXTS = "<Ustrd>for </Ustrd><Ustrd> January</Ustrd>"
 ASKED = (
     f"""<RmtInf>{TEXTS}<Strd><CdtrRefInf><Ref>RF15 TH00 0001</Ref></CdtrRefInf></Strd></RmtInf>"""
@@ -69,7 +69,7 @@ def test_an_entry_says_who_paid_what_and_why() -> None:
 
 def test_of_a_debit_the_other_side_is_who_was_paid() -> None:
     (found,) = camt053.parse(camt(statement(entry(sign="DBIT", details=part(PARTIES)))))
-    assert (found.amount_minor, found.payer, found.payer_account) == (-1200, "House", "778")
+    assert (found.amount_minor, found.payer, found.payer_account) == (-1200, "Payee", "778")
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from sqlalchemy import update
 from sqlalchemy.orm import Session
 
 from billing import prices
+from billing.accounts import DEFAULT_SELLER_ID
 from billing.exports import focus
 from billing.exports.focus import focus_rows
 from billing.exports.focus_columns import NAMES
@@ -28,7 +29,7 @@ JANUARY = Period(START, END)
 @pytest.fixture
 def books(lite: Deployment) -> Iterator[Session]:
     with lite.database.transaction() as session:
-        session.get_one(Seller, "house").name = "House Ltd"
+        session.get_one(Seller, DEFAULT_SELLER_ID).name = "Seller Ltd"
         session.get_one(Tenant, "acme").display_name = "Acme Inc"
         project = {"tenant_id": "acme", "name": "Search", "created_at": START}
         session.add(Project(id="p1", **project))
@@ -94,10 +95,10 @@ OF_ALL = {
     "BillingPeriodStart": START,
     "BillingPeriodEnd": END,
     "InvoiceId": "TH-01",
-    "InvoiceIssuerName": "House Ltd",
+    "InvoiceIssuerName": "Seller Ltd",
     "PricingCurrency": "USD",
-    "ProviderName": "House Ltd",
-    "PublisherName": "House Ltd",
+    "ProviderName": "Seller Ltd",
+    "PublisherName": "Seller Ltd",
     "ServiceCategory": "AI and Machine Learning",
     "ServiceName": "Tollhouse inference",
     "ServiceSubcategory": "Generative AI",
@@ -255,7 +256,12 @@ def test_included_usage_of_an_earlier_period_is_a_correction(books: Session) -> 
 def test_promotional_credit_and_credit_notes_are_rows_of_their_own(books: Session) -> None:
     _draft(books, promo_minor=40)
     for number, net, tax in ((2, 100, 0), (1, 0, 19)):
-        names = {"tenant_id": "acme", "seller_id": "house", "currency": "USD", "outcome": "due"}
+        names = {
+            "tenant_id": "acme",
+            "seller_id": DEFAULT_SELLER_ID,
+            "currency": "USD",
+            "outcome": "due",
+        }
         note = CreditNote(
             id=f"n{number}",
             number=number,

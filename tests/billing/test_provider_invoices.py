@@ -4,6 +4,7 @@ else. What the provider's own fake tells is in `test_compare`."""
 import pytest
 from sqlalchemy.orm import Session
 
+from billing.accounts import DEFAULT_SELLER_ID
 from billing.differences import Difference
 from billing.models import CreditNote
 from billing.payments.base import InvoiceState
@@ -50,7 +51,7 @@ def test_the_total_of_an_invoice_and_what_is_open_of_it(
             id=f"note_{number}",
             invoice_id=f"inv_{number:02}",
             tenant_id="acme",
-            seller_id="house",
+            seller_id=DEFAULT_SELLER_ID,
             number=number,
             label=f"CN-{number}",
             currency="USD",

@@ -9,6 +9,7 @@ import pytest
 from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
+from billing.accounts import DEFAULT_SELLER_ID
 from billing.differences import Difference
 from billing.models import (
     BillingAccount,
@@ -110,7 +111,12 @@ def test_what_is_expected_of_the_window_or_still_open(lite: Deployment) -> None:
             payment_row(session, name, **row)
             session.get_one(Payment, f"pay_{name}").created_at = created
         for number, invoice, at in ((1, 9, FROM), (2, 2, BEFORE)):
-            note = {"tenant_id": "acme", "seller_id": "house", "label": "", "currency": "USD"}
+            note = {
+                "tenant_id": "acme",
+                "seller_id": DEFAULT_SELLER_ID,
+                "label": "",
+                "currency": "USD",
+            }
             sums = {"net_minor": 1, "tax_minor": 0, "outcome": "due", "reason": ""}
             session.add(
                 CreditNote(

@@ -7,6 +7,7 @@ import pytest
 from sqlalchemy.orm import Session
 
 from billing import measures, printing, subscription_views, views
+from billing.accounts import DEFAULT_SELLER_ID
 from billing.models import (
     AuditRun,
     BillingAccount,
@@ -48,8 +49,8 @@ def drafted(session: Session) -> Session:
     account = session.get_one(BillingAccount, "acme")
     account.legal_name, account.address, account.email = "Acme Inc", "1 Road", "a@b.example"
     account.tax_id, account.tax_region = "DE136695976", "DE"
-    seller = session.get_one(Seller, "house")
-    seller.name, seller.footer = "House Ltd", "thanks"
+    seller = session.get_one(Seller, DEFAULT_SELLER_ID)
+    seller.name, seller.footer = "Seller Ltd", "thanks"
     sums = {"subtotal_minor": 150, "promo_minor": 10, "tax_minor": 27, "total_minor": 167}
     sums |= {"prepaid_minor": 7, "due_minor": 160, "paid_minor": 40, "credited_minor": 20}
     invoice_row(session, 1, sent=False, status="draft", exact=1_495_000_000_000, **sums)
@@ -101,7 +102,7 @@ def test_an_invoice_in_full(drafted: Session) -> None:
         "final_at": None,
         "due_at": None,
         "seller": {
-            "name": "House Ltd",
+            "name": "Seller Ltd",
             "address": "",
             "tax_id": "",
             "bank_details": "",
@@ -199,7 +200,12 @@ def test_what_a_final_invoice_keeps(drafted: Session) -> None:
         "currency": "USD",
     }
     for number in (2, 1):
-        names = {"tenant_id": "acme", "seller_id": "house", "currency": "USD", "outcome": "due"}
+        names = {
+            "tenant_id": "acme",
+            "seller_id": DEFAULT_SELLER_ID,
+            "currency": "USD",
+            "outcome": "due",
+        }
         note = CreditNote(
             id=f"n{number}",
             invoice_id="inv_01",
@@ -266,8 +272,8 @@ def test_amounts_and_days_as_they_are_printed(drafted: Session) -> None:
     days = [day(each) for each in (None, "", "2026-01-01T23:30:00+00:00", "2026-01-01T22:30:00Z")]
     assert days == ["–", "–", "2026-01-02", "2026-01-01"]
     page = printing.invoice_page(drafted, drafted.get_one(Invoice, "inv_01"))
-    assert "House Ltd" in page and "Acme Inc" in page and "data:image" not in page
-    drafted.get_one(Seller, "house").logo = b"\xff\xd8\xff1"
+    assert "Seller Ltd" in page and "Acme Inc" in page and "data:image" not in page
+    drafted.get_one(Seller, DEFAULT_SELLER_ID).logo = b"\xff\xd8\xff1"
     page = printing.invoice_page(drafted, drafted.get_one(Invoice, "inv_01"))
     assert "data:image/jpeg;base64,/9j/MQ==" in page
 

@@ -17,6 +17,7 @@ from billing import (
     tax_quotes,
     top_ups,
 )
+from billing.accounts import DEFAULT_SELLER_ID
 from billing.models import (
     Payment,
     TaxQuote,
@@ -183,7 +184,7 @@ def test_numbers_begin_before_the_first_invoice(session: Session) -> None:
     assert sellers.change(session, {"next_number": 10**12 - 1}).next_number == 10**12 - 1
     seller = sellers.change(session, {"next_number": 1, "number_prefix": "A-1"})
     assert sellers.describe(seller) == {
-        "id": "house",
+        "id": DEFAULT_SELLER_ID,
         "name": seller.name,
         "address": "",
         "tax_id": "",

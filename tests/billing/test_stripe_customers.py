@@ -107,11 +107,11 @@ def test_what_a_customer_needs_to_transfer_money() -> None:
         {"type": "gb_bank_transfer"},
         {"type": "jp_bank_transfer"},
     ]
-    details = {"iban": "DE1", "bic": "X", "account_holder_name": "House", "empty": "", "n": 5}
+    details = {"iban": "DE1", "bic": "X", "account_holder_name": "Payee", "empty": "", "n": 5}
     addresses = [{"type": "iban", "iban": details}, {"type": "aba"}]
     found = {"object": "funding_instructions", "bank_transfer": {"financial_addresses": addresses}}
     wire = Wire({"POST customers/cus_1/funding_instructions": found})
-    rows = (("IBAN", "DE1"), ("BIC", "X"), ("Account holder name", "House"))
+    rows = (("IBAN", "DE1"), ("BIC", "X"), ("Account holder name", "Payee"))
     told = transfers.instructions(wire.client(), "cus_1", Transfer("EUR", "FR"))
     assert told == BankInstructions("EUR", rows)
     assert wire.calls[0].form == {
