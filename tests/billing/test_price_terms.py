@@ -89,6 +89,7 @@ def tiers(*bounds: int | None, scheme: str = "graduated", **more: str) -> dict[s
 @pytest.mark.parametrize("discount", [0, 1_000_000])
 def test_terms_up_to_their_borders_are_taken(written: dict[str, Any], discount: int) -> None:
     checked(written, discount_ppm=discount)
+    assert len(price_terms.parse(written)) == 1
 
 
 @pytest.mark.parametrize(

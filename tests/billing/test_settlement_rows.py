@@ -265,7 +265,7 @@ def test_the_credit_that_a_void_invoice_used_is_granted_again(lite: Deployment) 
     ],
 )
 def test_a_payment_covers_what_is_open_and_no_more(
-    status: str, due: int, paid: int, credited: int, minor: int, used: int, then: str
+    *, status: str, due: int, paid: int, credited: int, minor: int, used: int, then: str
 ) -> None:
     invoice = Invoice(
         status=status, due_minor=due, paid_minor=paid, credited_minor=credited, currency="USD"
