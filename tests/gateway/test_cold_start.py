@@ -47,17 +47,17 @@ def ask(
 
 
 def test_a_stream_gets_keep_alives_until_the_model_is_there(tmp_path: Path) -> None:
-    engine, wiring = cold(1.0)
+    engine, wiring = cold(3.0)
     with running_deployment(tmp_path, **wiring) as deployment:
         deployment.services.pipeline.limits = type(deployment.services.pipeline.limits)(
             2**20, 60.0, keep_alive_s=0.2
         )
-        put_to_sleep(deployment, engine, 1.0)
+        put_to_sleep(deployment, engine, 3.0)
         ready = httpx.get(f"{deployment.url}/readyz", timeout=10)
         assert ready.status_code == 200, "readiness is about the process"
         part = ready.json()["parts"]["engine fake"]
         assert not part["ready"] and part["unserved"] == [MODEL]
-        assert part["state"] == "loading" and 0 < part["expected_in_s"] <= 1.0
+        assert part["state"] == "loading" and 0 < part["expected_in_s"] <= 3.0
         answer = ask(deployment, stream=True)
         assert answer.status_code == 200
         head, _, rest = answer.text.partition("data:")

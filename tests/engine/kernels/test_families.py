@@ -82,6 +82,7 @@ def test_adapters(
     assert (found[0][0] - found[1][0]).abs().max() > 0.1
 
 
+@pytest.mark.proof
 def test_experts_in_mxfp4(pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     dense, packed = pair
     with stand_in(monkeypatch):

@@ -209,6 +209,7 @@ def ask_all(driver: Driver, handles: list[Any], chunk: int, count: int) -> list[
     return sequences
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("frozen", [False, True])
 def test_adapters(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, frozen: bool
@@ -277,6 +278,7 @@ def test_keys_and_values_in_8_bits(
     assert sequence.output == greedy_over(reference(checkpoint), kv_dtype, PROMPTS[0], 3)
 
 
+@pytest.mark.proof
 def test_weights_in_codes(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with stand_in(monkeypatch):
         found = []

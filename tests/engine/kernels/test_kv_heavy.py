@@ -208,6 +208,7 @@ def answers_of(engine: Engine, prompts: list[list[int]], count: int) -> Collecte
     return run(engine)[0]
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize(("tokens", "overlap"), [(24, True), (200, False)])
 def test_answers_are_those_of_the_mask(
     llama: Path, tokens: int, overlap: bool, monkeypatch: pytest.MonkeyPatch
