@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -66,3 +67,31 @@ class Wire(stripe.HTTPClient):
 
     def forms(self, start: str) -> list[dict[str, str]]:
         return [each.form for each in self.calls if f"{each.method} {each.path}".startswith(start)]
+
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+AT = int(START.timestamp())
+INTENT = {
+    "object": "payment_intent",
+    "id": "pi_1",
+    "status": "succeeded",
+    "amount": 700,
+    "amount_received": 650,
+    "currency": "usd",
+    "created": AT,
+    "last_payment_error": None,
+    "metadata": {"tollhouse_payment": "pay_1"},
+}
+INVOICE = {
+    "object": "invoice",
+    "id": "in_1",
+    "status": "open",
+    "currency": "usd",
+    "total": 1000,
+    "amount_remaining": 900,
+    "attempt_count": 1,
+    "hosted_invoice_url": "https://pay",
+    "created": AT,
+    "metadata": {"tollhouse_invoice": "inv_1"},
+    "payments": page(),
+}

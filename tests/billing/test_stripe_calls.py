@@ -1,7 +1,7 @@
 """What Stripe is asked, to the field, and what its answers mean: with answers that are written here."""
 
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -23,34 +23,7 @@ from billing.payments.base import (
 from billing.payments.stripe import meters, payments, records
 from billing.payments.stripe.client import ask, check_base
 from core.errors import SettingError
-from tests.billing.stripe_wire import Wire, page, refusal
-
-START = datetime(2026, 1, 1, tzinfo=UTC)
-AT = int(START.timestamp())
-INTENT = {
-    "object": "payment_intent",
-    "id": "pi_1",
-    "status": "succeeded",
-    "amount": 700,
-    "amount_received": 650,
-    "currency": "usd",
-    "created": AT,
-    "last_payment_error": None,
-    "metadata": {"tollhouse_payment": "pay_1"},
-}
-INVOICE = {
-    "object": "invoice",
-    "id": "in_1",
-    "status": "open",
-    "currency": "usd",
-    "total": 1000,
-    "amount_remaining": 900,
-    "attempt_count": 1,
-    "hosted_invoice_url": "https://pay",
-    "created": AT,
-    "metadata": {"tollhouse_invoice": "inv_1"},
-    "payments": page(),
-}
+from tests.billing.stripe_wire import AT, INTENT, INVOICE, START, Wire, page, refusal
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """Invoices at Stripe: what it is asked, to the field, and what answers mean that are written here."""
 
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -17,34 +17,8 @@ from billing.payments.base import (
     Transfer,
 )
 from billing.payments.stripe import invoices
-from tests.billing.stripe_wire import Wire, page, refusal
+from tests.billing.stripe_wire import AT, INTENT, INVOICE, START, Wire, page, refusal
 
-START = datetime(2026, 1, 1, tzinfo=UTC)
-AT = int(START.timestamp())
-INTENT = {
-    "object": "payment_intent",
-    "id": "pi_1",
-    "status": "succeeded",
-    "amount": 700,
-    "amount_received": 650,
-    "currency": "usd",
-    "created": AT,
-    "last_payment_error": None,
-    "metadata": {"tollhouse_payment": "pay_1"},
-}
-INVOICE = {
-    "object": "invoice",
-    "id": "in_1",
-    "status": "open",
-    "currency": "usd",
-    "total": 1000,
-    "amount_remaining": 900,
-    "attempt_count": 1,
-    "hosted_invoice_url": "https://pay",
-    "created": AT,
-    "metadata": {"tollhouse_invoice": "inv_1"},
-    "payments": page(),
-}
 OPEN = InvoiceState("in_1", "inv_1", "open", "USD", 1000, 900, (), "https://pay", START)
 LINES = tuple(BillLine(n, f"line {n}", 1, START, START + timedelta(days=1)) for n in range(1, 202))
 BILL = Bill("inv_1", "TH-000001", "acme", "USD", 1000, LINES[:1])
