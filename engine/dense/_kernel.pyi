@@ -136,4 +136,4 @@ def greatest(logits: int, stride: int, vocab: int, ids: int, rows: int, /) -> No
     greatest is infinite."""
 
 def instructions(name: str | None = None, /) -> str:
-    """Which instructions are used; `name` (amx, avx512bf16, avx512, avx2, plain) chooses them."""
+    """Which instructions are used; `name` (as in `levels` of kernel.c) chooses them."""

@@ -45,14 +45,16 @@ static int reads_adapters(PyObject *given, Adapters *a) {
     return 0;
 }
 
-/* Computes inner for the adapters that change the site, and returns how many these are. x: [rows, width] */
-static int32_t shrink(const Adapters *a, int64_t layer, int site, const char *x, int32_t width) {
+/* Computes inner for the adapters that change the site, and returns how many these are. base: the product
+ * to whose sums they add. */
+static int32_t shrink(const Adapters *a, int64_t layer, int site, const Work *base) {
     const int64_t size = a->brain ? 2 : 4;
+    const int32_t width = base->width;
     const int parts = first_part[site + 1] - first_part[site];
     int32_t count = 0;
     for (int32_t n = 0; n < a->count;) {
-        Work w = {.groups = a->groups + count, .x = x, .ready = (char *)x, .out = a->inner, .x_stride = width,
-                  .out_stride = a->widest, .ready_stride = width * size, .width = width, .filled = width,
+        Work w = {.groups = a->groups + count, .ready = base->ready, .ready_stride = base->ready_stride,
+                  .out = a->inner, .out_stride = a->widest, .width = width, .filled = width,
                   .outputs = parts * a->all[n].rank, .brain = a->brain};
         const int32_t rank = a->all[n].rank, pairs = ((w.outputs + LANES - 1) / LANES + 1) / 2;
         for (; n < a->count && a->all[n].rank == rank; n++) {

@@ -58,7 +58,7 @@ static PyObject *product(PyObject *Py_UNUSED(module), PyObject *args) {
     w.other = (const char *)(uintptr_t)other;
     w.x_stride = x_stride, w.out_stride = out_stride, w.other_stride = other_stride;
     w.filled = (w.width + STEP - 1) / STEP * STEP;
-    w.widened = w.brain && !level->pairs;
+    w.widened = w.brain && level->widens;
     const int size = w.brain && !w.widened ? 2 : 4;
     const int64_t work = (int64_t)w.rows * w.outputs * w.filled;
     if (work < ALONE) w.threads = 1;
@@ -236,7 +236,7 @@ static PyMethodDef methods[] = {{"product", product, METH_VARARGS, product_doc},
                                 {"instructions", instructions, METH_VARARGS, instructions_doc},
                                 {0}};
 // What `kernel.py` expects of this module; both change together, so that an older build is not used.
-#define INTERFACE 6
+#define INTERFACE 7
 
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, .m_name = "_kernel", .m_size = -1,
                                     .m_methods = methods};

@@ -237,6 +237,9 @@ EACH_LEVEL(TARGET_512, 512, sums_512)
 TARGET_512 static void unit_brain(const Work *w, const Group *g, int64_t unit) {
     do_unit(w, g, unit, w->brain ? sums_brain : sums_512, w->brain ? sums_brain : sums_512);
 }
+TARGET_512 static void unit_wide(const Work *w, const Group *g, int64_t unit) {
+    do_unit(w, g, unit, w->brain ? sums_widened : sums_512, w->brain ? sums_brain : sums_512);
+}
 TARGET_512 static void unit_amx(const Work *w, const Group *g, int64_t unit) {
     /* To set up the tiles takes longer than all products of an adapter of one row. */
     do_unit(w, g, unit, w->brain ? sums_amx : sums_512, w->brain ? sums_brain : sums_512);
@@ -254,17 +257,19 @@ typedef struct {
     void (*place)(const Placing *, int64_t);
     void (*exclude)(const Exclusion *, int64_t);
     void (*greatest)(const Greatest *, int64_t);
-    int pairs; /* whether rows of bfloat16 are multiplied as they are */
+    int pairs;  /* whether there are products of bfloat16 */
+    int widens; /* whether rows of bfloat16 are widened to floats before their products */
 } Level;
 
 static const Level levels[] = {
 #if X86
-    {"amx", unit_amx, fill_512, ranks_512, activate_512, attention_512, norm_512, place_512, exclude_512, greatest_512, 1},
-    {"avx512bf16", unit_brain, fill_512, ranks_512, activate_512, attention_512, norm_512, place_512, exclude_512, greatest_512, 1},
-    {"avx512", unit_512, fill_512, ranks_512, activate_512, attention_512, norm_512, place_512, exclude_512, greatest_512, 0},
-    {"avx2", unit_256, fill_256, ranks_256, activate_256, attention_256, norm_256, place_256, exclude_256, greatest_256, 0},
+    {"amx", unit_amx, fill_512, ranks_512, activate_512, attention_512, norm_512, place_512, exclude_512, greatest_512, 1, 0},
+    {"avx512wide", unit_wide, fill_512, ranks_512, activate_512, attention_512, norm_512, place_512, exclude_512, greatest_512, 1, 1},
+    {"avx512bf16", unit_brain, fill_512, ranks_512, activate_512, attention_512, norm_512, place_512, exclude_512, greatest_512, 1, 0},
+    {"avx512", unit_512, fill_512, ranks_512, activate_512, attention_512, norm_512, place_512, exclude_512, greatest_512, 0, 1},
+    {"avx2", unit_256, fill_256, ranks_256, activate_256, attention_256, norm_256, place_256, exclude_256, greatest_256, 0, 1},
 #endif
-    {"plain", unit_plain, fill_plain, ranks_plain, activate_plain, attention_plain, norm_plain, place_plain, exclude_plain, greatest_plain, 0},
+    {"plain", unit_plain, fill_plain, ranks_plain, activate_plain, attention_plain, norm_plain, place_plain, exclude_plain, greatest_plain, 0, 1},
 };
 #define LEVELS ((int)(sizeof(levels) / sizeof(levels[0])))
 static const Level *level;
@@ -274,6 +279,7 @@ static int has(const char *name) {
     const int wide_ones = __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl")
         && __builtin_cpu_supports("avx512dq");
     if (!strcmp(name, "amx")) return has("avx512bf16") && has_amx();
+    if (!strcmp(name, "avx512wide")) return has("avx512bf16");
     if (!strcmp(name, "avx512bf16")) return wide_ones && __builtin_cpu_supports("avx512bf16");
     if (!strcmp(name, "avx512")) return wide_ones;
     if (!strcmp(name, "avx2")) return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
@@ -281,10 +287,18 @@ static int has(const char *name) {
     return !strcmp(name, "plain");
 }
 
+/* Intel's processors multiply twice as many floats as pairs of bfloat16 in a cycle, AMD's half as many. */
+static int is_best(const char *name) {
+#if X86
+    if (!strcmp(name, "avx512wide")) return __builtin_cpu_is("intel");
+#endif
+    return 1;
+}
+
 /* Chooses the instructions, the best where `name` is NULL; -1 for what this processor does not have. */
 static int choose(const char *name) {
     for (int i = 0; i < LEVELS; i++)
-        if ((!name || !strcmp(name, levels[i].name)) && has(levels[i].name))
+        if ((name ? !strcmp(name, levels[i].name) : is_best(levels[i].name)) && has(levels[i].name))
             return level = &levels[i], 0;
     return -1;
 }

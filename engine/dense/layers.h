@@ -13,6 +13,7 @@ typedef struct {
     Attention attention;  /* but for what follows from a tile and a layer */
     PyObject *tiles;      /* of (first row, rows, sequences, positions, keys, values, starts, newest) */
     Adapters adapters;
+    char *widened;        /* memory for the widest rows as floats, where products need these */
     int32_t layers, rows, hidden, inner;
     int brain, kind, threads;
     float eps;
@@ -40,8 +41,17 @@ static void multiply_rows(const Layers *l, Matrix m, const char *x, char *out, c
               .width = m.width, .filled = m.width, .outputs = m.outputs, .brain = l->brain, .kind = l->kind,
               .adapted = l->adapters.found, .ends = {m.outputs, m.outputs}};
     if (m.ends[0]) w.ends[0] = m.ends[0], w.ends[1] = m.ends[1];
-    if (l->adapters.count) w.adapters = shrink(&l->adapters, m.layer, m.site, x, m.width);
+    if (l->brain && level->widens) {
+        w.ready = l->widened, w.ready_stride = (int64_t)m.width * 4, w.widened = 1;
+        run(fill_part, &w, (int64_t)l->rows * m.width < ALONE ? 1 : l->threads);
+    }
+    if (l->adapters.count) w.adapters = shrink(&l->adapters, m.layer, m.site, &w);
     run(multiply_part, &w, (int64_t)l->rows * m.outputs * m.width < ALONE ? 1 : l->threads);
+}
+
+static int32_t largest(int32_t a, int32_t b, int32_t c) {
+    const int32_t most = a > b ? a : b;
+    return most > c ? most : c;
 }
 
 static void norm_rows(const Layers *l, int64_t weight, char *out) {
@@ -137,12 +147,13 @@ static PyObject *layers(PyObject *Py_UNUSED(module), PyObject *args) {
     l.adapters.brain = l.brain, l.adapters.threads = l.threads, l.adapters.only = -1;
     const size_t wide = (size_t)(l.hidden + 2 * q_width + 2 * kv_width + l.inner);
     const size_t shrunk = ((size_t)l.rows * l.adapters.widest * 4 + 63) & ~(size_t)63;
-    char *memory = reserve(shrunk + l.rows * wide * 4 + 64
+    const size_t widened = (size_t)l.rows * largest(l.hidden, q_width, l.inner) * 4;
+    char *memory = reserve(shrunk + widened + l.rows * wide * 4 + 64
                            + (size_t)l.threads * attention_floats(a) * sizeof(float));
     if (!memory) return PyMem_Free(l.adapters.all), NULL;
-    l.adapters.inner = memory;
+    l.adapters.inner = memory, l.widened = memory + shrunk;
     Py_BEGIN_ALLOW_THREADS
-    all_layers(&l, tiles, first, count, memory + shrunk);
+    all_layers(&l, tiles, first, count, memory + shrunk + widened);
     Py_END_ALLOW_THREADS
     PyMem_Free(l.adapters.all);
     Py_RETURN_NONE;
@@ -170,8 +181,9 @@ static PyObject *adapted(PyObject *Py_UNUSED(module), PyObject *args) {
     m.bias = (const float *)(uintptr_t)bias, m.gate_bias = (const float *)(uintptr_t)gate_bias;
     if (reads_adapters(adapters, &l.adapters)) return NULL;
     l.adapters.brain = l.brain, l.adapters.threads = l.threads, l.adapters.only = part;
-    l.adapters.inner = reserve((size_t)l.rows * l.adapters.widest * 4);
-    if (!l.adapters.inner) return PyMem_Free(l.adapters.all), NULL;
+    l.widened = reserve((size_t)l.rows * (m.width + l.adapters.widest) * 4);
+    if (!l.widened) return PyMem_Free(l.adapters.all), NULL;
+    l.adapters.inner = l.widened + (size_t)l.rows * m.width * 4;
     PyThreadState *state = (int64_t)l.rows * m.outputs * m.width < LONG ? NULL : PyEval_SaveThread();
     multiply_rows(&l, m, (const char *)(uintptr_t)x, (char *)(uintptr_t)out, (const char *)(uintptr_t)other);
     if (state) PyEval_RestoreThread(state);

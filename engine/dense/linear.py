@@ -11,7 +11,7 @@ import torch
 
 from engine.layers.linear import fits_half
 
-_INTERFACE = 6  # of kernel.c
+_INTERFACE = 7  # of kernel.c
 try:
     from engine.dense import _kernel as kernel
 except ImportError:  # built without a C compiler
@@ -21,6 +21,7 @@ if getattr(kernel, "INTERFACE", 0) != _INTERFACE:  # built by an earlier version
 
 DTYPES = (torch.float32, torch.bfloat16)
 _LANES, _STEP = 16, 32  # outputs of a tile; the width is filled up to a multiple of it
+PAIRED = ("amx", "avx512wide", "avx512bf16")  # instructions with products of bfloat16
 KINDS = {"silu": 0, "gelu_tanh": 1, "gelu": 2}
 
 
@@ -51,7 +52,7 @@ def is_fast(weight: torch.Tensor, *, few_rows: bool) -> bool:
 
 def multiplies(dtype: torch.dtype) -> bool:
     """Whether rows of this type are multiplied as they are."""
-    pairs = dtype is torch.bfloat16 and instructions() in ("amx", "avx512bf16")
+    pairs = dtype is torch.bfloat16 and instructions() in PAIRED
     return pairs or dtype is torch.float32
 
 

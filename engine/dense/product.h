@@ -105,24 +105,57 @@ TARGET_BRAIN INLINE void some_pairs(const Part *p, const int first, float (*sums
         for (int r = 0; r < rows; r++) _mm512_storeu_ps(sums[t][first + r], total[t][r]);
 }
 
-TARGET_BRAIN INLINE void all_pairs(const Part *p, float (*sums)[BLOCK][LANES], const int tiles) {
-    int first = 0;
-    for (; first + 8 <= p->rows; first += 8) some_pairs(p, first, sums, tiles, 8);
-    switch (p->rows - first) {
-    case 7: some_pairs(p, first, sums, tiles, 7); break;
-    case 6: some_pairs(p, first, sums, tiles, 6); break;
-    case 5: some_pairs(p, first, sums, tiles, 5); break;
-    case 4: some_pairs(p, first, sums, tiles, 4); break;
-    case 3: some_pairs(p, first, sums, tiles, 3); break;
-    case 2: some_pairs(p, first, sums, tiles, 2); break;
-    case 1: some_pairs(p, first, sums, tiles, 1); break;
+/* Weights of bfloat16 times floats, widened in registers: where products of bfloat16 have half the
+ * throughput of those of floats, this takes 0.56 of their time. */
+TARGET_512 INLINE void some_widened(const Part *p, const int first, float (*sums)[BLOCK][LANES],
+                                    const int tiles, const int rows) {
+    const char *x = p->x + first * p->stride;
+    const __m512i high = _mm512_set1_epi32((int)0xffff0000u);
+    __m512 total[2][8];
+    for (int t = 0; t < tiles; t++)
+        for (int r = 0; r < rows; r++)
+            total[t][r] = p->more ? _mm512_loadu_ps(sums[t][first + r]) : _mm512_setzero_ps();
+    for (int32_t k = 0; k < p->width; k += 2) {
+        __m512 even[2], odd[2];
+        for (int t = 0; t < tiles; t++) {
+            const __m512i w = _mm512_loadu_si512(p->weights[t] + (int64_t)k * LANES * 2);
+            even[t] = _mm512_castsi512_ps(_mm512_slli_epi32(w, 16));
+            odd[t] = _mm512_castsi512_ps(_mm512_and_si512(w, high));
+        }
+        for (int r = 0; r < rows; r++) {
+            const float *pair = (const float *)(x + r * p->stride) + k;
+            for (int t = 0; t < tiles; t++)
+                total[t][r] = _mm512_fmadd_ps(even[t], _mm512_set1_ps(pair[0]), total[t][r]);
+            for (int t = 0; t < tiles; t++)
+                total[t][r] = _mm512_fmadd_ps(odd[t], _mm512_set1_ps(pair[1]), total[t][r]);
+        }
     }
+    for (int t = 0; t < tiles; t++)
+        for (int r = 0; r < rows; r++) _mm512_storeu_ps(sums[t][first + r], total[t][r]);
 }
 
-TARGET_BRAIN static void sums_brain(const Part *p, float (*sums)[BLOCK][LANES]) {
-    if (p->tiles == 2) all_pairs(p, sums, 2);
-    else all_pairs(p, sums, 1);
-}
+/* All rows, eight at a time, by a body whose arguments are constant. */
+#define EIGHT_ROWS(target, name, some)                                                     \
+    target INLINE void name##_tiles(const Part *p, float (*sums)[BLOCK][LANES], const int tiles) { \
+        int first = 0;                                                                     \
+        for (; first + 8 <= p->rows; first += 8) some(p, first, sums, tiles, 8);           \
+        switch (p->rows - first) {                                                         \
+        case 7: some(p, first, sums, tiles, 7); break;                                     \
+        case 6: some(p, first, sums, tiles, 6); break;                                     \
+        case 5: some(p, first, sums, tiles, 5); break;                                     \
+        case 4: some(p, first, sums, tiles, 4); break;                                     \
+        case 3: some(p, first, sums, tiles, 3); break;                                     \
+        case 2: some(p, first, sums, tiles, 2); break;                                     \
+        case 1: some(p, first, sums, tiles, 1); break;                                     \
+        }                                                                                  \
+    }                                                                                      \
+    target static void name(const Part *p, float (*sums)[BLOCK][LANES]) {                  \
+        if (p->tiles == 2) name##_tiles(p, sums, 2);                                       \
+        else name##_tiles(p, sums, 1);                                                     \
+    }
+
+EIGHT_ROWS(TARGET_BRAIN, sums_brain, some_pairs)
+EIGHT_ROWS(TARGET_512, sums_widened, some_widened)
 
 #define TARGET_AMX __attribute__((target("amx-tile,amx-bf16,avx512f")))
 

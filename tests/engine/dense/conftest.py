@@ -9,7 +9,7 @@ import pytest
 from engine.dense import linear as dense
 from tests.compiled import built_extension
 
-LEVELS = ["amx", "avx512bf16", "avx512", "avx2", "plain"]
+LEVELS = ["amx", "avx512wide", "avx512bf16", "avx512", "avx2", "plain"]
 
 
 @pytest.fixture(scope="module")

@@ -56,7 +56,7 @@ def test_a_served_mixture_is_grouped_where_that_is_fast(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kernel: Any
 ) -> None:
     """In bfloat16, where the processor multiplies it; its logits are those of torch's products."""
-    if kernel.instructions() not in ("amx", "avx512bf16"):
+    if kernel.instructions() not in dense.PAIRED:
         pytest.skip("this processor does not multiply bfloat16")
     checkpoint, ids = save_checkpoint(tmp_path), some_ids(40)
     calls: list[int] = []

@@ -9,6 +9,7 @@ import torch
 
 from engine.decoding.sampling import Sampler
 from engine.dense.layers import DecodedLayers
+from engine.dense.linear import PAIRED
 from engine.models import linears
 from tests.engine.checkpoints import VOCAB, reference, reference_logits
 from tests.engine.checkpoints import save_checkpoint as save_any
@@ -93,7 +94,7 @@ def test_bits_are_those_of_the_operations_one_by_one(
     checkpoint, steps = save_checkpoint(tmp_path, "llama-mha-biased"), Steps(monkeypatch, dtype)
     steps.run(checkpoint, one_by_one=True)
     expected = steps.logits
-    multiplied = dtype == "float32" or level in ("amx", "avx512bf16")
+    multiplied = dtype == "float32" or level in PAIRED
     for threads in (1, 2):
         steps.run(checkpoint, threads=threads)
         assert steps.at_once == (8 if multiplied else 0)

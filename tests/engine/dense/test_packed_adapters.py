@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from engine.dense.linear import PAIRED
 from engine.lora.cpu_adapters import CpuAdapters
 from engine.lora.packed_adapters import PackedAdapters
 from engine.models import linears
@@ -85,7 +86,7 @@ def test_bits_are_those_of_the_operations_one_by_one(
     steps, asked = Steps(monkeypatch, dtype), chosen(adapters)
     steps.run(checkpoint, asked, one_by_one=True)
     expected = steps.logits
-    multiplied = dtype == "float32" or level in ("amx", "avx512bf16")
+    multiplied = dtype == "float32" or level in PAIRED
     for threads in (1, 2):
         steps.run(checkpoint, asked, threads=threads)
         assert steps.at_once == (8 if multiplied else 0)
@@ -140,7 +141,7 @@ def test_they_are_added_to_products_of_torch(
     expected = steps.logits[0]
     monkeypatch.setattr(linears, "is_fast", lambda weight, few_rows: False)
     driver = Driver(checkpoint, dtype="bfloat16")
-    packed = level in ("amx", "avx512bf16")
+    packed = level in PAIRED
     assert isinstance(driver.runner.adapters, PackedAdapters if packed else CpuAdapters)
     steps.run(checkpoint, asked)
     assert steps.at_once == 0
