@@ -1,6 +1,6 @@
 """The interface between scheduler and runner: the batch of a step and its results. No torch."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -148,7 +148,7 @@ class Runner(Protocol):
     overlapped: bool  # `launch` returns early, so the next step can be prepared meanwhile
     scores_prompts: bool  # whether it follows `Row.scored`
     drafter: Drafter | None
-    expert_rows: Mapping[int, list[int]]  # that each expert has computed, by layer
+    expert_rows: Mapping[int, Sequence[int]]  # that each expert has computed, by layer
     block_bytes: int  # of a block of keys and values
     bare_bytes: int  # of a block without its part
     layout: str  # of the bytes of a block, and the kind of device that computes them

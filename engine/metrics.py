@@ -6,7 +6,7 @@ the Kubernetes inference gateway read are served as aliases.
 
 import math
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
@@ -105,7 +105,9 @@ class Metrics:
         self.refused: dict[str, int] = {}
         self.tier_blocks: dict[tuple[str, str], int] = {}  # by tier and what happened
         self.adapter_tokens: dict[str, int] = {}  # output tokens by adapter digest
-        self.expert_rows: Mapping[int, list[int]] = {}  # that each expert has computed, by layer
+        self.expert_rows: Mapping[
+            int, Sequence[int]
+        ] = {}  # that each expert has computed, by layer
         self._removed: dict[str, None] = {}  # digests of removed adapters, oldest first
 
     def add(self, name: str, amount: int = 1) -> None:

@@ -53,6 +53,15 @@ def add_ranks(
 ) -> None:
     """out += (x A^T) B, for A [rank, width] and B [rank, outputs]."""
 
+def route(
+    table: int, x: int, shares: int, chosen: int, rows: int, brain: bool, threads: int, /
+) -> None:
+    """Each row's experts, the likeliest first: float32 shares, rounded as rows are, and int64 numbers,
+    [rows, active]. table: int64, as `mixture.h` names its fields. x: [rows, hidden], contiguous."""
+
+def mix(table: int, x: int, out: int, rows: int, brain: bool, kind: int, threads: int, /) -> None:
+    """A layer's mixture, without its shared expert. x and out: [rows, hidden], contiguous."""
+
 def adapted(
     adapters: list[tuple[int, int, int, int, int, int]],
     layer: int,

@@ -210,6 +210,7 @@ static PyObject *greatest(PyObject *Py_UNUSED(module), PyObject *args) {
 }
 
 #include "adapters.h"
+#include "experts.h"
 #include "layers.h"
 
 PyDoc_STRVAR(instructions_doc, "instructions(name=None, /) -> str\n--\n\n"
@@ -230,6 +231,8 @@ static PyMethodDef methods[] = {{"product", product, METH_VARARGS, product_doc},
                                 {"norm", norm, METH_VARARGS, norm_doc},
                                 {"place", place, METH_VARARGS, place_doc},
                                 {"exclude", exclude, METH_VARARGS, exclude_doc},
+                                {"route", route, METH_VARARGS, route_doc},
+                                {"mix", mix, METH_VARARGS, mix_doc},
                                 {"adapted", adapted, METH_VARARGS, adapted_doc},
                                 {"layers", layers, METH_VARARGS, layers_doc},
                                 {"greatest", greatest, METH_VARARGS, greatest_doc},

@@ -4,10 +4,9 @@
  * Built when a C compiler is there. Threads are those of the OpenMP library that torch has loaded.
  */
 #include "attention.h"
+#include "mixture.h"
 #include "pointwise.h"
 #include "product.h"
-#if defined(__unix__) || defined(__APPLE__)
-#endif
 
 #define ALONE (1 << 16) /* multiplications, below which waking a second thread costs more */
 #define ATTEND_ALONE (1 << 19) /* the same of attention */
@@ -35,6 +34,7 @@ typedef struct {
     int64_t x_stride, out_stride, other_stride; /* in elements */
     int64_t ready_stride;                       /* in bytes */
     int64_t units, next;                        /* next: shared by the threads */
+    const int32_t *sources;                     /* the row of x for each row; NULL: the same */
     const Adapted *adapted;                     /* adapters of the rows, in their order */
     int32_t adapters, ends[2];                  /* ends: outputs before the second and third part */
     int32_t count, rows, width, filled, outputs;
@@ -136,7 +136,7 @@ INLINE void do_unit(const Work *w, const Group *g, int64_t unit, Sums sums_of, S
 }
 
 INLINE void fill_row(const Work *w, int64_t row) {
-    const char *from = w->x + row * w->x_stride * (w->brain ? 2 : 4);
+    const char *from = w->x + (w->sources ? w->sources[row] : row) * w->x_stride * (w->brain ? 2 : 4);
     char *to = w->ready + row * w->ready_stride;
     if (w->widened || !w->brain) {
         widen((float *)to, from, w->width, w->filled, w->brain);
@@ -227,6 +227,11 @@ INLINE void activate_rows(const Activation *w, const int brain) {
         if (w->brain) place_row(w, row, 1);                                                   \
         else place_row(w, row, 0);                                                            \
     }                                                                                         \
+    target static void route_##name(const Routing *w, int64_t row) { route_row(w, row); }     \
+    target static void combine_##name(const Combining *w, int64_t row) {                      \
+        if (w->brain) combine_row(w, row, 1);                                                 \
+        else combine_row(w, row, 0);                                                          \
+    }                                                                                         \
     target static void exclude_##name(const Exclusion *w, int64_t row) { exclude_row(w, row); }           \
     target static void greatest_##name(const Greatest *w, int64_t row) { greatest_of_row(w, row); }
 
@@ -255,21 +260,28 @@ typedef struct {
     AttentionItem attend;
     void (*norm)(const Norm *, int64_t);
     void (*place)(const Placing *, int64_t);
+    void (*route)(const Routing *, int64_t);
+    void (*combine)(const Combining *, int64_t);
     void (*exclude)(const Exclusion *, int64_t);
     void (*greatest)(const Greatest *, int64_t);
     int pairs;  /* whether there are products of bfloat16 */
     int widens; /* whether rows of bfloat16 are widened to floats before their products */
 } Level;
 
+/* `unit` sums a unit of products; everything else is compiled for `isa`. */
+#define LEVEL(name, unit, isa, pairs, widens)                                                             \
+    {name, unit_##unit, fill_##isa, ranks_##isa, activate_##isa, attention_##isa, norm_##isa, place_##isa, \
+     route_##isa, combine_##isa, exclude_##isa, greatest_##isa, pairs, widens}
+
 static const Level levels[] = {
 #if X86
-    {"amx", unit_amx, fill_512, ranks_512, activate_512, attention_512, norm_512, place_512, exclude_512, greatest_512, 1, 0},
-    {"avx512wide", unit_wide, fill_512, ranks_512, activate_512, attention_512, norm_512, place_512, exclude_512, greatest_512, 1, 1},
-    {"avx512bf16", unit_brain, fill_512, ranks_512, activate_512, attention_512, norm_512, place_512, exclude_512, greatest_512, 1, 0},
-    {"avx512", unit_512, fill_512, ranks_512, activate_512, attention_512, norm_512, place_512, exclude_512, greatest_512, 0, 1},
-    {"avx2", unit_256, fill_256, ranks_256, activate_256, attention_256, norm_256, place_256, exclude_256, greatest_256, 0, 1},
+    LEVEL("amx", amx, 512, 1, 0),
+    LEVEL("avx512wide", wide, 512, 1, 1),
+    LEVEL("avx512bf16", brain, 512, 1, 0),
+    LEVEL("avx512", 512, 512, 0, 1),
+    LEVEL("avx2", 256, 256, 0, 1),
 #endif
-    {"plain", unit_plain, fill_plain, ranks_plain, activate_plain, attention_plain, norm_plain, place_plain, exclude_plain, greatest_plain, 0, 1},
+    LEVEL("plain", plain, plain, 0, 1),
 };
 #define LEVELS ((int)(sizeof(levels) / sizeof(levels[0])))
 static const Level *level;

@@ -3,8 +3,11 @@
 #ifndef LAYERS_H
 #define LAYERS_H
 
-/* Addresses of a layer: packed matrices with their biases (0: none), norms, and its part of the pool. */
-enum { INPUT_NORM, QKV, QKV_BIAS, O, O_BIAS, MLP_NORM, UP, UP_BIAS, GATE, GATE_BIAS, DOWN, DOWN_BIAS, POOL, ADDRESSES };
+/* Addresses of a layer: packed matrices with their biases (0: none), norms, its part
+ * of the pool, and the table of its mixture of experts, which then stands for the last three matrices. */
+enum {
+    INPUT_NORM, QKV, QKV_BIAS, O, O_BIAS, MLP_NORM, UP, UP_BIAS, GATE, GATE_BIAS, DOWN, DOWN_BIAS, POOL, MIXTURE, ADDRESSES
+};
 
 typedef struct {
     const int64_t *table; /* [layers, ADDRESSES] */
@@ -14,6 +17,7 @@ typedef struct {
     PyObject *tiles;      /* of (first row, rows, sequences, positions, keys, values, starts, newest) */
     Adapters adapters;
     char *widened;        /* memory for the widest rows as floats, where products need these */
+    char *mixing;         /* memory for mixtures of experts */
     int32_t layers, rows, hidden, inner;
     int brain, kind, threads;
     float eps;
@@ -47,6 +51,20 @@ static void multiply_rows(const Layers *l, Matrix m, const char *x, char *out, c
     }
     if (l->adapters.count) w.adapters = shrink(&l->adapters, m.layer, m.site, &w);
     run(multiply_part, &w, (int64_t)l->rows * m.outputs * m.width < ALONE ? 1 : l->threads);
+}
+
+/* Memory for the mixture that needs most. */
+static size_t most_of_mixtures(const Layers *l) {
+    size_t most = 0;
+    for (int32_t n = 0; n < l->layers; n++) {
+        const int64_t table = l->table[(int64_t)n * ADDRESSES + MIXTURE];
+        if (!table) continue;
+        MixtureMemory at;
+        const Mixture mixture = mixture_at((const int64_t *)(uintptr_t)table);
+        const size_t needed = mixture_memory(&mixture, l->rows, &at, NULL);
+        if (needed > most) most = needed;
+    }
+    return most;
 }
 
 static int32_t largest(int32_t a, int32_t b, int32_t c) {
@@ -94,6 +112,11 @@ static void all_layers(const Layers *l, Attention *tiles, const int64_t *first, 
         multiply_rows(l, (Matrix){AT(O), NULL, AT(O_BIAS), NULL, q_width, l->hidden, 0, n, OF_O, {0}}, attended, l->x,
                       l->x);
         norm_rows(l, at[MLP_NORM], normed);
+        if (at[MIXTURE]) {
+            const Mixture mixture = mixture_at(AT(MIXTURE));
+            mix_rows(&mixture, normed, l->x, l->x, l->rows, l->brain, l->kind, l->threads, l->mixing);
+            continue;
+        }
         multiply_rows(l, (Matrix){AT(UP), AT(GATE), AT(UP_BIAS), AT(GATE_BIAS), l->hidden, l->inner, 0, n, OF_GATE_UP,
                                  {0}}, normed, inner, NULL);
         multiply_rows(l, (Matrix){AT(DOWN), NULL, AT(DOWN_BIAS), NULL, l->inner, l->hidden, 0, n, OF_DOWN, {0}}, inner,
@@ -148,12 +171,13 @@ static PyObject *layers(PyObject *Py_UNUSED(module), PyObject *args) {
     const size_t wide = (size_t)(l.hidden + 2 * q_width + 2 * kv_width + l.inner);
     const size_t shrunk = ((size_t)l.rows * l.adapters.widest * 4 + 63) & ~(size_t)63;
     const size_t widened = (size_t)l.rows * largest(l.hidden, q_width, l.inner) * 4;
-    char *memory = reserve(shrunk + widened + l.rows * wide * 4 + 64
+    const size_t mixing = most_of_mixtures(&l);
+    char *memory = reserve(shrunk + widened + mixing + l.rows * wide * 4 + 64
                            + (size_t)l.threads * attention_floats(a) * sizeof(float));
     if (!memory) return PyMem_Free(l.adapters.all), NULL;
-    l.adapters.inner = memory, l.widened = memory + shrunk;
+    l.adapters.inner = memory, l.widened = memory + shrunk, l.mixing = memory + shrunk + widened;
     Py_BEGIN_ALLOW_THREADS
-    all_layers(&l, tiles, first, count, memory + shrunk + widened);
+    all_layers(&l, tiles, first, count, memory + shrunk + widened + mixing);
     Py_END_ALLOW_THREADS
     PyMem_Free(l.adapters.all);
     Py_RETURN_NONE;

@@ -16,6 +16,7 @@ from engine.dense.linear import (
 )
 from engine.dense.packed_adapters import Listed, PackedLoraStep
 from engine.dense.pointwise import is_compiled
+from engine.layers.experts import Mixture
 from engine.layers.kv import KvPool
 from engine.layers.lora import LoraStep
 from engine.layers.norm import RmsNorm
@@ -23,6 +24,7 @@ from engine.layers.operations import GatedSite
 from engine.layers.step import StepInputs
 from engine.model_spec import ModelSpec
 from engine.models.decoder import Block, Decoder
+from engine.models.experts import AnyMixture
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +34,7 @@ class DecodedLayers:
     spec: ModelSpec
     pool: KvPool
     blocks: list[Block]
-    table: torch.Tensor  # the addresses that `layers.h` names, [layers, 13]
+    table: torch.Tensor  # the addresses that `layers.h` names, [layers, 14]
 
     def __call__(self, step: StepInputs, x: torch.Tensor) -> torch.Tensor | None:
         """x after all layers, changed in place; None for a step that has to be computed otherwise."""
@@ -101,25 +103,36 @@ def _addresses(block: Block, pool: KvPool) -> list[int] | None:
     attention = block.attention
     slots = pool.slots(attention.layer)
     norms = block.input_norm, block.mlp_norm
-    if block.parallel or block.mixture is not None or slots is None:
+    inner = _mlp(block) if block.mixture is None else _mixture(block.mixture)
+    if block.parallel or slots is None or inner is None:
         return None
     if block.after_attention or block.after_mlp or not _is_plain(block):
         return None
-    linears = block.qkv.linear, block.o.linear, block.gate_up.linear, block.down.linear
-    qkv, o, gate_up, down = linears
-    if not isinstance(gate_up, RowGatedLinear) or not isinstance(block.gate_up, GatedSite):
+    qkv, o = block.qkv.linear, block.o.linear
+    if not isinstance(qkv, RowLinear) or not isinstance(o, RowLinear):
         return None
-    if not (
-        isinstance(qkv, RowLinear) and isinstance(o, RowLinear) and isinstance(down, RowLinear)
-    ):
-        return None
-    if type(norms[0]) is not RmsNorm or type(norms[1]) is not RmsNorm or block.gate_up.cutoff:
+    if type(norms[0]) is not RmsNorm or type(norms[1]) is not RmsNorm:
         return None
     first, second = (each.floats.data_ptr() for each in norms if each is not None)
-    return [
-        first, *qkv.matrix.places, *o.matrix.places, second, *gate_up.up.matrix.places,
-        *gate_up.gate.matrix.places, *down.matrix.places, slots.data_ptr(),
-    ]  # fmt: skip
+    matrices, mixture = inner
+    places = *qkv.matrix.places, *o.matrix.places
+    return [first, *places, second, *matrices, slots.data_ptr(), mixture]
+
+
+def _mlp(block: Block) -> tuple[list[int], int] | None:
+    gate_up, down = block.gate_up.linear, block.down.linear
+    if not isinstance(block.gate_up, GatedSite) or block.gate_up.cutoff:
+        return None
+    if not isinstance(gate_up, RowGatedLinear) or not isinstance(down, RowLinear):
+        return None
+    matrices = gate_up.up.matrix, gate_up.gate.matrix, down.matrix
+    return [place for matrix in matrices for place in matrix.places], 0
+
+
+def _mixture(mixture: AnyMixture) -> tuple[list[int], int] | None:
+    if not isinstance(mixture, Mixture) or mixture.compiled is None or mixture.shared is not None:
+        return None
+    return [0] * 6, mixture.compiled.table.data_ptr()
 
 
 def _is_plain(block: Block) -> bool:

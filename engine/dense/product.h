@@ -155,7 +155,23 @@ TARGET_512 INLINE void some_widened(const Part *p, const int first, float (*sums
     }
 
 EIGHT_ROWS(TARGET_BRAIN, sums_brain, some_pairs)
-EIGHT_ROWS(TARGET_512, sums_widened, some_widened)
+EIGHT_ROWS(TARGET_512, sums_whole, some_widened)
+
+#define KEPT 256 /* inputs, whose weights stay in the nearest cache while all rows pass */
+
+TARGET_512 static void sums_widened(const Part *p, float (*sums)[BLOCK][LANES]) {
+    if (p->rows <= 8) {
+        sums_whole(p, sums);
+        return;
+    }
+    Part part = *p;
+    for (int32_t k = 0; k < p->width; k += KEPT) {
+        part.width = p->width - k < KEPT ? p->width - k : KEPT;
+        sums_whole(&part, sums);
+        part.x += KEPT * 4, part.more = 1;
+        for (int t = 0; t < part.tiles; t++) part.weights[t] += KEPT * LANES * 2;
+    }
+}
 
 #define TARGET_AMX __attribute__((target("amx-tile,amx-bf16,avx512f")))
 

@@ -5,7 +5,7 @@ the content of the blocks: a wrong block table, cache hit, copy or adapter gives
 """
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -64,7 +64,7 @@ class FakeRunner:
         self.scores_prompts = True
         self.drafter: Drafter | None = None
         self.sight = sight or config.kv_sight_of_all
-        self.expert_rows: Mapping[int, list[int]] = {}
+        self.expert_rows: Mapping[int, Sequence[int]] = {}
         self._blocks_per_rank = blocks_per_rank
         self._pause = pause  # simulates a step's duration: sleeps, or advances a fake clock
         self.windowed = windowed

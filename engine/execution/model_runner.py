@@ -2,7 +2,7 @@
 
 import os
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -46,7 +46,7 @@ class ModelRunner:
         self.block_bytes, self.bare_bytes = self.pool.block_bytes, self.pool.bare_bytes
         self.work = model_work(spec, model.bytes, self.block_bytes / config.block_size)
         mixtures = [block.mixture for block in model.decoder.blocks]
-        self.expert_rows: Mapping[int, list[int]] = {
+        self.expert_rows: Mapping[int, Sequence[int]] = {
             n: each.rows for n, each in enumerate(mixtures) if isinstance(each, Mixture)
         }
         shapes = [

@@ -1,17 +1,16 @@
 """A mixture of experts on a CPU: the rows of a step grouped by expert, with one product for each group,
-or one call for all of them where they are compiled."""
+or one call for the whole of it where it is compiled."""
 
+from array import array
 from dataclasses import dataclass
-from itertools import accumulate
 
 import torch
 
-from engine.dense.linear import PackedFloats, RowGatedLinear, RowLinear, grouped_product
+from engine.dense.linear import RowGatedLinear, RowLinear
+from engine.dense.mixture import CompiledMixture, Expert, takes_rows
 from engine.layers.adapter_extras import InnerChanges
 from engine.layers.linear import GatedLinear, Linear, activate
 from engine.layers.routing import Router
-
-_Packed = tuple[PackedFloats, PackedFloats, PackedFloats]  # up, gate, down
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,35 +88,45 @@ class Mixture:
         layer: int = 0,
     ) -> None:
         self.layer = layer
-        self.rows = [0] * len(experts)  # that each expert has computed
+        self.rows = array("q", [0] * len(experts))  # that each expert has computed
         self._router = router
         self._experts = experts
-        self._packed = _packed(experts)
-        self._shared = shared
+        packed = _packed(experts)
+        self.compiled: CompiledMixture | None = None  # without the shared expert
+        if packed is not None and router.compiled is not None:
+            self.compiled = CompiledMixture(router.compiled, packed, self.rows)
+        self.shared = shared
         self._active = active
 
     def __call__(
         self, x: torch.Tensor, activation: str, changes: InnerChanges | None = None
     ) -> torch.Tensor:
         """`changes`: of the adapters of the rows of x."""
+        inside = changes is not None and changes.within("experts.")
+        if self.compiled is not None and not inside and takes_rows(x):
+            y = self.compiled(x, activation)
+        else:
+            y = self._mixed(x, activation, changes)
+        if self.shared is None:
+            return y
+        return y.add_(self.shared.changed(x, activation, "shared", changes))
+
+    def _mixed(
+        self, x: torch.Tensor, activation: str, changes: InnerChanges | None
+    ) -> torch.Tensor:
         shares, chosen = self._router(x)
         by_expert = chosen.flatten().argsort(stable=True)
         counts = torch.bincount(chosen.flatten(), minlength=len(self._experts)).tolist()
-        self.rows[:] = [before + count for before, count in zip(self.rows, counts, strict=True)]
+        for number, count in enumerate(counts):
+            self.rows[number] += count
         rows = by_expert // self._active
-        given = x.index_select(0, rows)
-        if self._packed is None or (changes is not None and changes.within("experts.")):
-            out = self._each(given, counts, activation, changes, rows)
-        else:
-            out = self._grouped(self._packed, given, counts, activation)
+        out = self._each(x.index_select(0, rows), counts, activation, changes, rows)
         ranked = torch.empty_like(out).index_copy_(0, by_expert, out)
-        found = ranked.view(*chosen.shape, -1)
-        y = found[:, 0] * shares[:, :1]
-        for rank in range(1, self._active):
-            y.addcmul_(found[:, rank], shares[:, rank : rank + 1])
-        if self._shared is None:
-            return y
-        return y.add_(self._shared.changed(x, activation, "shared", changes))
+        found, parts = ranked.view(*chosen.shape, -1).double(), shares.double().unsqueeze(-1)
+        y = found[:, 0] * parts[:, 0]
+        for rank in range(1, self._active):  # added in one order, as `mixture.h` does
+            y += found[:, rank] * parts[:, rank]
+        return y.float().to(x.dtype)
 
     def _each(
         self, x: torch.Tensor, counts: list[int], activation: str,
@@ -136,19 +145,9 @@ class Mixture:
                 first = end
         return out
 
-    def _grouped(
-        self, packed: list[_Packed], x: torch.Tensor, counts: list[int], activation: str
-    ) -> torch.Tensor:
-        """All experts in two calls, whose threads take the next part of any expert's work."""
-        firsts = list(accumulate(counts, initial=0))
-        used = [(*each, n) for n, each in enumerate(packed) if counts[n]]
-        inner = [(up, gate, firsts[n], counts[n]) for up, gate, _, n in used]
-        outer = [(down, None, firsts[n], counts[n]) for _, _, down, n in used]
-        return grouped_product(grouped_product(x, inner, activation), outer)
 
-
-def _packed(experts: list[Mlp]) -> list[_Packed] | None:
-    """The matrices of the experts, if all are of the kind that a grouped product takes."""
+def _packed(experts: list[Mlp]) -> list[Expert] | None:
+    """The matrices of the experts, if all are of the kind that is compiled."""
     found = []
     for each in experts:
         gated, down = each.gate_up, each.down

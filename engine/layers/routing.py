@@ -3,6 +3,7 @@
 import torch
 import torch.nn.functional as F
 
+from engine.dense.mixture import CompiledRouter, can_route, takes_rows
 from engine.model_spec import ExpertsSpec
 
 
@@ -25,9 +26,14 @@ class Router:
         self._weight = weight.double()
         self._bias = None if bias is None else bias.double()
         self._correction = None if correction is None else correction.double()
+        self.compiled: CompiledRouter | None = None
+        if can_route(spec, weight, correction):
+            self.compiled = CompiledRouter(spec, self._weight, self._bias)
 
     def __call__(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The share and the number of each row's experts, the highest ranked first: [rows, active]."""
+        if self.compiled is not None and takes_rows(x):
+            return self.compiled(x)
         if not self._by_row or len(x) < 2:
             return self._route(x)
         shares, chosen = zip(*(self._route(row) for row in x.chunk(len(x))), strict=True)

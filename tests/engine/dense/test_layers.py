@@ -18,13 +18,31 @@ from tests.engine.test_family_parity import CASES
 
 LENGTHS = [3, 17, 40, 70, 5]
 WIDE = {"intermediate_size": 128}
-SERVED = ["llama", "llama-mha-biased", "llama-mqa-wide-heads", "llama-yarn", "mistral", "granite"]
-OTHERS = ["gemma2", "qwen3", "olmo2", "command-r", "qwen2-windows", "mixtral", "smollm3", "gemma3"]
+WHOLE = {"mixtral": {"head_dim": 16}}  # so that widths are multiples of 32
+SERVED = [
+    "llama",
+    "llama-mha-biased",
+    "llama-mqa-wide-heads",
+    "llama-yarn",
+    "mistral",
+    "granite",
+    "mixtral",
+]
+OTHERS = [
+    "gemma2",
+    "qwen3",
+    "olmo2",
+    "command-r",
+    "qwen2-windows",
+    "qwen2-moe",
+    "smollm3",
+    "gemma3",
+]
 
 
 def save_checkpoint(folder: Path, case: str) -> Path:
     family, changes = CASES[case]
-    return save_any(folder, family, **(changes | WIDE))
+    return save_any(folder, family, **(changes | WIDE | WHOLE.get(case, {})))
 
 
 class Steps:
@@ -87,11 +105,12 @@ def test_logits_are_those_of_transformers(
         torch.testing.assert_close(steps.logits[-1][number], exact, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("case", ["llama-mha-biased", "mixtral"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_bits_are_those_of_the_operations_one_by_one(
-    dtype: str, level: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    dtype: str, case: str, level: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    checkpoint, steps = save_checkpoint(tmp_path, "llama-mha-biased"), Steps(monkeypatch, dtype)
+    checkpoint, steps = save_checkpoint(tmp_path, case), Steps(monkeypatch, dtype)
     steps.run(checkpoint, one_by_one=True)
     expected = steps.logits
     multiplied = dtype == "float32" or level in PAIRED
