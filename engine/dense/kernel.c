@@ -117,6 +117,8 @@ INLINE void do_unit(const Work *w, const Group *g, int64_t unit, Sums sums_of, S
     Part part = {.weights = {g->weights + tile * bytes, (g->gate ? g->gate + tile * bytes
                                                                  : g->weights + (tile + 1) * bytes)},
                  .stride = w->ready_stride, .width = w->filled, .tiles = pair, .brain = w->brain};
+    /* Weights that several blocks of rows need are near by then. */
+    for (int t = 0; t < 2 && g->rows <= BLOCK; t++) part.next[t] = part.weights[t] + (g->gate ? bytes : 2 * bytes);
     for (int32_t begin = 0; begin < g->rows; begin += BLOCK) {
         const int64_t row = g->first + begin;
         part.rows = g->rows - begin < BLOCK ? g->rows - begin : BLOCK;
