@@ -102,6 +102,10 @@ INLINE void add_adapters(const Work *w, int64_t row, int32_t rows, int32_t tile,
                 part.weights[1] = b + (int64_t)at[++t] * a->rank * size;
                 part.tiles = 2;
             }
+            /* Of the next unit: of an adapter with few rows, a processor does not look that far ahead. */
+            const int64_t bytes = (int64_t)part.tiles * a->rank * LANES * size;
+            for (int64_t at_next = bytes; at_next < 2 * bytes; at_next += 64)
+                __builtin_prefetch(part.weights[0] + at_next);
             sums_of(&part, to);
         }
     }
@@ -117,8 +121,13 @@ INLINE void do_unit(const Work *w, const Group *g, int64_t unit, Sums sums_of, S
     Part part = {.weights = {g->weights + tile * bytes, (g->gate ? g->gate + tile * bytes
                                                                  : g->weights + (tile + 1) * bytes)},
                  .stride = w->ready_stride, .width = w->filled, .tiles = pair, .brain = w->brain};
-    /* Weights that several blocks of rows need are near by then. */
-    for (int t = 0; t < 2 && g->rows <= BLOCK; t++) part.next[t] = part.weights[t] + (g->gate ? bytes : 2 * bytes);
+    if (g->rows <= BLOCK) { /* weights that several blocks of rows need are near by then */
+        const int last = tile + stored >= tiles;
+        const Group *next = last && g + 1 < w->groups + w->count ? g + 1 : g;
+        const int64_t at = last ? 0 : (tile + stored) * bytes;
+        part.next[0] = next->weights + at;
+        part.next[1] = next->gate ? next->gate + at : part.next[0] + bytes;
+    }
     for (int32_t begin = 0; begin < g->rows; begin += BLOCK) {
         const int64_t row = g->first + begin;
         part.rows = g->rows - begin < BLOCK ? g->rows - begin : BLOCK;
