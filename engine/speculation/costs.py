@@ -65,3 +65,11 @@ def seconds_of(curve: list[tuple[float, float]], tokens: int) -> float:
         if tokens <= b:
             return max(at_a / 2, at_a + (tokens - a) * (at_b - at_a) / max(b - a, 1e-9))
     return curve[-1][1]
+
+
+def bends_of(curve: list[tuple[float, float]]) -> list[float]:
+    """The tokens between which `seconds_of` is a straight line."""
+    (a, at_a), (b, at_b) = curve[:2]
+    slope = (at_b - at_a) / max(b - a, 1e-9)
+    low = [a - at_a / 2 / slope] if slope > 0 else []
+    return [*low, *(tokens for tokens, _ in curve)]

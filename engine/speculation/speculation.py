@@ -3,12 +3,13 @@ by the measured time of steps and the share of right guesses of each sequence.""
 
 from collections.abc import Callable
 from itertools import takewhile
+from math import floor
 
 from engine.batch import Drafter, Row
 from engine.config import EngineConfig
 from engine.decoding.edits import penalised
 from engine.scheduling.sequence import Sequence
-from engine.speculation.costs import StepCosts, seconds_of
+from engine.speculation.costs import StepCosts, bends_of, seconds_of
 from engine.speculation.drafting import Acceptance, best_drafts
 from engine.speculation.lookup import PromptLookup
 from engine.speculation.prediction import PredictedText
@@ -94,8 +95,10 @@ class Speculation:
         rows = len(decoding)
         if self.forced is None or not ruled or not self._costs.measured(rows):
             return {}
-        most = min(room, _MOST * len(ruled))
-        if not self._best(_certain(most), rows, token_s) or not self._forcing.is_due(rows):
+        if not self._forcing.is_due(rows):
+            return {}
+        if not self._best_certain(min(room, _MOST * len(ruled)), rows, token_s):
+            self._forcing.was_worth(False)
             return {}
         found: Guesses = {}
         count = 0
@@ -106,7 +109,7 @@ class Speculation:
                 found[seq.number] = ids
                 count += len(ids)
         # What is forced now may be far less than a token of each.
-        worth = self._best(_certain(count), rows, token_s) if count else 0
+        worth = self._best_certain(count, rows, token_s)
         self._forcing.was_worth(bool(worth))
         return _first_of(found, worth)
 
@@ -190,16 +193,25 @@ class Speculation:
                 best, best_rate = count, rate
         return best
 
+    def _best_certain(self, most: int, rows: int, token_s: float | None) -> int:
+        """The same of guesses that are certain, up to `most`. Between two bends, the rate only rises
+        or only falls."""
+        curve = self._costs.curve(token_s)
+        points = [floor(tokens) - rows for tokens in bends_of(curve)]
+        best, best_rate = 0, _GAIN * rows / max(seconds_of(curve, rows), 1e-9)
+        for count in sorted({1, most, *points, *(count + 1 for count in points)}):
+            if 0 < count <= most:
+                rate = (rows + count) / max(seconds_of(curve, rows + count), 1e-9)
+                if rate > best_rate:
+                    best, best_rate = count, rate
+        return best
+
 
 def _lookup_of(seq: Sequence) -> PromptLookup | PredictedText:
     prediction = seq.request.inputs.prediction
     if prediction:
         return PredictedText(seq.history, seq.prompt_len, prediction, _WINDOW)
     return PromptLookup(max(0, seq.prompt_len - _WINDOW), seq.prompt_len)
-
-
-def _certain(count: int) -> list[tuple[float, int, int]]:
-    return [(1.0, 0, 0)] * count
 
 
 def _first_of(found: Guesses, count: int) -> Guesses:

@@ -9,6 +9,7 @@ from engine.execution.fake_runner import FakeRunner
 from engine.loop import Engine
 from engine.protocol import Grammar
 from engine.speculation import speculation
+from engine.speculation.costs import StepCosts, seconds_of
 from engine.speculation.lookup import PromptLookup
 from tests.engine.helpers import Clock, ask, make_config, make_engine, run_until_idle
 
@@ -111,3 +112,51 @@ def test_what_grammars_force_is_guessed_where_the_tokens_of_that_step_are_worth_
     drafted = engine.metrics.counters["drafted_tokens"] - before
     assert {name: answers[name, 0] for name in prompts} == runner.said
     assert least <= drafted / (32 * 95) <= most
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_as_many_certain_guesses_as_give_most_tokens_a_second(seed: int) -> None:
+    """As if each number of them were tried."""
+    draw = random.Random(seed)
+    one = speculation.Speculation(make_config())
+    for _ in range(draw.randrange(1, 30)):
+        tokens = draw.choice([1, 2, 3, 5, 8, 13, 20, 32, 33, 40, 60, 64, 70, 100, 300])
+        slope = draw.choice([1e-5, 3e-5, 1e-4])
+        one._costs.record(tokens, 0.001 * draw.random() + tokens * slope)
+    rows, most = draw.randrange(1, 40), draw.randrange(300)
+    token_s = draw.choice([None, 1e-5, 1e-4])
+    curve = one._costs.curve(token_s)
+    rates = [(rows + n) / seconds_of(curve, rows + n) for n in range(most + 1)]
+    chosen = one._best_certain(most, rows, token_s)
+    best = max(rates)
+    assert rates[chosen] == pytest.approx(best if best > 1.05 * rates[0] else rates[0], rel=1e-9)
+    assert chosen == 0 or rates[chosen] > 1.05 * rates[0]
+
+
+def test_a_crowd_with_grammars_reckons_seldom_while_no_guess_is_worth_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where a step costs by the token, whatever the grammars force."""
+    reckoned, steps, curve = 0, 0, StepCosts.curve
+
+    def counted(self: StepCosts, token_s: float | None) -> list[tuple[float, float]]:
+        nonlocal reckoned
+        reckoned += 1
+        return curve(self, token_s)
+
+    def pause(batch: StepBatch) -> None:
+        nonlocal steps
+        steps += 1
+        clock.now += 0.001 * sum(len(row.tokens) for row in batch.rows)
+
+    monkeypatch.setattr(StepCosts, "curve", counted)
+    config, clock, draw = make_config(max_running=64, num_blocks=2048), Clock(), random.Random(5)
+    runner = Ruled(config, pause=pause)
+    runner.said, runner.every = {}, 1000
+    engine = runner.engine = Engine(config, runner, clock=clock)
+    for n in range(32):
+        prompt = [draw.randrange(1, 1000) for _ in range(20)]
+        engine.submit(ask(f"r{n}", prompt, 96, grammar=Grammar("regex", "x")), "g")
+    run_until_idle(engine)
+    assert engine.metrics.counters["drafted_tokens"] == 0
+    assert 0 < reckoned < steps / 4
