@@ -165,9 +165,11 @@ class Bench:
                 row = Row(
                     number, [0], end, [], None, True, sampling, 0, [0, *history[:end]], prompt_len=1
                 )
-                begun = time.perf_counter()
-                grammars.matchers.finish(grammars.matchers.begin([row]), None)
-                times.append(1000 * (time.perf_counter() - begun))
+                since = time.perf_counter()
+                begun = grammars.matchers.begin([row])
+                assert begun is not None
+                grammars.matchers.finish(begun, None)
+                times.append(1000 * (time.perf_counter() - since))
                 grammars.matchers.accept(row, history[end : end + 1])
         return sorted(times)
 

@@ -22,7 +22,9 @@ import torch
 
 from engine.batch import Row, Sampled
 from engine.decoding.edits import Edit, edits_for, penalised
-from engine.decoding.grammar.matchers import MaskGroup, Matchers, StepMasks
+from engine.decoding.few import FewIds
+from engine.decoding.grammar.matchers import Matchers
+from engine.decoding.grammar.step_masks import Begun, StepMasks
 from engine.decoding.masks import Mask, exclude_, mask_of
 from engine.decoding.penalties import Penalties
 from engine.decoding.splitmix import mix
@@ -80,38 +82,43 @@ class Sampler:
         self._device = device
         self._matchers = matchers
         self._by_row = by_row
-        self._choose = choose or self._choose_by_torch
+        self._choose = choose
         self._penalties = Penalties(vocab, device)
         self._keys: dict[int, int] = {}
         self._changes: dict[int, _Changes] = {}
 
-    def begin(self, rows: list[Row]) -> list[MaskGroup]:
+    def begin(self, rows: list[Row]) -> Begun | None:
         """Start on the masks of the rows' grammars, beside the computation of their logits."""
-        return self._matchers.begin(rows) if self._matchers is not None else []
+        return self._matchers.begin(rows) if self._matchers is not None else None
 
     def __call__(
         self,
         rows: list[Row],
         logits: torch.Tensor,
-        groups: list[MaskGroup] | None = None,
+        begun: Begun | None = None,
         patience_s: float | None = None,
     ) -> Choice:
-        """logits: float32 [rows, vocab], changed in place. groups: what `begin` returned for these
+        """logits: float32 [rows, vocab], changed in place. begun: what `begin` returned for these
         rows. patience_s: how long to wait for their masks; None: until they are ready."""
         allowed = StepMasks()
-        if groups and self._matchers is not None:
-            allowed = self._matchers.finish(groups, patience_s)
+        if begun is not None and self._matchers is not None:
+            allowed = self._matchers.finish(begun, patience_s)
         self._process_(rows, logits, allowed)
-        tokens = self.choose(rows, logits)
+        tokens = self.choose(rows, logits, allowed.few)
         self._penalties.count(rows, tokens)
         logprobs, top = _logprobs(rows, logits, tokens)
         return Choice(tokens, logprobs, top, frozenset(allowed.late), allowed.errors)
 
-    def choose(self, rows: list[Row], logits: torch.Tensor) -> torch.Tensor:
+    def choose(
+        self, rows: list[Row], logits: torch.Tensor, few: FewIds | None = None
+    ) -> torch.Tensor:
         """Tokens from logits that need no change. Logits may have any float type where `choose` takes
-        it."""
+        it. few: ids of rows that may sample no others."""
         uniforms = [0.0 if is_greedy(row.sampling) else self._uniform(row) for row in rows]
-        return self._choose(logits, [row.sampling for row in rows], uniforms)
+        params = [row.sampling for row in rows]
+        if self._choose is not None:
+            return self._choose(logits, params, uniforms)
+        return self._choose_by_torch(logits, params, uniforms, few)
 
     def is_plain(self, row: Row) -> bool:
         """Whether `choose` alone gives the row's result."""
@@ -177,10 +184,19 @@ class Sampler:
         return found
 
     def _choose_by_torch(
-        self, logits: torch.Tensor, params: list[SamplingParams], uniforms: list[float]
+        self,
+        logits: torch.Tensor,
+        params: list[SamplingParams],
+        uniforms: list[float],
+        few: FewIds | None,
     ) -> torch.Tensor:
         stochastic = [n for n, each in enumerate(params) if not is_greedy(each)]
         tokens = _finite_best_ids(logits)
+        if few is not None and stochastic:
+            listed, found = few.drawn(logits, params, uniforms)
+            index = on_device(listed, self._device)
+            tokens[index] = found.where(tokens[index] >= 0, _NOT_FINITE)
+            stochastic = sorted({*stochastic} - {*listed})
         if not stochastic:
             return tokens
         drawn = [(params[n], uniforms[n]) for n in stochastic]

@@ -1,8 +1,8 @@
 """The CPU runner, and `load_runner`, which chooses the runner for the configured device."""
 
 import os
+from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -11,6 +11,7 @@ from engine.batch import LAST_SAMPLED, Row, Runner, Sampled, StepBatch
 from engine.config import EngineConfig
 from engine.decoding.edits import reads_history
 from engine.decoding.grammar.matchers import PATIENCE_S
+from engine.decoding.grammar.step_masks import Begun
 from engine.decoding.pooling import Pooling
 from engine.decoding.prompt_scores import host_scores, split_logits, with_scores
 from engine.decoding.sampling import host_samples
@@ -82,16 +83,21 @@ class CpuRunner(ModelRunner):
         rows_to_sample = [
             each for row in verifying for each in sampled_rows(row, self._first_of(row))
         ]
-        groups = self._sampler.begin(rows_to_sample)
         tokens = token_ids(rows, lambda n: self._last[rows[n].seq])
         inputs = self._plan(decodes, prefills, tokens)
-        outputs, operations = self._forward(inputs)
+        begun: Begun | None = None
+
+        def begin() -> None:
+            nonlocal begun
+            begun = self._sampler.begin(rows_to_sample)
+
+        outputs, operations = self._forward(inputs, begin)
         embeddings = self._pooling(rows, operations.pooled)
         logits, scoring = split_logits(rows, outputs)
         scores = host_scores(scoring)
         if not rows_to_sample:
             return with_scores(embeddings, scores)
-        choice = self._sampler(rows_to_sample, logits, groups, self._patience_s)
+        choice = self._sampler(rows_to_sample, logits, begun, self._patience_s)
         found = verified(verifying, host_samples(rows_to_sample, choice))
         sampled = self._sampler.accept(verifying, found)
         if self.heads is not None and operations.states is not None:
@@ -100,11 +106,21 @@ class CpuRunner(ModelRunner):
         self._last.update((each.seq, each.tokens[-1]) for each in sampled if each.tokens)
         return with_scores(sampled + embeddings, scores)
 
-    def _forward(self, inputs: StepInputs) -> tuple[torch.Tensor, CpuOperations]:
-        """The logits in float32, [rows, vocab], and the operations that have their states."""
-        operations = self._operations(self._model.spec, self.pool, inputs)
-        at_once = None if self._layers is None else partial(self._layers, inputs)
-        logits = self._model.decoder(operations, at_once).float()
+    def _forward(
+        self, inputs: StepInputs, begin: Callable[[], None] = lambda: None
+    ) -> tuple[torch.Tensor, CpuOperations]:
+        """The logits in float32, [rows, vocab], and the operations that have their states. begin: what
+        another thread can do meanwhile."""
+        operations, layers = self._operations(self._model.spec, self.pool, inputs), self._layers
+
+        def at_once(x: torch.Tensor) -> torch.Tensor | None:
+            # Both threads would wait for the interpreter's lock before; the layers do not need it.
+            begin()
+            return None if layers is None else layers(inputs, x)
+
+        if layers is None:
+            begin()
+        logits = self._model.decoder(operations, None if layers is None else at_once).float()
         return finish_logits(logits, self._model.spec), operations
 
     def _with_attention(self, sampled: Sampled) -> Sampled:

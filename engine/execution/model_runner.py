@@ -55,7 +55,8 @@ class ModelRunner:
         self.layout = f"{device.type} {' '.join(map(str, shapes))} {self.pool.data.dtype}"
         spare = torch.get_num_threads() < len(os.sched_getaffinity(0))
         text = partial(tokenizer_json, model.path)
-        self.grammars = Grammars(text, spec.vocab, spec.eos, spare=spare)
+        lists = device.type == "cpu" and self.choose is None and not config.batch_invariant
+        self.grammars = Grammars(text, spec.vocab, spec.eos, spare=spare, lists=lists)
         self._sampler = Sampler(
             spec.vocab,
             spec.eos,

@@ -1,8 +1,9 @@
 """Masks are the same wherever they are made, and what a grammar forces is guessed."""
 
 import json
+import threading
 import time
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from collections.abc import Callable
 from itertools import count
 from typing import Any
 
@@ -13,6 +14,7 @@ from llguidance import LLExecutor
 from tokenizers import Tokenizer
 
 from engine.decoding.grammar import matchers
+from engine.decoding.grammar.beside import Beside, Job
 from engine.decoding.grammar.compiler import GrammarCompiler
 from engine.decoding.grammar.matchers import Matchers, fill
 from engine.decoding.masks import exclude_, mask_of
@@ -69,9 +71,9 @@ def test_answers_are_the_same_wherever_masks_are_made(monkeypatch: pytest.Monkey
     made: list[int] = []
     threads = Matchers._fill
 
-    def counted(self: Matchers, executor: Any, plain: Any, guessed: Any, masks: Any) -> None:
-        made.append(len(masks))
-        threads(self, executor, plain, guessed, masks)
+    def counted(self: Matchers, plain: Any, guessed: Any, masks: Any) -> None:
+        made.append(len(plain) + sum(1 + len(each[2]) for each in guessed))
+        threads(self, plain, guessed, masks)
 
     def broken(*_: Any) -> None:
         raise ValueError("out of memory")
@@ -100,56 +102,89 @@ def test_answers_are_the_same_wherever_masks_are_made(monkeypatch: pytest.Monkey
     assert at_once == 6 < in_threads / 4  # the first of each sequence alone
 
 
-class InTime(ThreadPoolExecutor):
+class InTime(Beside):
     """A thread that is done before the model."""
 
-    def submit(self, work: Any, /, *given: Any, **named: Any) -> Any:
-        future = super().submit(work, *given, **named)
-        wait([future])
-        return future
+    def submit(self, work: Callable[[], None]) -> Job:
+        job = super().submit(work)
+        job.wait(None)
+        return job
 
 
-class Busy(ThreadPoolExecutor):
+class Busy(Beside):
     """A thread that never begins."""
 
-    def submit(self, *_: Any, **__: Any) -> Any:
-        return Future()
+    def submit(self, work: Callable[[], None]) -> Job:
+        return Job(work)
 
 
-class Late(ThreadPoolExecutor):
-    """A thread that has begun and is never done in time."""
+class Late(Beside):
+    """A thread that has begun and is not done in time: `late` sleeps in it."""
 
-    def submit(self, work: Any, /, *given: Any, **named: Any) -> Any:
-        return super().submit(lambda: (time.sleep(0.03), work(*given, **named))[1])
+    def submit(self, work: Callable[[], None]) -> Job:
+        begun = threading.Event()
+        job = super().submit(lambda: (begun.set(), work())[1])
+        begun.wait()
+        return job
 
 
-def test_the_thread_of_quick_masks_makes_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_thread_beside_the_model_makes_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether it is in time, never begins, or is late: then it rests, and no answer changes."""
+    slept = False
+
+    def late(*given: Any) -> None:
+        nonlocal slept
+        if not slept and threading.current_thread().name == "late":
+            slept = True
+            time.sleep(0.05)
+        fill(*given)
+
+    monkeypatch.setattr(matchers, "fill", late)
     monkeypatch.setattr(matchers, "_SEVERAL", 1)
-    monkeypatch.setattr(matchers, "_AT_ONCE_S", 60.0)
-    monkeypatch.setattr(matchers, "_QUICK_S", 60.0)
-    monkeypatch.setattr(matchers, "_SLOW_S", 60.0)
-    answers, jobs = [], []
-    for pool in (None, InTime(1), Busy(1), Late(1)):
+    for limit in ("_AT_ONCE_S", "_BESIDE_S", "_QUICK_S", "_SLOW_S"):
+        monkeypatch.setattr(matchers, limit, 60.0)
+    answers, jobs, rests = [], [], []
+    for pool in (None, InTime("in-time"), Busy("busy"), Late("late")):
         engine = make(speculation="off")
         engine._runner._patience_s = 0.001 if isinstance(pool, Late) else None
         served = engine._runner.grammars.matchers
-        served._quick = pool
-        make_all, asked = served._make, 0
+        served._beside, make_all, made = pool, served._make_all, 0
 
-        def counted(groups: Any, threads: Any, pool: Any = pool, make_all: Any = make_all) -> None:
-            nonlocal asked
-            asked += bool(groups) and pool is not None and threads is pool
-            make_all(groups, threads)
+        def counted(*given: Any, make_all: Any = make_all) -> None:
+            nonlocal made
+            made += threading.current_thread() is not threading.main_thread()
+            make_all(*given)
 
-        monkeypatch.setattr(served, "_make", counted)
+        monkeypatch.setattr(served, "_make_all", counted)
         for n in range(6):
             engine.submit(constrained(str(n), "json_schema", SCHEMAS[n], 30), "g")
         found = run_until_idle(engine)
         answers.append({n: found.tokens[str(n), 0] for n in range(6)})
-        jobs.append(asked)
+        jobs.append(made)
+        rests.append(served._alone > 0)
     assert answers[0] == answers[1] == answers[2] == answers[3]
-    assert jobs[0] == 0 and jobs[1] > 3 and jobs[2] == jobs[3] == 1
+    assert jobs[0] == jobs[2] == 0 and jobs[1] > 3 and slept
+    assert rests == [False, False, True, True]
+
+
+def test_what_keeps_the_thread_from_following_a_grammar_is_raised() -> None:
+    """In the loop's thread, which ends the step's requests; the engine goes on."""
+    engine = make(speculation="off")
+    served = engine._runner.grammars.matchers
+    served._beside, state_of = InTime("in-time"), served._state_of
+
+    def broken(row: Any) -> Any:
+        raise MemoryError("no room for a grammar")
+
+    served._state_of = broken
+    for n in range(6):
+        engine.submit(constrained(str(n), "json_schema", SCHEMAS[n], 30), "g")
+    found = run_until_idle(engine)
+    messages = {receipt.message for receipt in found.receipts.values()}
+    assert messages == {"MemoryError: no room for a grammar"}
+    served._state_of = state_of
+    _, receipt = said_by(engine, "then", "json_schema", RECORD, max_tokens=60)
+    assert receipt.finish_reason == "stop"
 
 
 def _parts(made: list[int]) -> list[list[int]]:

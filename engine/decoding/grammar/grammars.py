@@ -18,13 +18,14 @@ class Grammars:
         eos: tuple[int, ...],
         *,
         spare: bool = False,
+        lists: bool = False,
     ) -> None:
         """`tokenizer`: reads the text of the model's tokenizer.json; None where it has none. spare:
-        whether the model leaves a core free."""
+        whether the model leaves a core free. lists: whether ids are listed where few are allowed."""
         self._tokenizer = cache(tokenizer)
         self._compiler = GrammarCompiler(self._text, vocab, eos)
         self._checker = GrammarChecker(self._text, vocab, eos)
-        self.matchers = Matchers(self._compiler, vocab, spare=spare)
+        self.matchers = Matchers(self._compiler, vocab, spare=spare, lists=lists)
 
     def ready(self, grammar: Grammar) -> bool:
         """Whether `prepare` returns or refuses at once."""

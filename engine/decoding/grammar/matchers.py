@@ -1,21 +1,32 @@
 """The grammar state of every constrained sequence, and the masks of a step.
 
-Masks are made in threads while the model computes its logits; llguidance releases the interpreter's
-lock. Those of sequences whose masks take microseconds are one job of a thread of their own, if there are
-several and a core that the model leaves free; otherwise they are made at once, because threads take
-longer to wake up. A sequence whose mask is not ready in time has no token in that step and is sampled
-by a later one, so that it does not delay the others.
+Where the model leaves a core free, a thread of its own follows the grammars and makes the masks while the
+model computes its logits; otherwise the loop's thread does so before, because threads take longer to wake
+up. Masks that take long are left to further threads; llguidance releases the interpreter's lock. A
+sequence whose mask is not ready in time has no token in that step and is sampled by a later one, so that
+it does not delay the others.
 """
 
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from functools import partial
 from time import monotonic, perf_counter, thread_time
 
 import numpy as np
 from llguidance import LLExecutor, LLMatcher
 
 from engine.batch import Row
-from engine.decoding.grammar.compiler import Compiled, GrammarCompiler
+from engine.decoding.few import FewIds, few_ids
+from engine.decoding.grammar.beside import Beside, Job
+from engine.decoding.grammar.compiler import GrammarCompiler
+from engine.decoding.grammar.step_masks import (
+    RESTS,
+    Begun,
+    MaskGroup,
+    MatcherState,
+    StepMasks,
+    Work,
+)
 from engine.decoding.masks import Masks
 from engine.protocol import Grammar
 
@@ -23,9 +34,9 @@ _THREADS = 2
 PATIENCE_S = 0.005  # how long a step waits for masks after its logits
 _HOPELESS_S = 10.0  # after which a sequence without its mask ends
 _QUICK_S = 0.0001  # longer than this: a sequence's next masks are left to the threads
-_RESTS = 1, 8, 64  # how many: first, after one that took long, and at most
 _SLOW_S = 0.002  # more processor time than this: all masks of the grammar are left to the threads
 _AT_ONCE_S = 0.0005  # after which a step leaves all others to the threads
+_BESIDE_S = 0.004  # the same for the thread beside the model
 _SEVERAL = 4  # masks that are worth waking a thread for
 _ALONE = 64  # steps without that thread, after one in which it was late
 _LONG = (
@@ -34,124 +45,107 @@ _LONG = (
 _REMEMBERED = 128  # such grammars, and slow ones
 
 
-@dataclass(slots=True)
-class _Work:
-    """Masks in the making: of the next tokens of some sequences, and of those after each guess."""
-
-    masks: Masks
-    since: float
-    future: "Future[None] | None" = None  # None: made
-    quick: "list[MaskGroup]" = field(default_factory=list)  # made by the thread of quick masks
-
-
-@dataclass(slots=True)
-class _State:
-    matcher: LLMatcher
-    grammar: Grammar
-    compiled: Compiled
-    taken: int = 0  # output tokens that the matcher has consumed
-    slow: bool = False  # its last mask was late: the next is made apart from the others'
-    rest: int = _RESTS[0]  # masks that are left to the threads
-    rests: int = _RESTS[1]
-    quick: bool = False  # as its last mask that was made at once
-    work: _Work | None = None
-    guesses: list[int] = field(default_factory=list)  # that `work` follows
-    at: int = 0  # the first of its masks in `work`
-
-
-@dataclass(slots=True)
-class MaskGroup:
-    """Consecutive rows of one sequence: its next token and those after each guess."""
-
-    state: _State
-    row: Row  # the first of them
-    rows: list[int]
-    guesses: list[int]
-
-
-@dataclass(slots=True)
-class StepMasks:
-    """What a step may sample."""
-
-    index: list[int] = field(default_factory=list)  # rows that have a mask
-    masks: Masks | None = None  # of these rows; None without any
-    late: set[int] = field(default_factory=set)  # rows to be computed again
-    errors: dict[int, str] = field(default_factory=dict)  # by row
-
-
 class Matchers:
-    def __init__(self, compiler: GrammarCompiler, vocab: int, *, spare: bool = False) -> None:
-        """spare: whether the model leaves a core free."""
+    def __init__(
+        self, compiler: GrammarCompiler, vocab: int, *, spare: bool = False, lists: bool = False
+    ) -> None:
+        """spare: whether the model leaves a core free. lists: whether few ids are listed."""
         self._compiler = compiler
+        self._vocab = vocab
+        self._lists = lists
         self._words = -(-vocab // 32)
-        self._states: dict[int, _State] = {}
+        self._states: dict[int, MatcherState] = {}
         self._executor = LLExecutor(num_threads=_THREADS)
         self._threads = ThreadPoolExecutor(4, thread_name_prefix="masks")
-        self._quick = ThreadPoolExecutor(1, thread_name_prefix="quick-masks") if spare else None
-        self._quick_executor = LLExecutor(num_threads=1) if spare else self._executor
-        self._alone = 0  # steps in which quick masks are made at once
+        self._beside = Beside("quick-masks") if spare else None
+        self._alone = 0  # steps in which masks are made before the model's work
         self._long: set[Grammar] = set()  # what they force takes too long to find
         self._slow: set[Grammar] = set()  # masks that would hold up the loop
 
-    def begin(self, rows: list[Row]) -> list[MaskGroup]:
+    def begin(self, rows: list[Row]) -> Begun | None:
         """Start on the masks of the rows that have a grammar."""
-        groups: list[MaskGroup] = []
-        seq = -1
-        for n, row in enumerate(rows):
-            if row.sampling.grammar is None:
-                continue
-            if groups and row.seq == seq:
-                groups[-1].rows.append(n)
-                groups[-1].guesses.append(row.tokens[-1])
-                continue
-            seq = row.seq
-            groups.append(MaskGroup(self._state_of(row), row, [n], []))
-        fresh = [group for group in groups if self._needs_work(group)]
-        self._make_apart(self._make_at_once(self._make_quick(fresh)))
-        return groups
+        index = [n for n, row in enumerate(rows) if row.sampling.grammar is not None]
+        if not index:
+            return None
+        begun = Begun(rows, index, Work(self._blank(len(index)), monotonic()))
+        begun.grouped.acquire()
+        if self._beside is None or self._alone or len(index) < _SEVERAL:
+            self._alone = max(0, self._alone - 1)
+            self._make_all(begun, _AT_ONCE_S, perf_counter)
+        else:
+            # Its clock leaves out how long it waits for the interpreter's lock.
+            work = partial(self._make_all, begun, _BESIDE_S, thread_time)
+            begun.work.future = self._beside.submit(work)
+        return begun
 
-    def finish(self, groups: list[MaskGroup], patience_s: float | None) -> StepMasks:
+    def finish(self, begun: Begun, patience_s: float | None) -> StepMasks:
         """Wait for the masks, or for as long as `patience_s`."""
-        step, found = StepMasks(), []
-        unfinished = self._unfinished(groups)
-        if any(self._take_back(work) for work in unfinished):
-            unfinished = self._unfinished(groups)
-        if unfinished:
-            wait([work.future for work in unfinished if work.future], patience_s)
+        if isinstance(begun.work.future, Job):
+            self._await(begun, begun.work.future, patience_s)
+        if not begun.whole:
+            self._await_others(begun, patience_s)
+        if begun.whole:
+            for group in begun.groups:
+                group.state.work, group.state.slow = None, False
+            return StepMasks(begun.index, begun.work.masks, begun.few)
+        step, masks = StepMasks(), begun.work.masks
+        kept: list[int] = []
         made: dict[int, bool] = {}  # by work, whose locks are not asked again for each group
-        for group in groups:
-            state, work = group.state, group.state.work
+        for group in begun.groups:
+            state, work, at = group.state, group.state.work, group.at
+            places = range(at, at + 1 + len(group.guesses))
             assert work is not None
             if (ready := made.get(id(work))) is None:
-                ready = made[id(work)] = _is_made(work)
+                ready = made[id(work)] = work.made
             if not ready or state.guesses != group.guesses:
-                state.slow, state.quick = True, False
-                self._alone = _ALONE if work.quick else self._alone
-                step.late.update(group.rows)
+                state.slow = True
+                self._alone = _ALONE if work is begun.work else self._alone
+                step.late.update(begun.index[n] for n in places)
                 if monotonic() - work.since > _HOPELESS_S:
-                    step.errors[group.rows[0]] = "the grammar's next step takes too long"
+                    step.errors[begun.index[at]] = "the grammar's next step takes too long"
                 continue
             state.work, state.slow = None, False
             failure = work.future.exception() if work.future else None
             if failure is not None or state.matcher.is_error():
                 lines = (str(failure or "") or state.matcher.get_error()).splitlines()
-                step.errors[group.rows[0]] = f"the grammar cannot be followed: {lines[:1]}"
-            step.index += group.rows
-            found.append(work.masks[state.at : state.at + len(group.rows)])
-        step.masks = np.concatenate(found) if found else None
+                step.errors[begun.index[at]] = f"the grammar cannot be followed: {lines[:1]}"
+            if work.masks is not masks:  # it was begun for an earlier step
+                masks[at : places.stop] = work.masks[state.at : state.at + len(places)]
+            kept += places
+        if kept:
+            step.index = [begun.index[n] for n in kept]
+            step.masks = masks if len(kept) == len(masks) else masks[kept]
+            step.few = self._few(step.masks, step.index)
         return step
 
-    def _unfinished(self, groups: list[MaskGroup]) -> list[_Work]:
-        works = {id(work): work for group in groups if (work := group.state.work)}.values()
-        return [work for work in works if not _is_made(work)]
+    def _few(self, masks: Masks, index: list[int]) -> FewIds | None:
+        return few_ids(masks, index, self._vocab) if self._lists else None
 
-    def _take_back(self, work: _Work) -> bool:
-        """Makes quick masks here whose thread, on a busy machine, has not begun."""
-        if not work.quick or work.future is None or not work.future.cancel():
-            return False
-        self._alone = _ALONE
-        self._make_apart(self._make_at_once(work.quick))
-        return True
+    def _await(self, begun: Begun, job: Job, patience_s: float | None) -> None:
+        """Wait for the thread beside the model."""
+        if not job.done() and job.cancel():  # on a busy machine, it has not begun
+            self._alone = _ALONE
+            begun.work.future = None
+            self._make_all(begun, _AT_ONCE_S, perf_counter)
+            return
+        job.wait(patience_s)
+        begun.grouped.acquire()
+        if not begun.groups:
+            job.wait(None)
+            failure = job.exception()
+            assert failure is not None
+            raise failure
+
+    def _await_others(self, begun: Begun, patience_s: float | None) -> None:
+        """Wait for what is left to the threads, or was begun for an earlier step."""
+        works = {id(work): work for group in begun.groups if (work := group.state.work)}
+        works.pop(id(begun.work), None)
+        futures = [work.future for work in works.values() if not work.made]
+        for each in futures:
+            if isinstance(each, Job):
+                each.wait(patience_s)
+        if left := [each for each in futures if isinstance(each, Future)]:
+            wait(left, patience_s)
 
     def accept(self, row: Row, tokens: list[int]) -> int | None:
         """Consume the sampled tokens. After how many of them the grammar allows nothing more, if
@@ -181,16 +175,16 @@ class Matchers:
     def forget(self, seq: int) -> None:
         self._states.pop(seq, None)
 
-    def _state_of(self, row: Row) -> _State:
+    def _state_of(self, row: Row) -> MatcherState:
         """The sequence's state, after the output that precedes the row."""
         state = self._states.get(row.seq)
         if state is None:
             grammar = row.sampling.grammar
             assert grammar is not None
             compiled = self._compiler.find(grammar) or self._compiler.compile(grammar)
-            state = self._states[row.seq] = _State(compiled.matcher(), grammar, compiled)
+            state = self._states[row.seq] = MatcherState(compiled.matcher(), grammar, compiled)
         outputs = row.start + len(row.tokens) - row.prompt_len
-        if state.taken != outputs and (state.work is None or _is_made(state.work)):
+        if state.taken != outputs and (state.work is None or state.work.made):
             if state.taken > outputs:
                 state.matcher.reset()
                 state.taken = 0
@@ -201,89 +195,104 @@ class Matchers:
 
     def _needs_work(self, group: MaskGroup) -> bool:
         work = group.state.work
-        if work is not None and _is_made(work) and group.state.guesses != group.guesses:
+        if work is not None and work.made and group.state.guesses != group.guesses:
             work = group.state.work = None
         return work is None
 
-    def _make_quick(self, groups: list[MaskGroup]) -> list[MaskGroup]:
-        """Has the quick masks made by the thread of their own. Returns the other groups."""
-        if self._quick is None or self._alone:
-            self._alone = max(0, self._alone - 1)
-            return groups
+    def _make_all(self, begun: Begun, most_s: float, clock: Callable[[], float]) -> None:
+        """Follows the grammars up to the rows, makes quick masks and leaves others to the threads."""
         quick: list[MaskGroup] = []
         others: list[MaskGroup] = []
-        for group in groups:
-            slow = self._slow and group.state.grammar in self._slow
-            (quick if group.state.quick and not slow else others).append(group)
-        if len(quick) < _SEVERAL:
-            return groups
-        self._make(quick, self._quick)
-        return others
+        try:
+            groups = self._grouped(begun)
+            for group in groups:
+                state = group.state
+                if not self._needs_work(group):
+                    continue
+                if state.rest or state.grammar in self._slow:
+                    others.append(group)
+                    continue
+                quick.append(group)
+                state.work, state.guesses, state.at = begun.work, group.guesses, group.at
+            self._make_apart(others, begun.work.masks)
+            begun.groups = groups
+        finally:
+            begun.grouped.release()
+        left = self._make_at_once(quick, begun, most_s, clock)
+        self._make_apart(left, begun.work.masks)
+        if not left and len(quick) == len(groups):
+            begun.few = self._few(begun.work.masks, begun.index)
+            begun.whole = True
 
-    def _make_apart(self, groups: list[MaskGroup]) -> None:
+    def _grouped(self, begun: Begun) -> list[MaskGroup]:
+        groups: list[MaskGroup] = []
+        seq = -1
+        for at, n in enumerate(begun.index):
+            row = begun.rows[n]
+            if groups and row.seq == seq:
+                groups[-1].guesses.append(row.tokens[-1])
+                continue
+            seq = row.seq
+            groups.append(MaskGroup(self._state_of(row), row, at, []))
+        return groups
+
+    def _make_apart(self, groups: list[MaskGroup], masks: Masks) -> None:
         """Leaves masks to the threads, each that was late by itself."""
-        self._make([group for group in groups if not group.state.slow], self._threads)
+        self._make([group for group in groups if not group.state.slow], masks)
         for group in groups:
             if group.state.slow:
-                self._make([group], self._threads)
+                self._make([group], masks)
 
-    def _make_at_once(self, groups: list[MaskGroup]) -> list[MaskGroup]:
-        """Makes the masks that are likely to be quick. Returns the other groups."""
-        if all(group.state.rest for group in groups):
-            return groups
-        work, size = _Work(self._blank(groups), monotonic()), 4 * self._words
-        left, at, address = [], 0, work.masks.ctypes.data
-        now = began = perf_counter()
+    def _make_at_once(
+        self, groups: list[MaskGroup], begun: Begun, most_s: float, clock: Callable[[], float]
+    ) -> list[MaskGroup]:
+        """Makes the masks that are likely to be quick. Returns the groups that were not."""
+        size, address = 4 * self._words, begun.work.masks.ctypes.data
+        left: list[MaskGroup] = []
+        now = began = clock()
         worked = thread_time()
         for group in groups:
             state = group.state
-            if state.rest or now - began > _AT_ONCE_S or state.grammar in self._slow:
+            if now - began > most_s or state.grammar in self._slow:
                 left.append(group)
                 continue
             try:
-                fill(state.matcher, group.guesses, address + at * size, size)
+                fill(state.matcher, group.guesses, address + state.at * size, size)
             except Exception:  # the thread that tries again keeps what it says
                 left.append(group)
                 continue
-            before, now = now, perf_counter()
+            before, now = now, clock()
             if state.matcher.is_error():  # the thread renews it
                 left.append(group)
                 continue
-            state.work, state.guesses, state.at = work, group.guesses, at
-            at += len(group.rows)
-            state.quick = now - before <= _QUICK_S * len(group.rows)
-            if not state.quick:
-                state.rest, state.rests = state.rests, min(2 * state.rests, _RESTS[2])
-            most = _SLOW_S * len(group.rows)
+            if now - before > _QUICK_S * (1 + len(group.guesses)):
+                state.rest, state.rests = state.rests, min(2 * state.rests, RESTS[2])
+            most = _SLOW_S * (1 + len(group.guesses))
             if now - before > most and thread_time() - worked > most:
                 _remember(self._slow, state.grammar)
         return left
 
-    def _blank(self, groups: list[MaskGroup]) -> Masks:
-        return np.full((sum(len(group.rows) for group in groups), self._words), -1, np.int32)
+    def _blank(self, rows: int) -> Masks:
+        return np.full((rows, self._words), -1, np.int32)
 
-    def _make(self, groups: list[MaskGroup], threads: ThreadPoolExecutor) -> None:
+    def _make(self, groups: list[MaskGroup], masks: Masks) -> None:
         if not groups:
             return
-        masks, plain, guessed, at = self._blank(groups), [], [], 0
+        plain, guessed = [], []
         for group in groups:
             state = group.state
-            state.guesses, state.at, state.rest = group.guesses, at, max(0, state.rest - 1)
+            state.guesses, state.at, state.rest = group.guesses, group.at, max(0, state.rest - 1)
             if group.guesses:
-                guessed.append((state.matcher, at, group.guesses))
+                guessed.append((state.matcher, group.at, group.guesses))
             else:
-                plain.append((state.matcher, at))
-            at += len(group.rows)
-        quick = threads is self._quick
-        executor = self._quick_executor if quick else self._executor
-        made = threads.submit(self._fill_and_renew, executor, groups, plain, guessed, masks)
-        work = _Work(masks, monotonic(), made, groups if quick else [])
+                plain.append((state.matcher, group.at))
+        made = self._threads.submit(self._fill_and_renew, groups, plain, guessed, masks)
+        work = Work(masks, monotonic(), made)
         for group in groups:
             group.state.work = work
 
     def _fill_and_renew(
         self,
-        executor: LLExecutor,
         groups: list[MaskGroup],
         plain: list[tuple[LLMatcher, int]],
         guessed: list[tuple[LLMatcher, int, list[int]]],
@@ -291,7 +300,7 @@ class Matchers:
     ) -> None:
         """All sequences of a grammar share its lexer, whose states are limited in number: one that
         fails because others have filled it begins again with a new one."""
-        self._fill(executor, plain, guessed, masks)
+        self._fill(plain, guessed, masks)
         for group in groups:
             state, row = group.state, group.row
             if not state.matcher.is_error():
@@ -304,16 +313,15 @@ class Matchers:
 
     def _fill(
         self,
-        executor: LLExecutor,
         plain: list[tuple[LLMatcher, int]],
         guessed: list[tuple[LLMatcher, int, list[int]]],
         masks: Masks,
     ) -> None:
         where = masks.ctypes.data, 4 * self._words, len(masks)
         if plain:
-            executor.unsafe_compute_mask_ptr(plain, *where)
+            self._executor.unsafe_compute_mask_ptr(plain, *where)
         if guessed:
-            executor.unsafe_compute_mask_ptr_with_draft_token(guessed, *where)
+            self._executor.unsafe_compute_mask_ptr_with_draft_token(guessed, *where)
 
 
 def fill(matcher: LLMatcher, guesses: list[int], address: int, size: int) -> None:
@@ -336,7 +344,3 @@ def _remember(grammars: set[Grammar], one: Grammar) -> None:
     if len(grammars) >= _REMEMBERED:
         grammars.clear()
     grammars.add(one)
-
-
-def _is_made(work: _Work) -> bool:
-    return work.future is None or work.future.done()
