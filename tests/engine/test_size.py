@@ -20,7 +20,8 @@ LIBRARY = [
 # and what adapters change beside sums of low rank, there and inside of these. `cache` has blocks in two
 # parts, for layers with a window and for the others. The top level has the file of receipts, which goes
 # on where a disk is full. `layers` and `scheduling` have positions that stay where others are dropped.
-# `decoding/grammar` bounds what grammars cost, and makes masks beside the model. `dense` has all layers
+# `decoding/grammar` bounds what grammars cost, and follows them in a thread beside the model; `decoding`
+# draws few allowed ids from their logits alone. `dense` has all layers
 # in one call, and `layers` masks that are made where they are read. `kernels` and `execution` have graphs
 # of any mix of decoding sequences and prompt chunks, and `execution` those of adapters with DoRA.
 # `streams` says what a device does there, as a CPU does it; `kernels/altup` is how a GPU does.
@@ -30,10 +31,10 @@ LIBRARY = [
 LIMITS = {
     "": 1345,
     "cache": 620,
-    "decoding": 670,
-    "decoding/grammar": 970,
+    "decoding": 730,
+    "decoding/grammar": 1085,
     "dense": 485,
-    "execution": 1295,
+    "execution": 1300,
     "kernels": 2075,
     "kernels/adapters": 880,
     "kernels/altup": 370,
@@ -51,7 +52,7 @@ LIMITS = {
     "quantization/device": 210,
     "scheduling": 1240,
     "search": 300,
-    "speculation": 730,
+    "speculation": 745,
     "streams": 255,
     "tiers": 740,
 }
