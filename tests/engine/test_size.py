@@ -21,8 +21,8 @@ LIBRARY = [
 # parts, for layers with a window and for the others. The top level has the file of receipts, which goes
 # on where a disk is full. `layers` and `scheduling` have positions that stay where others are dropped.
 # `decoding/grammar` bounds what grammars cost, and follows them in a thread beside the model; `decoding`
-# draws few allowed ids from their logits alone. `dense` has all layers
-# in one call, and `layers` masks that are made where they are read. `kernels` and `execution` have graphs
+# draws few allowed ids from their logits alone. `dense` has all layers in one call, mixtures of experts
+# among them, and `layers` masks that are made where they are read. `kernels` and `execution` have graphs
 # of any mix of decoding sequences and prompt chunks, and `execution` those of adapters with DoRA.
 # `streams` says what a device does there, as a CPU does it; `kernels/altup` is how a GPU does.
 # `execution`, `kernels` and `scheduling` have answers on a GPU that see a part of their prompt.
@@ -33,7 +33,7 @@ LIMITS = {
     "cache": 620,
     "decoding": 730,
     "decoding/grammar": 1085,
-    "dense": 485,
+    "dense": 545,
     "execution": 1300,
     "kernels": 2075,
     "kernels/adapters": 880,
@@ -41,7 +41,7 @@ LIMITS = {
     "kernels/formats": 420,
     "kernels/latent": 260,
     "kernels/sampler": 260,
-    "layers": 1825,
+    "layers": 1835,
     "lora": 1010,
     "lora/peft": 600,
     "models": 1415,
