@@ -1,4 +1,4 @@
-"""The authorities that clients of httpx trust, read once for all clients of the tests."""
+"""The authorities that HTTP clients trust, read once for all clients of the tests."""
 
 import os
 import ssl
@@ -6,13 +6,10 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-import httpx
 
-
-def read_once() -> Callable[..., ssl.SSLContext]:
-    """In place of httpx's own function: every client, of every single `httpx.get`, would read and parse
-    them anew, for 0.1 s of CPU, though nearly all talk to a server without TLS on this machine."""
-    made = httpx.create_ssl_context
+def read_once(made: Callable[..., ssl.SSLContext]) -> Callable[..., ssl.SSLContext]:
+    """In place of httpx's own function `made`: every client, of every single `httpx.get`, would read and
+    parse them anew, for 0.1 s of CPU, though nearly all talk to a server without TLS on this machine."""
 
     @cache
     def _usual(_file: str | None, _folder: str | None) -> ssl.SSLContext:

@@ -7,9 +7,10 @@ import socket
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
-import httpx
 import hypothesis
 import psycopg
 import pytest
@@ -27,13 +28,17 @@ if not Path("/dev/nvidiactl").exists():
 # demo model took nine times the CPU. Whatever imports torch or numpy first decides here, too.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# Each `httpx.get` would read every authority anew: see there.
-httpx._transports.default.create_ssl_context = read_once()
-
-# A time-out that only guards against hanging is a minute; httpx's own are five seconds, for which a
-# busy machine may keep a server in a thread of the tests from running.
-for _part in ("connect", "read", "write", "pool"):
-    setattr(httpx._config.DEFAULT_TIMEOUT_CONFIG, _part, 60.0)
+for _library in ("httpx", "httpx2"):  # which of them an SDK uses depends on its version
+    if not find_spec(_library):
+        continue
+    # Each `httpx.get`, and each client of an SDK, would read every authority anew: see there.
+    _transports = import_module(f"{_library}._transports.default")
+    _transports.create_ssl_context = read_once(_transports.create_ssl_context)
+    # A time-out that only guards against hanging is a minute; httpx's own are five seconds, for which a
+    # busy machine may keep a server in a thread of the tests from running.
+    _default = import_module(f"{_library}._config").DEFAULT_TIMEOUT_CONFIG
+    for _part in ("connect", "read", "write", "pool"):
+        setattr(_default, _part, 60.0)
 
 # A change is judged by its own merits: the same examples every time. `--hypothesis-profile explore`
 # looks for new ones, and keeps what it found in `.hypothesis` until it is mended. Neither has a

@@ -130,6 +130,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "head_dim": 20,
             "sliding_window": 22,
             "num_kv_shared_layers": 0,
+            "vocab_size_per_layer_input": VOCAB,
+            "hidden_size_per_layer_input": 24,
             "altup_correct_scale": False,
             "tie_word_embeddings": False,
             "rms_norm_eps": 0.01,

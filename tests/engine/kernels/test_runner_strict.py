@@ -165,6 +165,14 @@ def launch_steps(runner: gpu_runner.GpuRunner) -> None:
         runner.forget(1)
 
 
+def launch_prompts(runner: gpu_runner.GpuRunner) -> None:
+    """Of lengths around those of graphs and tiles."""
+    params = SamplingParams(max_tokens=9, temperature=0.0)
+    for tokens in (1, 2, 16, 17, 255, 256):
+        many = [row(n, [5] * tokens, 0, params, blocks=[n] * 20) for n in range(2)]
+        runner.launch(StepBatch(many))
+
+
 @pytest.mark.parametrize(
     ("family", "kv_dtype"),
     [
@@ -175,20 +183,29 @@ def launch_steps(runner: gpu_runner.GpuRunner) -> None:
     ],
 )
 @pytest.mark.parametrize("lora", [False, True])
-def test_a_launch_never_waits_for_the_device(
-    device: Launches, family: str, kv_dtype: str, lora: bool
+def test_a_launch_never_waits_for_the_device_or_for_a_kernel_to_compile(
+    device: Launches,
+    monkeypatch: pytest.MonkeyPatch,
+    family: str,
+    kv_dtype: str,
+    lora: bool,
 ) -> None:
+    """With graphs of mixed steps up to 48 tokens: what they record differs by their numbers alone."""
+    graph_sizes = cuda_graphs.graph_sizes
+    monkeypatch.setattr(cuda_graphs, "graph_sizes", lambda most: graph_sizes(min(most, 48)))
     model = models.random_model(SHAPE | FAMILIES[family], torch.bfloat16, sections.DEVICE)
     runner = models.make_runner(
-        model, blocks=320, most_running=16, slots=2, enable_lora=lora, max_batch_tokens=256,
+        model, blocks=400, most_running=16, slots=2, enable_lora=lora, max_batch_tokens=512,
         kv_dtype=kv_dtype,
     )  # fmt: skip
     runner.warm_up()
-    waits = device.waits
+    waits, warm = device.waits, set(device.variants)
     launch_steps(runner)
+    launch_prompts(runner)
     if lora:
         launch_adapter_steps(runner, load_adapters(runner, model.spec))
     assert device.waits == waits
+    assert not device.variants - warm
     assert {"shrink_kernel", "expand_kernel", "fused_kernel"}.isdisjoint(device.kernels) != lora
 
 
@@ -251,11 +268,9 @@ def test_no_request_waits_for_a_kernel_to_compile(
     runner.warm_up()
     warm = set(device.variants)
     launch_steps(runner)
-    for tokens in (1, 2, 16, 17, 255, 256):
-        params = SamplingParams(max_tokens=9, temperature=0.0)
-        many = [row(n, [5] * tokens, 0, params, blocks=[n] * 20) for n in range(2)]
-        runner.launch(StepBatch(many))
+    launch_prompts(runner)
     if lora:
+        params = SamplingParams(max_tokens=9, temperature=0.0)
         handles = load_adapters(runner, model.spec)
         for tokens in (2, 8, 16):  # of one adapter, as no graph of 16 rows has
             one = row(31, [5] * tokens, 0, params, blocks=[9], adapter=handles[1], sample=False)
@@ -296,29 +311,6 @@ def test_prompts_that_are_observed_and_answers_that_see_less(
         for n in range(3):
             runner.forget(n)
     assert device.waits == waits
-    assert not device.variants - warm
-
-
-@pytest.mark.parametrize("family", ["gemma3", "gemma3n", "deepseek_v3"])
-@pytest.mark.parametrize("lora", [False, True])
-def test_no_request_waits_for_a_kernel_of_its_family_to_compile(
-    device: Launches, family: str, lora: bool
-) -> None:
-    """Of pages for layers with a window, of several residual streams, and of latent attention."""
-    shape = SHAPE | FAMILIES[family]
-    model = models.random_model(shape, torch.bfloat16, sections.DEVICE)
-    runner = models.make_runner(
-        model, blocks=400, most_running=16, slots=2, enable_lora=lora, max_batch_tokens=512
-    )
-    runner.warm_up()
-    warm = set(device.variants)
-    launch_steps(runner)
-    params = SamplingParams(max_tokens=9, temperature=0.0)
-    for tokens in (1, 2, 16, 17, 255, 256):
-        many = [row(n, [5] * tokens, 0, params, blocks=[n] * 20) for n in range(2)]
-        runner.launch(StepBatch(many))
-    if lora:
-        launch_adapter_steps(runner, load_adapters(runner, model.spec))
     assert not device.variants - warm
 
 

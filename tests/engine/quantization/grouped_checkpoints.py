@@ -1,8 +1,12 @@
 """Checkpoints by GPTQ and AWQ, written value by value from the descriptions of their layouts, and the
 same weights as floats."""
 
+import atexit
 import json
 import re
+import shutil
+import tempfile
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +95,30 @@ def declared(**how: Any) -> dict[str, Any]:
 
 
 def pair(folder: Path, shape: dict[str, Any], **how: Any) -> tuple[Path, Path, dict[str, Random]]:
-    """(in floats, quantised, by module) of a `family`, or a Llama, with these sizes."""
+    """(in floats, quantised, by module) of a `family`, or a Llama, with these sizes: a copy of the test's
+    own, as writing them value by value takes longer than most tests of them."""
+    kept, by_module = _written(tuple(sorted(shape.items())), tuple(sorted(how.items())))
+    shutil.copytree(kept, folder, dirs_exist_ok=True)
+    return folder / "dense", folder / "quantised", by_module
+
+
+@cache
+def _kept() -> Path:
+    """Made once per process and removed at its end."""
+    directory = Path(tempfile.mkdtemp(prefix="tollhouse-grouped-"))
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    return directory
+
+
+@cache
+def _written(
+    shape: tuple[tuple[str, Any], ...], how: tuple[tuple[str, Any], ...]
+) -> tuple[Path, dict[str, Random]]:
+    folder = Path(tempfile.mkdtemp(dir=_kept()))
+    return folder, _write(folder, dict(shape), **dict(how))
+
+
+def _write(folder: Path, shape: dict[str, Any], **how: Any) -> dict[str, Random]:
     dense = save_checkpoint(folder / "dense", how.get("family", "Llama"), **shape)
     values = load_file(dense / "model.safetensors")
     quantised = folder / "quantised"
@@ -117,4 +144,4 @@ def pair(folder: Path, shape: dict[str, Any], **how: Any) -> tuple[Path, Path, d
     config = json.loads((dense / "config.json").read_text())
     config["quantization_config"] = declared(**how)
     (quantised / "config.json").write_text(json.dumps(config))
-    return dense, quantised, by_module
+    return by_module
