@@ -10,6 +10,7 @@ import math
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import triton.language as tl
 from triton.language import core
@@ -18,7 +19,9 @@ from triton.runtime import interpreter
 
 patch_language = interpreter._patch_lang
 numpy_dtype = interpreter._get_np_dtype
+convert_float = interpreter._convert_float
 make_tensor = core.tensor.__init__
+make_block_type = core.block_type.__init__
 with_element_type = core.block_type.with_element_ty
 broadcast = TritonSemantic.broadcast_impl_value
 
@@ -57,6 +60,16 @@ def _numpy_dtype(known: dict[str, Any], dtype: Any) -> Any:
     return known[element.name]
 
 
+def _convert_quickly(values: Any, given: Any, wanted: Any, rounding: Any) -> Any:
+    """A bfloat16 has the upper bits of a float32; the interpreter builds it of its parts, and loses the
+    smallest of all. It cuts where hardware rounds, here too."""
+    if given == tl.bfloat16 and wanted == tl.float32:
+        return values.view(np.uint16).astype(np.uint32) << 16
+    if given == tl.float32 and wanted == tl.bfloat16 and rounding is None:
+        return (values.view(np.uint32) >> 16).astype(np.uint16)
+    return convert_float(values, given, wanted, rounding)
+
+
 def _make_tensor_quickly(made: Any, handle: Any, type: Any) -> None:
     """Tensors of one type share its shape, which no kernel changes."""
     shared = vars(type).get("_shared")
@@ -66,6 +79,18 @@ def _make_tensor_quickly(made: Any, handle: Any, type: Any) -> None:
         shared = type._shared = (values, core.constexpr(math.prod(shape)), type.scalar)
     made.handle, made.type = handle, type
     made.shape, made.numel, made.dtype = shared
+
+
+def _make_block_type_quickly(known: dict[Any, Any], made: Any, element: Any, shape: Any) -> None:
+    """Types of numbers are known by their names; those of pointers are made for each launch."""
+    if element.is_ptr() or not isinstance(shape, list | tuple | core.tuple):
+        return make_block_type(made, element, shape)
+    sizes = [size.value if isinstance(size, core.constexpr) else size for size in shape]
+    key = element.name, *sizes
+    if key not in known:
+        make_block_type(made, element, shape)
+        known[key] = vars(made)
+    made.__dict__ = known[key]
 
 
 def _with_element_type(block: Any, element: Any) -> Any:
@@ -85,10 +110,15 @@ def _broadcast(semantic: Any, left: Any, right: Any) -> Any:
 
 def install(patch: pytest.MonkeyPatch) -> None:
     known: dict[str, Any] = {}
+    types: dict[Any, Any] = {}
     unchecked = interpreter.InterpreterOptions(sanitize_overflow=False)
     patch.setattr(interpreter, "_patch_lang", _patch_once)
     patch.setattr(interpreter, "_get_np_dtype", lambda dtype: _numpy_dtype(known, dtype))
+    patch.setattr(interpreter, "_convert_float", _convert_quickly)
     patch.setattr(interpreter.interpreter_builder, "options", unchecked)
     patch.setattr(core.tensor, "__init__", _make_tensor_quickly)
+    patch.setattr(
+        core.block_type, "__init__", lambda *given: _make_block_type_quickly(types, *given)
+    )
     patch.setattr(core.block_type, "with_element_ty", _with_element_type)
     patch.setattr(TritonSemantic, "broadcast_impl_value", _broadcast)

@@ -26,8 +26,10 @@ def tritons_own() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(interpreter, "_patch_lang", quick_interpreter.patch_language)
         patch.setattr(interpreter, "_get_np_dtype", quick_interpreter.numpy_dtype)
+        patch.setattr(interpreter, "_convert_float", quick_interpreter.convert_float)
         patch.setattr(interpreter.interpreter_builder, "options", interpreter.InterpreterOptions())
         patch.setattr(core.tensor, "__init__", quick_interpreter.make_tensor)
+        patch.setattr(core.block_type, "__init__", quick_interpreter.make_block_type)
         patch.setattr(core.block_type, "with_element_ty", quick_interpreter.with_element_type)
         patch.setattr(TritonSemantic, "broadcast_impl_value", quick_interpreter.broadcast)
         yield
@@ -75,6 +77,22 @@ def test_a_kernel_has_the_bits_of_tritons_own(request: pytest.FixtureRequest) ->
     found = compute()
     want = request.getfixturevalue("expected")
     assert torch.equal(found, want) and want.std() > 0.1
+
+
+@triton.jit
+def _convert_kernel(halves_ptr, floats_ptr, back_ptr, BLOCK: tl.constexpr):
+    places = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    floats = tl.load(halves_ptr + places).to(tl.float32)
+    tl.store(floats_ptr + places, floats)
+    tl.store(back_ptr + places, floats.to(tl.bfloat16))
+
+
+def test_every_bfloat16_is_read_and_written_as_by_torch() -> None:
+    halves = torch.arange(-(2**15), 2**15, dtype=torch.int32).short().view(torch.bfloat16)
+    floats, back = torch.zeros(2**16), torch.zeros_like(halves)
+    _convert_kernel[(4,)](halves, floats, back, BLOCK=2**14)
+    assert torch.equal(floats.view(torch.int32), halves.float().view(torch.int32))
+    assert torch.equal(back.view(torch.int16), halves.view(torch.int16))
 
 
 @triton.jit

@@ -21,7 +21,9 @@ NAMELESS = torch.device("cuda")  # the default device by name, which has no numb
 def check_steps(patch: pytest.MonkeyPatch) -> None:
     """The check that runs every kind of step."""
     with fake_device(patch) as launches:
-        strict.test_a_launch_never_waits_for_the_device(launches, "llama", "auto", lora=False)
+        strict.test_a_launch_waits_neither_for_the_device_nor_for_a_kernel(
+            launches, patch, "llama", "auto", lora=False
+        )
 
 
 def test_the_check_of_steps_passes_as_the_code_is(monkeypatch: pytest.MonkeyPatch) -> None:

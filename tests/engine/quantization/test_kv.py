@@ -1,6 +1,7 @@
 """Keys and values in 8 bits: bits by a plain formula, answers by `transformers` over a rounding cache."""
 
 import random
+from bisect import bisect_left
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +52,10 @@ def rounded(values: np.ndarray, kind: str) -> np.ndarray:
         if kind == "int8":
             code = float(round(x))
         else:
-            size = min(E4M3, key=lambda each: (abs(each - abs(x)), E4M3.index(each) % 2))
-            code = size if x >= 0 else -size
+            above = bisect_left(E4M3, abs(x))
+            near = range(max(above - 1, 0), min(above + 1, len(E4M3)))
+            nearest = min(near, key=lambda n: (abs(E4M3[n] - abs(x)), n % 2))
+            code = E4M3[nearest] if x >= 0 else -E4M3[nearest]
         found.append(scale * code)
     return np.array(found, dtype=np.float32)
 
