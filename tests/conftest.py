@@ -19,6 +19,8 @@ from hypothesis.database import DirectoryBasedExampleDatabase
 from core.clock import FakeClock
 from core.database import Database
 from tests.certificates import read_once
+from tests.postgres_copies import Copies
+from tests.shared_statements import share
 
 # Without a GPU the kernels run in Triton's interpreter; whatever imports Triton first decides.
 if not Path("/dev/nvidiactl").exists():
@@ -39,6 +41,8 @@ for _library in ("httpx", "httpx2"):  # which of them an SDK uses depends on its
     _default = import_module(f"{_library}._config").DEFAULT_TIMEOUT_CONFIG
     for _part in ("connect", "read", "write", "pool"):
         setattr(_default, _part, 60.0)
+
+share()
 
 # A change is judged by its own merits: the same examples every time. `--hypothesis-profile explore`
 # looks for new ones, and keeps what it found in `.hypothesis` until it is mended. Neither has a
@@ -129,11 +133,7 @@ def sqlite_url(tmp_path: Path) -> str:
 
 @contextmanager
 def _postgres(template: str = "template1") -> Iterator[str]:
-    """The URL of a new database, which is dropped afterwards.
-
-    A commit does not wait for the disk: no test takes the power from the server, and what a killed
-    client committed is there.
-    """
+    """The URL of a new database, which is dropped afterwards."""
     need_postgres()
     name = f"tollhouse_test_{uuid.uuid4().hex[:12]}"
     with psycopg.connect(POSTGRES, autocommit=True, connect_timeout=5) as admin:
@@ -175,13 +175,21 @@ def migrated_postgres() -> Iterator[str]:
         yield url.rpartition("/")[2]
 
 
+@pytest.fixture(scope="session")
+def postgres_copies(migrated_postgres: str) -> Iterator[Copies]:
+    made = Copies(POSTGRES, migrated_postgres)
+    yield made
+    made.close()
+
+
 @pytest.fixture
-def postgres_database(migrated_postgres: str) -> Iterator[Database]:
+def postgres_database(postgres_copies: Copies) -> Iterator[Database]:
     """A migrated PostgreSQL database of this test's own."""
-    with _postgres(migrated_postgres) as url:
-        made = Database(url)
-        yield made
-        made.close()
+    name = postgres_copies.take()
+    made = Database(postgres_copies.url(name))
+    yield made
+    made.close()
+    postgres_copies.give_back(name)
 
 
 @pytest.fixture

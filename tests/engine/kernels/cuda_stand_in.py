@@ -7,7 +7,6 @@ code runs on host memory, so that its results can be compared.
 """
 
 import ctypes
-import inspect
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -175,7 +174,7 @@ def _check_kernel(launches: Launches) -> Callable[..., None]:
         name = kernel.fn.__name__
         launches.kernels.append(name)
         plain = kernel.kwargs.get("do_not_specialize") or ()
-        names = list(inspect.signature(kernel.fn).parameters)
+        names = kernel.arg_names
         kinds = tuple(
             value.dtype
             if isinstance(value, Tensor)
@@ -207,6 +206,15 @@ def _guard_device() -> None:
     guards[cuda] = guards[cuda] or guards[meta]
 
 
+def _without_gradients(mode: Any) -> None:
+    mode.gradients = torch.no_grad()
+    mode.gradients.__enter__()
+
+
+def _with_those_before(mode: Any, *raised: Any) -> None:
+    mode.gradients.__exit__(*raised)
+
+
 @contextmanager
 def fake_device(patch: pytest.MonkeyPatch) -> Iterator[Launches]:
     """Tensors on `cuda:0` that have no content, and kernels that only check their arguments."""
@@ -215,6 +223,10 @@ def fake_device(patch: pytest.MonkeyPatch) -> Iterator[Launches]:
     with ExitStack() as stack:
         launches = stack.enter_context(boundary(patch))
         patch.setattr(InterpretedFunction, "run", _check_kernel(launches))
+        # Tensors of the inference mode are in no cache of operations; those without gradients are. What
+        # may be done with the former is seen where kernels compute, in the interpreter.
+        patch.setattr(torch.inference_mode, "__enter__", _without_gradients)
+        patch.setattr(torch.inference_mode, "__exit__", _with_those_before)
         # A new tensor without content: of a single number the mode would keep the value, and read it.
         patch.setattr(Tensor, "pin_memory", _forgetful)
         stack.enter_context(mode)
