@@ -24,7 +24,7 @@ def test_the_wheel_s_top_level_is_the_product(tmp_path: Path) -> None:
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes((ROOT / name).read_bytes())
     command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation"]
-    # Without the extensions, which are optional: the tests of the kernels compile them (`tests/compiled.py`).
+    # Without the extensions, which are optional: tests of the kernels compile them.
     environment = os.environ | {"CC": "false"}
     subprocess.run(
         [*command, "-w", str(tmp_path), str(source)], check=True, timeout=280, env=environment
