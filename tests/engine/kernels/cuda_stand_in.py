@@ -206,13 +206,19 @@ def _guard_device() -> None:
     guards[cuda] = guards[cuda] or guards[meta]
 
 
-def _without_gradients(mode: Any) -> None:
-    mode.gradients = torch.no_grad()
-    mode.gradients.__enter__()
+def cache_operations(patch: pytest.MonkeyPatch) -> None:
+    """For a fake device that counts no operations of torch: its mode caches none on tensors of the
+    inference mode, but those on tensors without gradients, and then takes half of the time. What may be
+    done with the former is seen where kernels compute, in the interpreter."""
 
+    def enter(mode: Any) -> None:
+        mode.gradients = torch.no_grad()
+        mode.gradients.__enter__()
 
-def _with_those_before(mode: Any, *raised: Any) -> None:
-    mode.gradients.__exit__(*raised)
+    patch.setattr(torch.inference_mode, "__enter__", enter)
+    patch.setattr(
+        torch.inference_mode, "__exit__", lambda mode, *raised: mode.gradients.__exit__(*raised)
+    )
 
 
 @contextmanager
@@ -223,10 +229,6 @@ def fake_device(patch: pytest.MonkeyPatch) -> Iterator[Launches]:
     with ExitStack() as stack:
         launches = stack.enter_context(boundary(patch))
         patch.setattr(InterpretedFunction, "run", _check_kernel(launches))
-        # Tensors of the inference mode are in no cache of operations; those without gradients are. What
-        # may be done with the former is seen where kernels compute, in the interpreter.
-        patch.setattr(torch.inference_mode, "__enter__", _without_gradients)
-        patch.setattr(torch.inference_mode, "__exit__", _with_those_before)
         # A new tensor without content: of a single number the mode would keep the value, and read it.
         patch.setattr(Tensor, "pin_memory", _forgetful)
         stack.enter_context(mode)

@@ -23,7 +23,13 @@ from tests.engine.checkpoints import reference, reference_greedy, save_adapter, 
 from tests.engine.helpers import ask, run_until_idle
 from tests.engine.quantization.test_kv import greedy_over
 
-from .cuda_stand_in import MEMORY, Launches, fake_device, numbers_on_the_host
+from .cuda_stand_in import (
+    MEMORY,
+    Launches,
+    cache_operations,
+    fake_device,
+    numbers_on_the_host,
+)
 
 CUDA = torch.device("cuda", 0)
 SHAPE = {
@@ -100,6 +106,7 @@ SAMPLING = {
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launches]:
     with fake_device(monkeypatch) as launches:
+        cache_operations(monkeypatch)
         yield launches
 
 

@@ -13,7 +13,7 @@ from engine.execution import gpu_runner
 from engine.kernels import operations
 
 from . import test_runner_strict as strict
-from .cuda_stand_in import fake_device
+from .cuda_stand_in import cache_operations, fake_device
 
 NAMELESS = torch.device("cuda")  # the default device by name, which has no number
 
@@ -21,6 +21,7 @@ NAMELESS = torch.device("cuda")  # the default device by name, which has no numb
 def check_steps(patch: pytest.MonkeyPatch) -> None:
     """The check that runs every kind of step."""
     with fake_device(patch) as launches:
+        cache_operations(patch)
         strict.test_a_launch_waits_neither_for_the_device_nor_for_a_kernel(
             launches, patch, "llama", "auto", lora=False
         )

@@ -12,7 +12,7 @@ from engine.batch import AdapterHandle, StepBatch
 from engine.layers.adapter_extras import AdapterExtras
 from engine.lora.adapter_files import AdapterWeights
 from engine.protocol import SamplingParams
-from tests.engine.kernels.cuda_stand_in import Launches, fake_device
+from tests.engine.kernels.cuda_stand_in import Launches, cache_operations, fake_device
 from tests.engine.kernels.test_runner_strict import (
     SHAPE,
     launch_adapter_steps,
@@ -40,6 +40,7 @@ KERNELS = {
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launches]:
     with fake_device(monkeypatch) as launches:
+        cache_operations(monkeypatch)
         yield launches
 
 
