@@ -39,7 +39,7 @@ def ranked(
 @pytest.mark.parametrize("count, active", [(1, 1), (6, 2), (128, 8)])
 @pytest.mark.parametrize("normed, factor, biased", [(True, 1.0, False), (False, 2.5, True)])
 def test_a_router_ranks_by_its_formula(
-    level: str, dtype: torch.dtype, hidden: int, count: int, active: int,
+    level: str, dtype: torch.dtype, *, hidden: int, count: int, active: int,
     normed: bool, factor: float, biased: bool,
 ) -> None:  # fmt: skip
     spec = spec_of(count, active, normed=normed, factor=factor)
