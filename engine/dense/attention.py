@@ -7,12 +7,14 @@ from engine.layers.attention_plan import Tile
 from engine.layers.kv import KvPool
 from engine.layers.operations import Attention
 
+_FEW_QUERIES = 8  # of a sequence, as of one that verifies guesses: they share a pass over its keys
+
 
 def can_attend(tile: Tile, pool: KvPool, attention: Attention) -> bool:
-    """Whether the queries of a tile, one of each sequence, are computed here: the keys and values are
+    """Whether the queries of a tile, few of each sequence, are computed here: the keys and values are
     read where they lie, and not gathered first."""
     return (
-        tile.queries == 1
+        tile.queries <= _FEW_QUERIES
         and not tile.gaps
         and tile.observed is None
         and has_kernel()

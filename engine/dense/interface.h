@@ -239,7 +239,7 @@ static PyMethodDef methods[] = {{"product", product, METH_VARARGS, product_doc},
                                 {"instructions", instructions, METH_VARARGS, instructions_doc},
                                 {0}};
 // What `kernel.py` expects of this module; both change together, so that an older build is not used.
-#define INTERFACE 7
+#define INTERFACE 8
 
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, .m_name = "_kernel", .m_size = -1,
                                     .m_methods = methods};

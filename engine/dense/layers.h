@@ -14,7 +14,7 @@ typedef struct {
     char *x;              /* [rows, hidden], changed */
     Placing place;        /* but for `x` and the pool */
     Attention attention;  /* but for what follows from a tile and a layer */
-    PyObject *tiles;      /* of (first row, rows, sequences, positions, keys, values, starts, newest) */
+    PyObject *tiles;      /* of (first row, rows, sequences, queries, positions, keys, values, starts, newest) */
     Adapters adapters;
     char *widened;        /* memory for the widest rows as floats, where products need these */
     char *mixing;         /* memory for mixtures of experts */
@@ -149,7 +149,7 @@ static PyObject *layers(PyObject *Py_UNUSED(module), PyObject *args) {
     p->slots = (const int64_t *)(uintptr_t)slots, p->stride = q_width + 2 * kv_width;
     p->rows = l.rows, p->rotated = a->kv_heads * (a->group + 1), p->first = a->kv_heads * a->group;
     p->stored = 2 * a->kv_heads, p->dim = a->dim, p->brain = l.brain;
-    a->queries = 1, a->stride = p->stride, a->brain = l.brain;
+    a->stride = p->stride, a->brain = l.brain;
     const int count = (int)PyList_GET_SIZE(l.tiles);
     Attention tiles[count + 1];
     int64_t first[count + 1];
@@ -157,8 +157,8 @@ static PyObject *layers(PyObject *Py_UNUSED(module), PyObject *args) {
         Address rows, k, v, starts, newest;
         long long begin;
         tiles[n] = *a;
-        if (!PyArg_ParseTuple(PyList_GET_ITEM(l.tiles, n), "LKiiKKKK", &begin, &rows, &tiles[n].sequences,
-                              &tiles[n].positions, &k, &v, &starts, &newest))
+        if (!PyArg_ParseTuple(PyList_GET_ITEM(l.tiles, n), "LKiiiKKKK", &begin, &rows, &tiles[n].sequences,
+                              &tiles[n].queries, &tiles[n].positions, &k, &v, &starts, &newest))
             return NULL;
         first[n] = begin, tiles[n].rows = (const int64_t *)(uintptr_t)rows;
         tiles[n].k = (const int64_t *)(uintptr_t)k, tiles[n].v = (const int64_t *)(uintptr_t)v;

@@ -1,5 +1,6 @@
-"""All layers of a step whose rows decode, in one compiled call: on few rows, calling the operations one
-after the other takes longer than some of them. Their results are the same, bit for bit."""
+"""All layers of a step whose rows decode or verify guesses, in one compiled call: on few rows, calling
+the operations one after the other takes longer than some of them. Their results are the same, bit for
+bit."""
 
 from dataclasses import dataclass
 
@@ -50,8 +51,8 @@ class DecodedLayers:
             rows, keys = tile.rows, tile.gather.data_ptr()
             first = (rows.start, 0) if isinstance(rows, slice) else (0, rows.data_ptr())
             places.append((
-                *first, tile.sequences, tile.positions, keys, keys + tile.gather.numel() // 2 * 8,
-                tile.starts.data_ptr(), tile.newest.data_ptr(),
+                *first, tile.sequences, tile.queries, tile.positions, keys,
+                keys + tile.gather.numel() // 2 * 8, tile.starts.data_ptr(), tile.newest.data_ptr(),
             ))  # fmt: skip
         spec, angles, shape = self.spec, step.angles[attention.rope or 0], attention.shape
         if angles.interleaved or angles.part is not None:

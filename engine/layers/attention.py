@@ -1,9 +1,9 @@
 """Paged attention on a CPU; a GPU uses the kernels.
 
-Single queries are computed by the compiled kernel, which reads keys and values where they lie. Without
-it, and for the queries of prompts, they are gathered, and scores and values computed with `bmm`, which
-for few queries is three times as fast as torch's fused kernel; a tile of queries is small enough that its
-scores stay in the processor's cache.
+Few queries of a sequence are computed by the compiled kernel, which reads keys and values where they
+lie. Without it, and for the queries of prompts, they are gathered, and scores and values computed with
+`bmm`, which for few queries is three times as fast as torch's fused kernel; a tile of queries is small
+enough that its scores stay in the processor's cache.
 """
 
 import torch

@@ -10,11 +10,13 @@ EAGLE-3 (arXiv 2503.01840).
 import time
 
 import torch
-import torch.nn.functional as F
 
 from engine.batch import Row, Sampled
 from engine.decoding.sampling import best_ids
-from engine.layers.linear import DenseGatedLinear, DenseLinear
+from engine.dense.linear import RowGatedLinear, RowLinear, has_kernel, is_fast
+from engine.dense.pointwise import greatest_ids
+from engine.layers.linear import DenseGatedLinear, DenseLinear, GatedLinear, Linear
+from engine.layers.norm import RmsNorm
 from engine.models.load import LoadedModel
 from engine.speculation.heads_file import HeadsFile
 
@@ -27,18 +29,20 @@ class DraftHeads:
     def __init__(self, file: HeadsFile, model: LoadedModel) -> None:
         """Raises CheckpointError naming a tensor that is not finite."""
         dtype, decoder = model.dtype, model.decoder
-        self._merge = DenseLinear(file.read("merge.weight", dtype))
-        self._gate_up = DenseGatedLinear(file.read("gate_up.weight", dtype))
-        self._down = DenseLinear(file.read("down.weight", dtype))
+        width = model.spec.hidden
+        self._norm = RmsNorm(torch.ones(width, dtype=dtype), torch.finfo(dtype).eps)
+        self._merge = _linear(file.read("merge.weight", dtype))
+        self._gate_up = _gated(file.read("gate_up.weight", dtype))
+        self._down = _linear(file.read("down.weight", dtype))
         self._embedding, self._head = decoder.embedding, decoder.head
         self._ids: torch.Tensor | None = None
         if "ids" in file.shapes:
             self._ids = file.read("ids", torch.int64)
-            self._head = DenseLinear(file.read("head.weight", dtype))
+            self._head = _linear(file.read("head.weight", dtype))
         # By the sequence's number: states, which of them gave its last token, and that token's position.
         self._known: dict[int, tuple[torch.Tensor, int, int]] = {}
         self.step_s = 0.0
-        self._warm_up(model.spec.hidden, dtype)
+        self._warm_up(width, dtype)
 
     @torch.inference_mode()
     def _warm_up(self, width: int, dtype: torch.dtype) -> None:
@@ -74,7 +78,7 @@ class DraftHeads:
         found = []
         for _ in range(count):
             state = self._next(state, tokens)
-            tokens = best_ids(self._head(state))
+            tokens = _likeliest(self._head(state))
             if self._ids is not None:
                 tokens = self._ids[tokens]
             found.append(tokens)
@@ -84,11 +88,25 @@ class DraftHeads:
 
     def _next(self, state: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
         """The state that is expected after these tokens."""
-        size = state.shape[-1:]
-        both = F.rms_norm(state, size), F.rms_norm(self._embedding(tokens), size)
+        both = self._norm(state), self._norm(self._embedding(tokens))
         x = self._merge(torch.cat(both, -1))
-        return self._down.plus(self._gate_up.gated(F.rms_norm(x, size), "silu"), x)
+        return self._down.plus(self._gate_up.gated(self._norm(x), "silu"), x)
 
     def _measure(self, seconds: float) -> None:
         seconds = min(seconds, 4 * self.step_s or seconds)
         self.step_s += _NEW * (seconds - self.step_s) if self.step_s else seconds
+
+
+def _linear(weight: torch.Tensor) -> Linear:
+    return RowLinear(weight) if is_fast(weight, few_rows=True) else DenseLinear(weight)
+
+
+def _gated(weight: torch.Tensor) -> GatedLinear:
+    return RowGatedLinear(weight) if is_fast(weight, few_rows=True) else DenseGatedLinear(weight)
+
+
+def _likeliest(logits: torch.Tensor) -> torch.Tensor:
+    if logits.device.type == "cpu" and has_kernel():
+        # A state that is not finite has no likeliest id, and any guess after it is as good.
+        return greatest_ids(logits.float()).clamp_(min=0)
+    return best_ids(logits)

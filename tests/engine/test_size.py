@@ -52,7 +52,7 @@ LIMITS = {
     "quantization/device": 210,
     "scheduling": 1240,
     "search": 300,
-    "speculation": 745,
+    "speculation": 755,
     "streams": 255,
     "tiers": 740,
 }

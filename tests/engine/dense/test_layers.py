@@ -1,17 +1,19 @@
 """All layers in one call: the logits of `transformers`, and the bits of the operations one by one."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from engine.batch import StepBatch
 from engine.decoding.sampling import Sampler
 from engine.dense.layers import DecodedLayers
 from engine.dense.linear import PAIRED
 from engine.models import linears
-from tests.engine.checkpoints import VOCAB, reference, reference_logits
+from tests.engine.checkpoints import VOCAB, reference, reference_greedy, reference_logits
 from tests.engine.checkpoints import save_checkpoint as save_any
 from tests.engine.driver import Driver
 from tests.engine.test_family_parity import CASES
@@ -127,3 +129,29 @@ def test_other_layers_are_computed_one_by_one(
     steps = Steps(monkeypatch, "float32")
     steps.run(save_checkpoint(tmp_path, case))
     assert steps.at_once == 0
+
+
+@pytest.mark.parametrize("count, drafts", [(1, 3), (1, 7), (2, 5)])
+def test_a_step_that_verifies_guesses_is_one_call(
+    count: int, drafts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several tokens of a sequence that is alone, and of two: the logits of `transformers`."""
+    checkpoint, steps = save_checkpoint(tmp_path, "llama"), Steps(monkeypatch, "float32")
+    ids = torch.randint(3, VOCAB, (30,), generator=torch.Generator().manual_seed(8)).tolist()
+    driver, model = Driver(checkpoint, 400, dtype="float32"), reference(checkpoint)
+    sequences = [driver.sequence(ids[n:]) for n in range(count)]
+    driver.run(sequences, count=1)
+    said = [reference_greedy(model, each.history, drafts) for each in sequences]
+    rows = []
+    for sequence, guesses in zip(sequences, said, strict=True):
+        history = list(sequence.history)
+        sequence.history += guesses
+        rows.append(replace(driver._row(sequence, 0), drafts=drafts, history=history))
+    steps.at_once, steps.logits = 0, []
+    found = driver.runner.collect(driver.runner.launch(StepBatch(rows)))
+    assert steps.at_once == 1
+    for number, (sequence, guesses) in enumerate(zip(sequences, said, strict=True)):
+        exact = reference_logits(model, sequence.history)[-drafts - 1 :]
+        logits = steps.logits[0][number * (drafts + 1) :][: drafts + 1]
+        torch.testing.assert_close(logits, exact, rtol=1e-4, atol=1e-4)
+        assert found[number].tokens == [*guesses, int(exact[-1].argmax())]
