@@ -313,9 +313,10 @@ static int has(const char *name) {
 /* Intel's processors multiply twice as many floats as pairs of bfloat16 in a cycle, AMD's half as many. */
 static int is_best(const char *name) {
 #if X86
-    if (!strcmp(name, "avx512wide")) return __builtin_cpu_is("intel");
+    return strcmp(name, "avx512wide") || __builtin_cpu_is("intel");
+#else
+    return name != NULL;
 #endif
-    return 1;
 }
 
 /* Chooses the instructions, the best where `name` is NULL; -1 for what this processor does not have. */
