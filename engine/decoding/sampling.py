@@ -191,7 +191,7 @@ class Sampler:
         few: FewIds | None,
     ) -> torch.Tensor:
         stochastic = [n for n, each in enumerate(params) if not is_greedy(each)]
-        tokens = _finite_best_ids(logits)
+        tokens = finite_best_ids(logits)
         if few is not None and stochastic:
             listed, found = few.drawn(logits, params, uniforms)
             index = on_device(listed, self._device)
@@ -240,7 +240,7 @@ def _is_plain(params: SamplingParams) -> bool:
     )
 
 
-def _finite_best_ids(logits: torch.Tensor) -> torch.Tensor:
+def finite_best_ids(logits: torch.Tensor) -> torch.Tensor:
     """`best_ids`, with -1 in the rows whose logits are not finite."""
     if logits.device.type == "cpu" and has_kernel() and logits.dtype is torch.float32:
         return greatest_ids(logits)

@@ -77,7 +77,7 @@ static int32_t shrink(const Adapters *a, int64_t layer, int site, const Work *ba
             a->groups[count++] = (Group){.weights = each->data + at[site], .first = each->first,
                                          .rows = each->rows, .units = w.units};
         }
-        run(multiply_part, &w, (int64_t)w.rows * w.outputs * width < ALONE ? 1 : a->threads);
+        multiply(&w, a->threads);
     }
     return count;
 }

@@ -33,16 +33,6 @@ static size_t mixture_memory(const Mixture *m, int64_t rows, MixtureMemory *at, 
     return used;
 }
 
-static void route_part(void *given, int number, int count) {
-    const Routing *w = given;
-    for (int32_t row = number; row < w->rows; row += count) level->route(w, row);
-}
-
-static void combine_part(void *given, int number, int count) {
-    const Combining *w = given;
-    for (int32_t row = number; row < w->rows; row += count) level->combine(w, row);
-}
-
 static void route_rows(const Mixture *m, const char *x, int32_t rows, const MixtureMemory *at, int brain, int threads) {
     Routing w = {*m, x, at->scores, at->shares, at->chosen, rows, brain};
     run(route_part, &w, (int64_t)rows * m->hidden * m->experts < ALONE ? 1 : threads);
@@ -77,16 +67,6 @@ static int32_t group_rows(const Mixture *m, int32_t rows, const MixtureMemory *a
     return used;
 }
 
-static void multiply_groups(Work *w, const MixtureMemory *at, int threads) {
-    w->filled = (w->width + STEP - 1) / STEP * STEP, w->widened = w->brain && level->widens;
-    w->ready = (char *)w->x, w->ready_stride = (int64_t)w->filled * (w->brain && !w->widened ? 2 : 4);
-    if (w->sources || w->widened || w->filled > w->width) {
-        w->ready = at->rows;
-        run(fill_part, w, (int64_t)w->rows * w->width < ALONE ? 1 : threads);
-    }
-    run(multiply_part, w, (int64_t)w->rows * w->outputs * w->width < ALONE ? 1 : threads);
-}
-
 /* out: may be `other`, which is added. */
 static void mix_rows(const Mixture *m, const char *x, const char *other, char *out, int32_t rows, int brain, int kind,
                      int threads, char *memory) {
@@ -101,8 +81,8 @@ static void mix_rows(const Mixture *m, const char *x, const char *other, char *o
     up.count = down.count = group_rows(m, rows, &at, &up, &down);
     if (!up.count) return;
     up.units = up.groups[up.count - 1].units, down.units = down.groups[down.count - 1].units;
-    multiply_groups(&up, &at, threads);
-    multiply_groups(&down, &at, threads);
+    make_ready(&up, at.rows, threads), multiply(&up, threads);
+    make_ready(&down, at.rows, threads), multiply(&down, threads);
     Combining sum = {at.found, other, out, at.shares, at.places, rows, m->hidden, m->active, brain};
     run(combine_part, &sum, (int64_t)up.rows * m->hidden < ALONE ? 1 : threads);
 }

@@ -57,21 +57,12 @@ static PyObject *product(PyObject *Py_UNUSED(module), PyObject *args) {
     w.x = (const char *)(uintptr_t)x, w.out = (char *)(uintptr_t)out;
     w.other = (const char *)(uintptr_t)other;
     w.x_stride = x_stride, w.out_stride = out_stride, w.other_stride = other_stride;
-    w.filled = (w.width + STEP - 1) / STEP * STEP;
-    w.widened = w.brain && level->widens;
-    const int size = w.brain && !w.widened ? 2 : 4;
+    const size_t bytes = ready_bytes(&w);
+    char *memory = bytes ? reserve(bytes) : NULL;
+    if (bytes && !memory) return PyMem_Free(w.groups), NULL;
     const int64_t work = (int64_t)w.rows * w.outputs * w.filled;
-    if (work < ALONE) w.threads = 1;
-    const int copied = w.widened || w.width != w.filled;
-    w.ready = (char *)w.x, w.ready_stride = w.x_stride * size;
-    if (copied) {
-        w.ready_stride = (int64_t)w.filled * size;
-        w.ready = reserve((size_t)w.rows * w.ready_stride);
-        if (!w.ready) return PyMem_Free(w.groups), NULL;
-    }
     PyThreadState *state = work < LONG ? NULL : PyEval_SaveThread();
-    if (copied) run(fill_part, &w, (int64_t)w.rows * w.width < ALONE ? 1 : w.threads);
-    run(multiply_part, &w, w.threads);
+    make_ready(&w, memory, w.threads), multiply(&w, w.threads);
     if (state) PyEval_RestoreThread(state);
     PyMem_Free(w.groups);
     Py_RETURN_NONE;

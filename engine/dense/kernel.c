@@ -343,10 +343,19 @@ static void run(void (*part)(void *, int, int), void *work, int threads) {
     else part(work, 0, 1);
 }
 
-static void fill_part(void *given, int number, int count) {
-    const Work *w = given;
-    for (int32_t row = number; row < w->rows; row += count) level->fill(w, row);
-}
+/* A thread's share of work whose rows are computed one by one. */
+#define ROWS_PART(name, Type)                                                                \
+    static void name##_part(void *given, int number, int count) {                            \
+        const Type *w = given;                                                               \
+        for (int32_t row = number; row < w->rows; row += count) level->name(w, row);         \
+    }
+
+ROWS_PART(fill, Work)
+ROWS_PART(ranks, Ranks)
+ROWS_PART(norm, Norm)
+ROWS_PART(place, Placing)
+ROWS_PART(route, Routing)
+ROWS_PART(combine, Combining)
 
 /* Threads take the next units when they are done with some: another program may hold one of them up.
  * The first take many at once, because a processor reads ahead in neighbouring memory. */
@@ -376,19 +385,24 @@ static void multiply_part(void *given, int number, int count) {
         }
 }
 
-static void ranks_part(void *given, int number, int count) {
-    const Ranks *w = given;
-    for (int32_t row = number; row < w->rows; row += count) level->ranks(w, row);
+/* Bytes for the rows of x as products read them; 0 where they are read as they lie. */
+static size_t ready_bytes(Work *w) {
+    w->filled = (w->width + STEP - 1) / STEP * STEP;
+    w->widened = w->brain && level->widens;
+    const int size = w->brain && !w->widened ? 2 : 4, copied = w->sources || w->widened || w->filled > w->width;
+    w->ready_stride = (copied ? w->filled : w->x_stride) * size;
+    return copied ? (size_t)w->rows * w->ready_stride : 0;
 }
 
-static void norm_part(void *given, int number, int count) {
-    const Norm *w = given;
-    for (int32_t row = number; row < w->rows; row += count) level->norm(w, row);
+/* memory: `ready_bytes`. */
+static void make_ready(Work *w, char *memory, int threads) {
+    const size_t bytes = ready_bytes(w);
+    w->ready = bytes ? memory : (char *)w->x;
+    if (bytes) run(fill_part, w, (int64_t)w->rows * w->width < ALONE ? 1 : threads);
 }
 
-static void place_part(void *given, int number, int count) {
-    const Placing *w = given;
-    for (int32_t row = number; row < w->rows; row += count) level->place(w, row);
+static void multiply(Work *w, int threads) {
+    run(multiply_part, w, (int64_t)w->rows * w->outputs * w->filled < ALONE ? 1 : threads);
 }
 
 typedef struct {

@@ -39,18 +39,14 @@ static void multiply_rows(const Layers *l, Matrix m, const char *x, char *out, c
     const int32_t tiles = (m.outputs + LANES - 1) / LANES, stride = m.stride ? m.stride : m.outputs;
     Group group = {.weights = m.weights, .gate = m.gate, .bias = m.bias, .gate_bias = m.gate_bias,
                    .rows = l->rows, .units = m.gate ? tiles : (tiles + 1) / 2};
-    Work w = {.groups = &group, .count = 1, .x = x, .ready = (char *)x, .out = out, .other = other,
-              .x_stride = m.width, .out_stride = stride, .other_stride = stride,
-              .ready_stride = (int64_t)m.width * (l->brain ? 2 : 4), .units = group.units, .rows = l->rows,
-              .width = m.width, .filled = m.width, .outputs = m.outputs, .brain = l->brain, .kind = l->kind,
+    Work w = {.groups = &group, .count = 1, .x = x, .out = out, .other = other, .x_stride = m.width,
+              .out_stride = stride, .other_stride = stride, .units = group.units, .rows = l->rows,
+              .width = m.width, .outputs = m.outputs, .brain = l->brain, .kind = l->kind,
               .adapted = l->adapters.found, .ends = {m.outputs, m.outputs}};
     if (m.ends[0]) w.ends[0] = m.ends[0], w.ends[1] = m.ends[1];
-    if (l->brain && level->widens) {
-        w.ready = l->widened, w.ready_stride = (int64_t)m.width * 4, w.widened = 1;
-        run(fill_part, &w, (int64_t)l->rows * m.width < ALONE ? 1 : l->threads);
-    }
+    make_ready(&w, l->widened, l->threads);
     if (l->adapters.count) w.adapters = shrink(&l->adapters, m.layer, m.site, &w);
-    run(multiply_part, &w, (int64_t)l->rows * m.outputs * m.width < ALONE ? 1 : l->threads);
+    multiply(&w, l->threads);
 }
 
 /* Memory for the mixture that needs most. */

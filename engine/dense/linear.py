@@ -35,6 +35,11 @@ def has_kernel() -> bool:
     return kernel is not None
 
 
+def takes_rows(x: torch.Tensor) -> bool:
+    """Whether rows of this type are computed here. x: [rows, width]."""
+    return has_kernel() and x.dim() == 2 and x.dtype in DTYPES and x.device.type == "cpu"
+
+
 def is_fast(weight: torch.Tensor, *, few_rows: bool) -> bool:
     """Whether these products are at least as fast as torch's: for any number of rows, or for few.
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from engine.dense.linear import DTYPES, KINDS, PackedFloats, compiled, has_kernel
+from engine.dense.linear import KINDS, PackedFloats, compiled, has_kernel
 from engine.model_spec import ExpertsSpec
 
 Expert = tuple[PackedFloats, PackedFloats, PackedFloats]  # up, gate, down
@@ -69,7 +69,3 @@ class CompiledMixture:
 def can_route(spec: ExpertsSpec, weight: torch.Tensor, correction: torch.Tensor | None) -> bool:
     usual = not spec.sigmoid and spec.groups == 1 and correction is None
     return has_kernel() and usual and weight.device.type == "cpu"
-
-
-def takes_rows(x: torch.Tensor) -> bool:
-    return has_kernel() and x.dim() == 2 and x.dtype in DTYPES and x.device.type == "cpu"

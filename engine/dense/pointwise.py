@@ -3,21 +3,14 @@ which takes longer than its work on a single row."""
 
 import torch
 
-from engine.dense.linear import DTYPES, compiled, has_kernel
+from engine.dense.linear import compiled, takes_rows
 
 _MOST_ROWS = 64  # up to which these are faster than torch's
 
 
 def is_compiled(x: torch.Tensor) -> bool:
     """Whether rows of this type and number are computed here. x: [rows, width]."""
-    return (
-        has_kernel()
-        and x.dim() == 2
-        and x.shape[0] <= _MOST_ROWS
-        and x.dtype in DTYPES
-        and x.device.type == "cpu"
-        and x.stride(1) == 1
-    )
+    return takes_rows(x) and x.shape[0] <= _MOST_ROWS and x.stride(1) == 1
 
 
 def normed(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

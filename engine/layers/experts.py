@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.dense.linear import RowGatedLinear, RowLinear
-from engine.dense.mixture import CompiledMixture, Expert, takes_rows
+from engine.dense.linear import RowGatedLinear, RowLinear, takes_rows
+from engine.dense.mixture import CompiledMixture, Expert
 from engine.layers.adapter_extras import InnerChanges
 from engine.layers.linear import GatedLinear, Linear, activate
 from engine.layers.routing import Router

@@ -3,7 +3,8 @@
 import torch
 import torch.nn.functional as F
 
-from engine.dense.mixture import CompiledRouter, can_route, takes_rows
+from engine.dense.linear import takes_rows
+from engine.dense.mixture import CompiledRouter, can_route
 from engine.model_spec import ExpertsSpec
 
 

@@ -27,7 +27,7 @@ def linear(weights: Weights, matrices: list[Matrix], *, few_rows: bool = False) 
     """The matrices of one input, one above the other. `few_rows`: most steps have few for it."""
     coded, bias = _codes(weights, matrices), _bias(weights, matrices)
     if coded is None:
-        return _float_linear(weights, _dense(weights, matrices), bias, few_rows)
+        return float_linear(_dense(weights, matrices), bias, weights.by_row, few_rows)
     parts = _joined(coded, bias)
     if weights.on_device:
         return _device_linear(weights, parts)
@@ -40,9 +40,7 @@ def gated_linear(
     matrices = [gate, up]
     coded, bias = _codes(weights, matrices), _bias(weights, matrices)
     if coded is None:
-        weight = _dense(weights, matrices)
-        by_row = weights.by_row or is_fast(weight, few_rows=few_rows)
-        return (RowGatedLinear if by_row else DenseGatedLinear)(weight, bias)
+        return float_gated_linear(_dense(weights, matrices), bias, weights.by_row, few_rows)
     if weights.on_device:
         return _device_linear(weights, _joined(coded, bias))
     first, second = (None, None) if bias is None else bias.chunk(2)
@@ -56,7 +54,11 @@ def embedding_and_head(
     coded = _table_codes(weights, shape, name)
     if coded is None:
         table = weights.take(name, shape)
-        head = _head(weights, shape, head_name) if head_name else _float_linear(weights, table)
+        head = (
+            _head(weights, shape, head_name)
+            if head_name
+            else float_linear(table, by_row=weights.by_row)
+        )
         return DenseEmbedding(table), head
     packed = pack(coded)
     head = _head(weights, shape, head_name) if head_name else QuantizedLinear([packed])
@@ -76,20 +78,31 @@ def _table_codes(weights: Weights, shape: tuple[int, int], name: str) -> Codes |
     return None if weights.on_device else weights.codes(name, shape, embedding=True)
 
 
-def _float_linear(
-    weights: Weights,
+def float_linear(
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
+    by_row: bool = False,
     few_rows: bool = False,
 ) -> Linear:
-    by_row = weights.by_row or is_fast(weight, few_rows=few_rows)
+    """by_row: each row by itself, however fast that is."""
+    by_row = by_row or is_fast(weight, few_rows=few_rows)
     return RowLinear(weight, bias) if by_row else DenseLinear(weight, bias)
+
+
+def float_gated_linear(
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    by_row: bool = False,
+    few_rows: bool = False,
+) -> GatedLinear:
+    by_row = by_row or is_fast(weight, few_rows=few_rows)
+    return (RowGatedLinear if by_row else DenseGatedLinear)(weight, bias)
 
 
 def _head(weights: Weights, shape: tuple[int, int], name: str) -> Linear:
     coded = weights.codes(name, shape, embedding=True)
     if coded is None:
-        return _float_linear(weights, weights.take(name, shape))
+        return float_linear(weights.take(name, shape), by_row=weights.by_row)
     if weights.on_device:
         return _device_linear(weights, [(coded, None)])
     return QuantizedLinear([pack(coded)])

@@ -12,11 +12,9 @@ import time
 import torch
 
 from engine.batch import Row, Sampled
-from engine.decoding.sampling import best_ids
-from engine.dense.linear import RowGatedLinear, RowLinear, has_kernel, is_fast
-from engine.dense.pointwise import greatest_ids
-from engine.layers.linear import DenseGatedLinear, DenseLinear, GatedLinear, Linear
+from engine.decoding.sampling import finite_best_ids
 from engine.layers.norm import RmsNorm
+from engine.models.linears import float_gated_linear, float_linear
 from engine.models.load import LoadedModel
 from engine.speculation.heads_file import HeadsFile
 
@@ -31,14 +29,14 @@ class DraftHeads:
         dtype, decoder = model.dtype, model.decoder
         width = model.spec.hidden
         self._norm = RmsNorm(torch.ones(width, dtype=dtype), torch.finfo(dtype).eps)
-        self._merge = _linear(file.read("merge.weight", dtype))
-        self._gate_up = _gated(file.read("gate_up.weight", dtype))
-        self._down = _linear(file.read("down.weight", dtype))
+        self._merge = float_linear(file.read("merge.weight", dtype), few_rows=True)
+        self._gate_up = float_gated_linear(file.read("gate_up.weight", dtype), few_rows=True)
+        self._down = float_linear(file.read("down.weight", dtype), few_rows=True)
         self._embedding, self._head = decoder.embedding, decoder.head
         self._ids: torch.Tensor | None = None
         if "ids" in file.shapes:
             self._ids = file.read("ids", torch.int64)
-            self._head = _linear(file.read("head.weight", dtype))
+            self._head = float_linear(file.read("head.weight", dtype), few_rows=True)
         # By the sequence's number: states, which of them gave its last token, and that token's position.
         self._known: dict[int, tuple[torch.Tensor, int, int]] = {}
         self.step_s = 0.0
@@ -78,7 +76,8 @@ class DraftHeads:
         found = []
         for _ in range(count):
             state = self._next(state, tokens)
-            tokens = _likeliest(self._head(state))
+            # A state that is not finite has no likeliest id, and any guess after it is as good.
+            tokens = finite_best_ids(self._head(state).float()).clamp_(min=0)
             if self._ids is not None:
                 tokens = self._ids[tokens]
             found.append(tokens)
@@ -95,18 +94,3 @@ class DraftHeads:
     def _measure(self, seconds: float) -> None:
         seconds = min(seconds, 4 * self.step_s or seconds)
         self.step_s += _NEW * (seconds - self.step_s) if self.step_s else seconds
-
-
-def _linear(weight: torch.Tensor) -> Linear:
-    return RowLinear(weight) if is_fast(weight, few_rows=True) else DenseLinear(weight)
-
-
-def _gated(weight: torch.Tensor) -> GatedLinear:
-    return RowGatedLinear(weight) if is_fast(weight, few_rows=True) else DenseGatedLinear(weight)
-
-
-def _likeliest(logits: torch.Tensor) -> torch.Tensor:
-    if logits.device.type == "cpu" and has_kernel():
-        # A state that is not finite has no likeliest id, and any guess after it is as good.
-        return greatest_ids(logits.float()).clamp_(min=0)
-    return best_ids(logits)
