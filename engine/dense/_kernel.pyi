@@ -1,8 +1,29 @@
 """Built from kernel.c. Memory is given by address; strides are elements from one row to the next."""
 
-INTERFACE: int
+import numpy as np
+from numpy.typing import NDArray
 
-# (weights, gate, bias, gate bias, first row, rows): packed matrices and float biases; 0 for none.
+INTERFACE: int
+_Array = NDArray[np.generic]
+
+class Matrix:
+    """`arrays`: codes, scales, minima or None, and factors, as `packed.Packed` has them."""
+
+    address: int  # where products find it
+
+    def __new__(
+        cls,
+        arrays: tuple[_Array | None, ...],
+        out: int,
+        groups: int,
+        bits: int,
+        group: int,
+        zero: int,
+        /,
+    ) -> Matrix: ...
+
+# (weights, gate, bias, gate bias, first row, rows): packed matrices, or the
+# addresses of matrices of codes, and float biases; 0 for none.
 _Group = tuple[int, int, int, int, int, int]
 
 def product(
@@ -16,12 +37,14 @@ def product(
     other: int,
     other_stride: int,
     brain: bool,
+    coded: bool,
     kind: int,
     threads: int,
     /,
 ) -> None:
     """out = x W^T + bias (+ other) for each group's rows; with a gate (x W^T + bias) times its
-    activation. `brain`: rows and weights are bfloat16, not float32. `kind`: of the activation."""
+    activation. `brain`: rows and weights are bfloat16, not float32. `coded`: weights
+    are codes. `kind`: of the activation. Raises ValueError for codes of another shape or format."""
 
 def activate(
     gate: int,
@@ -67,7 +90,7 @@ def adapted(
     layer: int,
     site: int,
     part: int,
-    matrix: tuple[int, int, int, int],
+    matrices: int,
     ends: tuple[int, int],
     x: int,
     out: int,
@@ -78,7 +101,7 @@ def adapted(
     /,
 ) -> None:
     """A site's product with what the adapters of the rows add, and `other`. adapters: (matrices, offsets,
-    changed parts, rank, first row, rows); matrix: (weights, bias, gate, gate bias), or zeros; part: -1,
+    changed parts, rank, first row, rows); matrices: the table of a site (`site_table`), or 0; part: -1,
     or the only one whose outputs these are; ends: outputs before the second and third part, or zeros;
     shape: (rows, width, outputs, elements between their rows, activation)."""
 
@@ -143,6 +166,36 @@ def exclude(
 def greatest(logits: int, stride: int, vocab: int, ids: int, rows: int, /) -> None:
     """ids: int64, of each row's greatest float32 logit, the first; -1 where one is not a number, or the
     greatest is infinite."""
+
+def store_kv(
+    pool: int,
+    slots: int,
+    heads: int,
+    stride: int,
+    count: int,
+    heads_of_token: int,
+    dim: int,
+    size: int,
+    brain: bool,
+    fp8: bool,
+    /,
+) -> None:
+    """Rounds `count` heads to 8 bits at their KV slots. `pool`, `slots`, `heads`: addresses, of the
+    layer's first row, of int64 and of floats, whose tokens are `stride` elements apart."""
+
+def gather_kv(
+    pool: int,
+    rows: int,
+    out: int,
+    count: int,
+    dim: int,
+    size: int,
+    brain: bool,
+    fp8: bool,
+    threads: int,
+    /,
+) -> None:
+    """The floats of `count` rows of the pool. `rows`: the address of int64."""
 
 def instructions(name: str | None = None, /) -> str:
     """Which instructions are used; `name` (as in `levels` of kernel.c) chooses them."""

@@ -18,6 +18,14 @@ static char *reserve(size_t size) {
     return (char *)(((uintptr_t)scratch.memory + 63) & ~(uintptr_t)63);
 }
 
+/* Whether a matrix of codes, and its gate if any, are what a product's memory is made for. */
+static int fits(const Coded *m, const Coded *gate, int32_t width, int32_t outputs) {
+    const int same = !gate || (gate->groups == m->groups && gate->out == m->out && gate->step == m->step
+                               && gate->zero == m->zero && gate->bits == m->bits
+                               && gate->per_scale == m->per_scale && !gate->minima == !m->minima);
+    return same && m->out == outputs && m->groups == (width + GROUP - 1) / GROUP;
+}
+
 /* Reads the groups, (weights, gate, bias, gate bias, first row, rows), into memory of this call. */
 static Group *reads_groups(PyObject *given, Work *w) {
     const int32_t tiles = (w->outputs + LANES - 1) / LANES;
@@ -32,6 +40,10 @@ static Group *reads_groups(PyObject *given, Work *w) {
             return PyMem_Free(groups), NULL;
         g->weights = (const char *)(uintptr_t)weights, g->gate = (const char *)(uintptr_t)gate;
         g->bias = (const float *)(uintptr_t)bias, g->gate_bias = (const float *)(uintptr_t)gate_bias;
+        if (w->coded && !fits((const Coded *)g->weights, (const Coded *)g->gate, w->width, w->outputs)) {
+            PyErr_SetString(PyExc_ValueError, "the matrices have another format or width");
+            return PyMem_Free(groups), NULL;
+        }
         if (g->rows > 0) w->units += gate ? tiles : (tiles + 1) / 2;
         g->units = w->units;
         if (g->first + g->rows > w->rows) w->rows = g->first + g->rows;
@@ -40,8 +52,8 @@ static Group *reads_groups(PyObject *given, Work *w) {
 }
 
 PyDoc_STRVAR(product_doc,
-    "product(groups, outputs, width, x, x_stride, out, out_stride, other, other_stride, brain, kind, "
-    "threads, /)\n--\n\n"
+    "product(groups, outputs, width, x, x_stride, out, out_stride, other, other_stride, brain, coded, "
+    "kind, threads, /)\n--\n\n"
     "out = x W^T + bias (+ other), or (x W^T + bias) activation(x G^T + gate bias), for each group's rows.");
 
 static PyObject *product(PyObject *Py_UNUSED(module), PyObject *args) {
@@ -49,11 +61,12 @@ static PyObject *product(PyObject *Py_UNUSED(module), PyObject *args) {
     Address x, out, other;
     long long x_stride, out_stride, other_stride;
     Work w = {0};
-    if (!PyArg_ParseTuple(args, "O!iiKLKLKLpii", &PyList_Type, &groups, &w.outputs, &w.width, &x,
-                          &x_stride, &out, &out_stride, &other, &other_stride, &w.brain, &w.kind,
-                          &w.threads))
+    if (!PyArg_ParseTuple(args, "O!iiKLKLKLppii", &PyList_Type, &groups, &w.outputs, &w.width, &x,
+                          &x_stride, &out, &out_stride, &other, &other_stride, &w.brain, &w.coded,
+                          &w.kind, &w.threads))
         return NULL;
     if (!(w.groups = reads_groups(groups, &w))) return NULL;
+    if (!w.count) return PyMem_Free(w.groups), Py_NewRef(Py_None);
     w.x = (const char *)(uintptr_t)x, w.out = (char *)(uintptr_t)out;
     w.other = (const char *)(uintptr_t)other;
     w.x_stride = x_stride, w.out_stride = out_stride, w.other_stride = other_stride;
@@ -201,6 +214,7 @@ static PyObject *greatest(PyObject *Py_UNUSED(module), PyObject *args) {
 }
 
 #include "adapters.h"
+#include "codes_interface.h"
 #include "experts.h"
 #include "layers.h"
 
@@ -227,10 +241,12 @@ static PyMethodDef methods[] = {{"product", product, METH_VARARGS, product_doc},
                                 {"adapted", adapted, METH_VARARGS, adapted_doc},
                                 {"layers", layers, METH_VARARGS, layers_doc},
                                 {"greatest", greatest, METH_VARARGS, greatest_doc},
+                                {"store_kv", store_kv, METH_VARARGS, store_kv_doc},
+                                {"gather_kv", gather_kv, METH_VARARGS, gather_kv_doc},
                                 {"instructions", instructions, METH_VARARGS, instructions_doc},
                                 {0}};
-// What `kernel.py` expects of this module; both change together, so that an older build is not used.
-#define INTERFACE 8
+// What `linear.py` expects of this module; both change together, so that an older build is not used.
+#define INTERFACE 9
 
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, .m_name = "_kernel", .m_size = -1,
                                     .m_methods = methods};
@@ -241,8 +257,10 @@ PyMODINIT_FUNC PyInit__kernel(void) {
     __builtin_cpu_init();
 #endif
     choose(NULL);
-    PyObject *made = PyModule_Create(&module);
-    if (made && PyModule_AddIntMacro(made, INTERFACE)) Py_CLEAR(made);
+    PyObject *made = PyModule_Create(&module), *matrix = made ? PyType_FromSpec(&matrix_spec) : NULL;
+    if (!matrix || PyModule_AddObjectRef(made, "Matrix", matrix) || PyModule_AddIntMacro(made, INTERFACE))
+        Py_CLEAR(made);
+    Py_XDECREF(matrix);
     return made;
 }
 

@@ -1,19 +1,23 @@
-/* Products of float rows with packed matrices, and attention, in which nothing that is computed for a row
+/* Products of float rows with packed matrices of floats or codes, and attention, in which nothing that is computed for a row
  * depends on the rows beside it: `product.h` and `attention.h` say how.
  *
  * Built when a C compiler is there. Threads are those of the OpenMP library that torch has loaded.
  */
 #include "attention.h"
+#include "codes.h"
+#include "kv_codes.h"
 #include "mixture.h"
 #include "pointwise.h"
-#include "product.h"
+#if X86
+#include "codes_x86.h"
+#endif
 
 #define ALONE (1 << 16) /* multiplications, below which waking a second thread costs more */
 #define ATTEND_ALONE (1 << 19) /* the same of attention */
 #define LONG (1 << 22)  /* multiplications, from which on the interpreter's lock is released */
 
 typedef struct {
-    const char *weights, *gate;     /* packed matrices of one shape; the gate may be NULL */
+    const char *weights, *gate;     /* packed matrices of one shape, or their `Coded`; the gate may be NULL */
     const float *bias, *gate_bias;  /* may be NULL */
     int32_t first, rows;            /* of the rows of x */
     int64_t units;                  /* of this group and of those before it */
@@ -37,8 +41,10 @@ typedef struct {
     const int32_t *sources;                     /* the row of x for each row; NULL: the same */
     const Adapted *adapted;                     /* adapters of the rows, in their order */
     int32_t adapters, ends[2];                  /* ends: outputs before the second and third part */
+    int32_t before;                             /* outputs before the first of these, of an adapted site */
     int32_t count, rows, width, filled, outputs;
-    int brain, widened, kind, threads;
+    int brain, widened, coded, kind, threads;   /* coded: the matrices are of codes, all of one format */
+    Codes codes;                                /* the rows, where the matrices are coded */
 } Work;
 
 /* Loops of one kind each, which compilers vectorise. */
@@ -84,7 +90,7 @@ INLINE void add_adapters(const Work *w, int64_t row, int32_t rows, int32_t tile,
         if (begin >= end) continue;
         int32_t parts[2], at[2]; /* of each tile: its part, and the output of that part */
         for (int t = 0; t < pair; t++) {
-            at[t] = (gated ? tile : tile + t) * LANES;
+            at[t] = w->before + (gated ? tile : tile + t) * LANES;
             /* Of a gate's pair the first tile is the other matrix's, which is the second part. */
             parts[t] = gated ? 1 - t : (at[t] >= w->ends[0]) + (at[t] >= w->ends[1]);
             if (!gated && parts[t]) at[t] -= w->ends[parts[t] - 1];
@@ -111,8 +117,8 @@ INLINE void add_adapters(const Work *w, int64_t row, int32_t rows, int32_t tile,
     }
 }
 
-/* few: what sums the few products of adapters. */
-INLINE void do_unit(const Work *w, const Group *g, int64_t unit, Sums sums_of, Sums few) {
+/* few: what sums the few products of adapters; codes: of matrices of codes, which then are the base. */
+INLINE void do_unit(const Work *w, const Group *g, int64_t unit, Sums sums_of, Sums few, Tile codes) {
     const int32_t tiles = (w->outputs + LANES - 1) / LANES;
     const int64_t bytes = (int64_t)w->filled * LANES * (w->brain ? 2 : 4);
     const int32_t tile = (int32_t)(g->gate ? unit : unit * 2);
@@ -121,7 +127,7 @@ INLINE void do_unit(const Work *w, const Group *g, int64_t unit, Sums sums_of, S
     Part part = {.weights = {g->weights + tile * bytes, (g->gate ? g->gate + tile * bytes
                                                                  : g->weights + (tile + 1) * bytes)},
                  .stride = w->ready_stride, .width = w->filled, .tiles = pair, .brain = w->brain};
-    if (g->rows <= BLOCK) { /* weights that several blocks of rows need are near by then */
+    if (!codes && g->rows <= BLOCK) { /* weights that several blocks of rows need are near by then */
         const int last = tile + stored >= tiles;
         const Group *next = last && g + 1 < w->groups + w->count ? g + 1 : g;
         const int64_t at = last ? 0 : (tile + stored) * bytes;
@@ -132,7 +138,11 @@ INLINE void do_unit(const Work *w, const Group *g, int64_t unit, Sums sums_of, S
         const int64_t row = g->first + begin;
         part.rows = g->rows - begin < BLOCK ? g->rows - begin : BLOCK;
         part.x = w->ready + row * w->ready_stride;
-        if (g->weights) sums_of(&part, sums);
+        if (codes) {
+            const Coded *const matrices[2] = {(const Coded *)g->weights, (const Coded *)(g->gate ? g->gate : g->weights)};
+            const int32_t at[2] = {tile, g->gate ? tile : tile + 1};
+            sums_of_codes(&w->codes, matrices, at, pair, row, part.rows, sums, codes);
+        } else if (g->weights) sums_of(&part, sums);
         else memset(sums, 0, sizeof(sums));
         if (w->adapters)
             add_adapters(w, row, part.rows, tile, pair, g->gate != NULL, sums, few);
@@ -148,6 +158,12 @@ INLINE void do_unit(const Work *w, const Group *g, int64_t unit, Sums sums_of, S
 
 INLINE void fill_row(const Work *w, int64_t row) {
     const char *from = w->x + (w->sources ? w->sources[row] : row) * w->x_stride * (w->brain ? 2 : 4);
+    if (w->coded) {
+        float values[w->filled];
+        widen(values, from, w->width, w->filled, w->brain);
+        to_codes(values, &w->codes, row);
+        return;
+    }
     char *to = w->ready + row * w->ready_stride;
     if (w->widened || !w->brain) {
         widen((float *)to, from, w->width, w->filled, w->brain);
@@ -222,7 +238,7 @@ INLINE void activate_rows(const Activation *w, const int brain) {
 /* One of each for every kind of processor. */
 #define EACH_LEVEL(target, name, sums)                                                        \
     target static void unit_##name(const Work *w, const Group *g, int64_t unit) {             \
-        do_unit(w, g, unit, sums, sums);                                                      \
+        do_unit(w, g, unit, sums, sums, NULL);                                                \
     }                                                                                         \
     target static void fill_##name(const Work *w, int64_t row) { fill_row(w, row); }          \
     target static void ranks_##name(const Ranks *w, int64_t row) { add_ranks(w, row); }       \
@@ -247,24 +263,36 @@ INLINE void activate_rows(const Activation *w, const int brain) {
     target static void greatest_##name(const Greatest *w, int64_t row) { greatest_of_row(w, row); }
 
 EACH_LEVEL(, plain, sums_plain)
+static void coded_plain(const Work *w, const Group *g, int64_t unit) {
+    do_unit(w, g, unit, sums_plain, sums_plain, tile_plain);
+}
 #if X86
 EACH_LEVEL(TARGET_256, 256, sums_256)
 EACH_LEVEL(TARGET_512, 512, sums_512)
+TARGET_256 static void coded_256(const Work *w, const Group *g, int64_t unit) {
+    do_unit(w, g, unit, sums_256, sums_256, tile_256);
+}
+static Tile tile_of_512 = tile_512; /* some processors with AVX-512 have no VNNI */
+TARGET_512 static void coded_512(const Work *w, const Group *g, int64_t unit) {
+    const Sums few = w->brain ? sums_brain : sums_512;
+    do_unit(w, g, unit, few, few, tile_of_512);
+}
 TARGET_512 static void unit_brain(const Work *w, const Group *g, int64_t unit) {
-    do_unit(w, g, unit, w->brain ? sums_brain : sums_512, w->brain ? sums_brain : sums_512);
+    do_unit(w, g, unit, w->brain ? sums_brain : sums_512, w->brain ? sums_brain : sums_512, NULL);
 }
 TARGET_512 static void unit_wide(const Work *w, const Group *g, int64_t unit) {
-    do_unit(w, g, unit, w->brain ? sums_widened : sums_512, w->brain ? sums_brain : sums_512);
+    do_unit(w, g, unit, w->brain ? sums_widened : sums_512, w->brain ? sums_brain : sums_512, NULL);
 }
 TARGET_512 static void unit_amx(const Work *w, const Group *g, int64_t unit) {
     /* To set up the tiles takes longer than all products of an adapter of one row. */
-    do_unit(w, g, unit, w->brain ? sums_amx : sums_512, w->brain ? sums_brain : sums_512);
+    do_unit(w, g, unit, w->brain ? sums_amx : sums_512, w->brain ? sums_brain : sums_512, NULL);
 }
 #endif
 
 typedef struct {
     const char *name;
     void (*unit)(const Work *, const Group *, int64_t);
+    void (*coded)(const Work *, const Group *, int64_t);
     void (*fill)(const Work *, int64_t);
     void (*ranks)(const Ranks *, int64_t);
     void (*activate)(const Activation *);
@@ -275,14 +303,17 @@ typedef struct {
     void (*combine)(const Combining *, int64_t);
     void (*exclude)(const Exclusion *, int64_t);
     void (*greatest)(const Greatest *, int64_t);
+    void (*store_kv)(const KvWork *);
+    void (*gather_kv)(const KvWork *, int64_t, int64_t);
     int pairs;  /* whether there are products of bfloat16 */
     int widens; /* whether rows of bfloat16 are widened to floats before their products */
 } Level;
 
 /* `unit` sums a unit of products; everything else is compiled for `isa`. */
 #define LEVEL(name, unit, isa, pairs, widens)                                                             \
-    {name, unit_##unit, fill_##isa, ranks_##isa, activate_##isa, attention_##isa, norm_##isa, place_##isa, \
-     route_##isa, combine_##isa, exclude_##isa, greatest_##isa, pairs, widens}
+    {name, unit_##unit, coded_##isa, fill_##isa, ranks_##isa, activate_##isa, attention_##isa, norm_##isa, \
+     place_##isa, route_##isa, combine_##isa, exclude_##isa, greatest_##isa, kv_store_##isa,     \
+     kv_gather_##isa, pairs, widens}
 
 static const Level levels[] = {
 #if X86
@@ -321,6 +352,9 @@ static int is_best(const char *name) {
 
 /* Chooses the instructions, the best where `name` is NULL; -1 for what this processor does not have. */
 static int choose(const char *name) {
+#if X86
+    if (!__builtin_cpu_supports("avx512vnni")) tile_of_512 = tile_256;
+#endif
     for (int i = 0; i < LEVELS; i++)
         if ((name ? !strcmp(name, levels[i].name) : is_best(levels[i].name)) && has(levels[i].name))
             return level = &levels[i], 0;
@@ -381,13 +415,14 @@ static void multiply_part(void *given, int number, int count) {
     while ((many = take_units(w, count, &unit)) > 0)
         for (; many > 0; many--, unit++) {
             while (unit >= group->units) before = group->units, group++;
-            level->unit(w, group, unit - before);
+            (w->coded ? level->coded : level->unit)(w, group, unit - before);
         }
 }
 
 /* Bytes for the rows of x as products read them; 0 where they are read as they lie. */
 static size_t ready_bytes(Work *w) {
     w->filled = (w->width + STEP - 1) / STEP * STEP;
+    if (w->coded) return codes_bytes(w->rows, w->filled);
     w->widened = w->brain && level->widens;
     const int size = w->brain && !w->widened ? 2 : 4, copied = w->sources || w->widened || w->filled > w->width;
     w->ready_stride = (copied ? w->filled : w->x_stride) * size;
@@ -398,6 +433,7 @@ static size_t ready_bytes(Work *w) {
 static void make_ready(Work *w, char *memory, int threads) {
     const size_t bytes = ready_bytes(w);
     w->ready = bytes ? memory : (char *)w->x;
+    if (w->coded) w->codes = codes_in(memory, w->rows, (const Coded *)w->groups->weights);
     if (bytes) run(fill_part, w, (int64_t)w->rows * w->width < ALONE ? 1 : threads);
 }
 

@@ -3,11 +3,13 @@
 #ifndef LAYERS_H
 #define LAYERS_H
 
-/* Addresses of a layer: packed matrices with their biases (0: none), norms, its part
- * of the pool, and the table of its mixture of experts, which then stands for the last three matrices. */
-enum {
-    INPUT_NORM, QKV, QKV_BIAS, O, O_BIAS, MLP_NORM, UP, UP_BIAS, GATE, GATE_BIAS, DOWN, DOWN_BIAS, POOL, MIXTURE, ADDRESSES
-};
+/* Addresses of a layer: norms, the tables of its sites, its part of the pool, and the table of its mixture of
+ * experts, which then stands for the last two sites. */
+enum { INPUT_NORM, QKV, O, MLP_NORM, GATE_UP, DOWN, POOL, MIXTURE, ADDRESSES };
+
+/* Of a site, a row for each of the matrices whose outputs follow each other: packed floats or a `Coded`, its bias,
+ * the same of a gate (0: none), how many outputs it has, and whether it is of codes. */
+enum { WEIGHTS, WEIGHTS_BIAS, ITS_GATE, ITS_GATE_BIAS, OUTPUTS, IS_CODED, MATRIX_FIELDS };
 
 typedef struct {
     const int64_t *table; /* [layers, ADDRESSES] */
@@ -17,6 +19,7 @@ typedef struct {
     PyObject *tiles;      /* of (first row, rows, sequences, queries, positions, keys, values, starts, newest) */
     Adapters adapters;
     char *widened;        /* memory for the widest rows as floats, where products need these */
+    char *coded;          /* and as codes */
     char *mixing;         /* memory for mixtures of experts */
     int32_t layers, rows, hidden, inner;
     int brain, kind, threads;
@@ -26,27 +29,46 @@ typedef struct {
 enum { OF_QKV, OF_O, OF_GATE_UP, OF_DOWN }; /* sites */
 
 typedef struct {
-    const char *weights, *gate;
-    const float *bias, *gate_bias;
+    const int64_t *matrices;        /* [matrices, MATRIX_FIELDS]; NULL: there is nothing but adapters */
     int32_t width, outputs, stride; /* stride: of the outputs' rows; 0: they are contiguous */
     int64_t layer;
     int site;
     int32_t ends[2]; /* outputs before the second and third part; 0: there is one part */
-} Matrix;
+} Site;
 
 /* With what the adapters of the rows add. */
-static void multiply_rows(const Layers *l, Matrix m, const char *x, char *out, const char *other) {
-    const int32_t tiles = (m.outputs + LANES - 1) / LANES, stride = m.stride ? m.stride : m.outputs;
-    Group group = {.weights = m.weights, .gate = m.gate, .bias = m.bias, .gate_bias = m.gate_bias,
-                   .rows = l->rows, .units = m.gate ? tiles : (tiles + 1) / 2};
-    Work w = {.groups = &group, .count = 1, .x = x, .out = out, .other = other, .x_stride = m.width,
-              .out_stride = stride, .other_stride = stride, .units = group.units, .rows = l->rows,
-              .width = m.width, .outputs = m.outputs, .brain = l->brain, .kind = l->kind,
-              .adapted = l->adapters.found, .ends = {m.outputs, m.outputs}};
-    if (m.ends[0]) w.ends[0] = m.ends[0], w.ends[1] = m.ends[1];
-    make_ready(&w, l->widened, l->threads);
-    if (l->adapters.count) w.adapters = shrink(&l->adapters, m.layer, m.site, &w);
-    multiply(&w, l->threads);
+static void multiply_rows(const Layers *l, Site s, const char *x, char *out, const char *other) {
+    const int32_t stride = s.stride ? s.stride : s.outputs, size = l->brain ? 2 : 4;
+    Work floats = {.x = x, .x_stride = s.width, .rows = l->rows, .width = s.width, .brain = l->brain};
+    int32_t count = 0;
+    Codes codes = {0};
+    int64_t fields[MATRIX_FIELDS] = {[OUTPUTS] = s.outputs};
+    for (int32_t first = 0; first < s.outputs; first += (int32_t)fields[OUTPUTS]) {
+        if (s.matrices) memcpy(fields, s.matrices, sizeof(fields)), s.matrices += MATRIX_FIELDS;
+        const int32_t outputs = (int32_t)fields[OUTPUTS], tiles = (outputs + LANES - 1) / LANES;
+#define FIELD(name) ((const void *)(uintptr_t)fields[name])
+        Group group = {FIELD(WEIGHTS), FIELD(ITS_GATE), FIELD(WEIGHTS_BIAS), FIELD(ITS_GATE_BIAS), 0, l->rows,
+                       fields[ITS_GATE] ? tiles : (tiles + 1) / 2};
+#undef FIELD
+        Work w = floats;
+        w.groups = &group, w.count = 1, w.units = group.units, w.outputs = outputs, w.kind = l->kind;
+        w.out = out + (int64_t)first * size, w.other = other ? other + (int64_t)first * size : NULL;
+        w.out_stride = w.other_stride = stride, w.coded = (int)fields[IS_CODED];
+        if (w.coded) {
+            const Coded *m = (const Coded *)group.weights;
+            w.codes = codes, w.filled = s.width;
+            if (codes.step != m->step || codes.zero != m->zero) make_ready(&w, l->coded, l->threads);
+            codes = w.codes;
+        }
+        if (!floats.ready && (!w.coded || l->adapters.count)) {
+            make_ready(&floats, l->widened, l->threads);
+            if (l->adapters.count) count = shrink(&l->adapters, s.layer, s.site, &floats);
+        }
+        if (!w.coded) w.ready = floats.ready, w.ready_stride = floats.ready_stride, w.filled = floats.filled;
+        w.adapted = l->adapters.found, w.adapters = count, w.before = first;
+        w.ends[0] = s.ends[0] ? s.ends[0] : s.outputs, w.ends[1] = s.ends[0] ? s.ends[1] : s.outputs;
+        multiply(&w, l->threads);
+    }
 }
 
 /* Memory for the mixture that needs most. */
@@ -94,8 +116,8 @@ static void all_layers(const Layers *l, Attention *tiles, const int64_t *first, 
         const int64_t *at = l->table + (int64_t)n * ADDRESSES;
 #define AT(name) ((const void *)(uintptr_t)at[name])
         norm_rows(l, at[INPUT_NORM], normed);
-        multiply_rows(l, (Matrix){AT(QKV), NULL, AT(QKV_BIAS), NULL, l->hidden, q_width + 2 * kv_width, 0, n, OF_QKV,
-                                 {q_width, q_width + kv_width}}, normed, qkv, NULL);
+        multiply_rows(l, (Site){AT(QKV), l->hidden, q_width + 2 * kv_width, 0, n, OF_QKV, {q_width, q_width + kv_width}},
+                      normed, qkv, NULL);
         Placing place = l->place;
         place.x = qkv, place.pool = (char *)(uintptr_t)at[POOL];
         run(place_part, &place, (int64_t)l->rows * (q_width + 3 * kv_width) < ALONE ? 1 : l->threads);
@@ -105,18 +127,15 @@ static void all_layers(const Layers *l, Attention *tiles, const int64_t *first, 
             tiles[t].pool = AT(POOL);
         }
         attend_rows(l, tiles, count, rest);
-        multiply_rows(l, (Matrix){AT(O), NULL, AT(O_BIAS), NULL, q_width, l->hidden, 0, n, OF_O, {0}}, attended, l->x,
-                      l->x);
+        multiply_rows(l, (Site){AT(O), q_width, l->hidden, 0, n, OF_O, {0}}, attended, l->x, l->x);
         norm_rows(l, at[MLP_NORM], normed);
         if (at[MIXTURE]) {
             const Mixture mixture = mixture_at(AT(MIXTURE));
             mix_rows(&mixture, normed, l->x, l->x, l->rows, l->brain, l->kind, l->threads, l->mixing);
             continue;
         }
-        multiply_rows(l, (Matrix){AT(UP), AT(GATE), AT(UP_BIAS), AT(GATE_BIAS), l->hidden, l->inner, 0, n, OF_GATE_UP,
-                                 {0}}, normed, inner, NULL);
-        multiply_rows(l, (Matrix){AT(DOWN), NULL, AT(DOWN_BIAS), NULL, l->inner, l->hidden, 0, n, OF_DOWN, {0}}, inner,
-                      l->x, l->x);
+        multiply_rows(l, (Site){AT(GATE_UP), l->hidden, l->inner, 0, n, OF_GATE_UP, {0}}, normed, inner, NULL);
+        multiply_rows(l, (Site){AT(DOWN), l->inner, l->hidden, 0, n, OF_DOWN, {0}}, inner, l->x, l->x);
 #undef AT
     }
 }
@@ -166,46 +185,47 @@ static PyObject *layers(PyObject *Py_UNUSED(module), PyObject *args) {
     l.adapters.brain = l.brain, l.adapters.threads = l.threads, l.adapters.only = -1;
     const size_t wide = (size_t)(l.hidden + 2 * q_width + 2 * kv_width + l.inner);
     const size_t shrunk = ((size_t)l.rows * l.adapters.widest * 4 + 63) & ~(size_t)63;
-    const size_t widened = (size_t)l.rows * largest(l.hidden, q_width, l.inner) * 4;
+    const int32_t widest = largest(l.hidden, q_width, l.inner);
+    const size_t widened = (size_t)l.rows * widest * 4, coded = (codes_bytes(l.rows, widest) + 63) & ~(size_t)63;
     const size_t mixing = most_of_mixtures(&l);
-    char *memory = reserve(shrunk + widened + mixing + l.rows * wide * 4 + 64
+    char *memory = reserve(shrunk + coded + widened + mixing + l.rows * wide * 4 + 64
                            + (size_t)l.threads * attention_floats(a) * sizeof(float));
     if (!memory) return PyMem_Free(l.adapters.all), NULL;
-    l.adapters.inner = memory, l.widened = memory + shrunk, l.mixing = memory + shrunk + widened;
+    l.adapters.inner = memory, l.coded = memory + shrunk, l.widened = l.coded + coded, l.mixing = l.widened + widened;
     Py_BEGIN_ALLOW_THREADS
-    all_layers(&l, tiles, first, count, memory + shrunk + widened + mixing);
+    all_layers(&l, tiles, first, count, l.mixing + mixing);
     Py_END_ALLOW_THREADS
     PyMem_Free(l.adapters.all);
     Py_RETURN_NONE;
 }
 
 PyDoc_STRVAR(adapted_doc,
-    "adapted(adapters, layer, site, part, matrix, ends, x, out, other, shape, brain, threads, /)\n--\n\n"
-    "A site's product with what the adapters of the rows add, as `layers` computes it. matrix: (weights, bias, "
-    "gate, gate bias). part: -1, or the only one whose outputs these are. shape: "
-    "(rows, width, outputs, stride of their rows, activation).");
+    "adapted(adapters, layer, site, part, matrices, ends, x, out, other, shape, brain, threads, /)\n--\n\n"
+    "A site's products with what the adapters of the rows add, as `layers` computes them. matrices: the site's "
+    "table, or 0. part: -1, or the only one whose outputs these are. shape: (rows, width, outputs, stride of "
+    "their rows, activation).");
 
 static PyObject *adapted(PyObject *Py_UNUSED(module), PyObject *args) {
     PyObject *adapters;
-    Address weights, bias, gate, gate_bias, x, out, other;
+    Address matrices, x, out, other;
     int part;
     Layers l = {0};
-    Matrix m = {0};
-    if (!PyArg_ParseTuple(args, "O!Lii(KKKK)(ii)KKK(iiiii)pi", &PyList_Type, &adapters, &m.layer, &m.site, &part,
-                          &weights, &bias, &gate, &gate_bias, &m.ends[0], &m.ends[1], &x, &out, &other, &l.rows,
-                          &m.width, &m.outputs, &m.stride, &l.kind, &l.brain, &l.threads))
+    Site s = {0};
+    if (!PyArg_ParseTuple(args, "O!LiiK(ii)KKK(iiiii)pi", &PyList_Type, &adapters, &s.layer, &s.site, &part,
+                          &matrices, &s.ends[0], &s.ends[1], &x, &out, &other, &l.rows, &s.width, &s.outputs,
+                          &s.stride, &l.kind, &l.brain, &l.threads))
         return NULL;
-    if (m.width % STEP || m.outputs % LANES || (l.brain && !level->pairs))
+    if (s.width % STEP || s.outputs % LANES || (l.brain && !level->pairs))
         return PyErr_SetString(PyExc_ValueError, "widths are multiples of 32, and bfloat16 is multiplied"), NULL;
-    m.weights = (const char *)(uintptr_t)weights, m.gate = (const char *)(uintptr_t)gate;
-    m.bias = (const float *)(uintptr_t)bias, m.gate_bias = (const float *)(uintptr_t)gate_bias;
+    s.matrices = (const int64_t *)(uintptr_t)matrices;
     if (reads_adapters(adapters, &l.adapters)) return NULL;
     l.adapters.brain = l.brain, l.adapters.threads = l.threads, l.adapters.only = part;
-    l.widened = reserve((size_t)l.rows * (m.width + l.adapters.widest) * 4);
-    if (!l.widened) return PyMem_Free(l.adapters.all), NULL;
-    l.adapters.inner = l.widened + (size_t)l.rows * m.width * 4;
-    PyThreadState *state = (int64_t)l.rows * m.outputs * m.width < LONG ? NULL : PyEval_SaveThread();
-    multiply_rows(&l, m, (const char *)(uintptr_t)x, (char *)(uintptr_t)out, (const char *)(uintptr_t)other);
+    const size_t coded = (codes_bytes(l.rows, s.width) + 63) & ~(size_t)63;
+    l.coded = reserve(coded + (size_t)l.rows * (s.width + l.adapters.widest) * 4);
+    if (!l.coded) return PyMem_Free(l.adapters.all), NULL;
+    l.widened = l.coded + coded, l.adapters.inner = l.widened + (size_t)l.rows * s.width * 4;
+    PyThreadState *state = (int64_t)l.rows * s.outputs * s.width < LONG ? NULL : PyEval_SaveThread();
+    multiply_rows(&l, s, (const char *)(uintptr_t)x, (char *)(uintptr_t)out, (const char *)(uintptr_t)other);
     if (state) PyEval_RestoreThread(state);
     PyMem_Free(l.adapters.all);
     Py_RETURN_NONE;

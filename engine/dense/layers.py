@@ -7,16 +7,10 @@ from dataclasses import dataclass
 import torch
 
 from engine.dense.attention import can_attend
-from engine.dense.linear import (
-    KINDS,
-    RowGatedLinear,
-    RowLinear,
-    compiled,
-    has_kernel,
-    multiplies,
-)
+from engine.dense.linear import KINDS, compiled, has_kernel, multiplies
 from engine.dense.packed_adapters import Listed, PackedLoraStep
 from engine.dense.pointwise import is_compiled
+from engine.dense.tables import compiled_table
 from engine.layers.experts import Mixture
 from engine.layers.kv import KvPool
 from engine.layers.lora import LoraStep
@@ -35,7 +29,7 @@ class DecodedLayers:
     spec: ModelSpec
     pool: KvPool
     blocks: list[Block]
-    table: torch.Tensor  # the addresses that `layers.h` names, [layers, 14]
+    table: torch.Tensor  # the addresses that `layers.h` names, [layers, 8]
 
     def __call__(self, step: StepInputs, x: torch.Tensor) -> torch.Tensor | None:
         """x after all layers, changed in place; None for a step that has to be computed otherwise."""
@@ -109,31 +103,29 @@ def _addresses(block: Block, pool: KvPool) -> list[int] | None:
         return None
     if block.after_attention or block.after_mlp or not _is_plain(block):
         return None
-    qkv, o = block.qkv.linear, block.o.linear
-    if not isinstance(qkv, RowLinear) or not isinstance(o, RowLinear):
+    qkv, o = compiled_table(block.qkv.linear), compiled_table(block.o.linear)
+    if qkv is None or o is None:
         return None
     if type(norms[0]) is not RmsNorm or type(norms[1]) is not RmsNorm:
         return None
     first, second = (each.floats.data_ptr() for each in norms if each is not None)
-    matrices, mixture = inner
-    places = *qkv.matrix.places, *o.matrix.places
-    return [first, *places, second, *matrices, slots.data_ptr(), mixture]
+    *sites, mixture = inner
+    return [first, qkv.data_ptr(), o.data_ptr(), second, *sites, slots.data_ptr(), mixture]
 
 
-def _mlp(block: Block) -> tuple[list[int], int] | None:
-    gate_up, down = block.gate_up.linear, block.down.linear
+def _mlp(block: Block) -> tuple[int, int, int] | None:
     if not isinstance(block.gate_up, GatedSite) or block.gate_up.cutoff:
         return None
-    if not isinstance(gate_up, RowGatedLinear) or not isinstance(down, RowLinear):
+    gate_up, down = compiled_table(block.gate_up.linear), compiled_table(block.down.linear)
+    if gate_up is None or down is None:
         return None
-    matrices = gate_up.up.matrix, gate_up.gate.matrix, down.matrix
-    return [place for matrix in matrices for place in matrix.places], 0
+    return gate_up.data_ptr(), down.data_ptr(), 0
 
 
-def _mixture(mixture: AnyMixture) -> tuple[list[int], int] | None:
+def _mixture(mixture: AnyMixture) -> tuple[int, int, int] | None:
     if not isinstance(mixture, Mixture) or mixture.compiled is None or mixture.shared is not None:
         return None
-    return [0] * 6, mixture.compiled.table.data_ptr()
+    return 0, 0, mixture.compiled.table.data_ptr()
 
 
 def _is_plain(block: Block) -> bool:

@@ -1,4 +1,5 @@
-"""Linear layers over packed floats, in which a row's result does not depend on the rows beside it.
+"""Linear layers over packed floats, and the compiled products of these and of codes: a row's result does
+not depend on the rows beside it.
 
 torch chooses between products by the number of rows, and they add in different orders. Here every row is
 added in one order (`product.h`), so a batch may be cut in any way.
@@ -6,12 +7,13 @@ added in one order (`product.h`), so a batch may be cut in any way.
 
 from collections.abc import Sequence
 from types import ModuleType
+from typing import Protocol
 
 import torch
 
 from engine.layers.linear import fits_half
 
-_INTERFACE = 8  # of kernel.c
+_INTERFACE = 9  # of kernel.c
 try:
     from engine.dense import _kernel as kernel
 except ImportError:  # built without a C compiler
@@ -77,9 +79,20 @@ def pack_tiles(matrix: torch.Tensor, target: torch.Tensor) -> None:
     target.view(tiles.shape).copy_(tiles)
 
 
+class CompiledMatrix(Protocol):
+    """A matrix that the kernel reads, [out, width]."""
+
+    out: int
+    width: int
+    places: tuple[int, int]  # the addresses of its weights and of its bias, 0 for none
+    coded: bool
+
+
 class PackedFloats:
     """A matrix [out, in] in tiles of 16 outputs: floats [in, 16], or bfloat16 in pairs of inputs
     [in / 2, 16, 2]."""
+
+    coded = False
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         self.out, self.width = weight.shape
@@ -92,7 +105,19 @@ class PackedFloats:
         self.places = self.tiles.data_ptr(), 0 if self.bias is None else self.bias.data_ptr()
 
 
-Group = tuple[PackedFloats, PackedFloats | None, int, int]  # matrix, gate, first row, rows
+# A matrix and its gate.
+Gated = tuple[CompiledMatrix, CompiledMatrix | None]
+Group = tuple[CompiledMatrix, CompiledMatrix | None, int, int]  # first row, rows
+
+
+def site_table(matrices: Sequence[Gated]) -> torch.Tensor:
+    """What `layers.h` reads of matrices whose outputs follow each other: int64 [matrices, 6]."""
+    return torch.tensor(
+        [
+            (*matrix.places, *((0, 0) if gate is None else gate.places), matrix.out, matrix.coded)
+            for matrix, gate in matrices
+        ]
+    )
 
 
 def grouped_product(
@@ -103,13 +128,27 @@ def grouped_product(
 ) -> torch.Tensor:
     """For each group's rows of x: x W^T (+ other), or activation(x G^T) * (x W^T) with a gate G. The
     groups have matrices of one shape and cover all rows."""
-    matrix = groups[0][0]
-    if x.dim() != 2 or x.shape[1] != matrix.width or x.device.type != "cpu":
-        raise ValueError(
-            f"rows of {matrix.width} values on the CPU are needed, not {tuple(x.shape)}"
-        )
-    x = x if x.stride(1) == 1 else x.contiguous()
-    out = x.new_empty(x.shape[0], matrix.out)
+    x = checked(x, groups[0][0].width)
+    out = x.new_empty(x.shape[0], groups[0][0].out)
+    multiply_into(x, groups, out, other, activation)
+    return out
+
+
+def checked(x: torch.Tensor, width: int) -> torch.Tensor:
+    """The rows in a form that the kernel can read. Raises ValueError for rows of another width."""
+    if x.dim() != 2 or x.shape[1] != width or x.device.type != "cpu":
+        raise ValueError(f"rows of {width} values on the CPU are needed, not {tuple(x.shape)}")
+    return x if x.stride(1) == 1 else x.contiguous()
+
+
+def multiply_into(
+    x: torch.Tensor,
+    groups: Sequence[Group],
+    out: torch.Tensor,
+    other: torch.Tensor | None = None,
+    activation: str = "silu",
+) -> None:
+    """As `grouped_product`. The last dimensions of x and out are contiguous."""
     if other is not None and other.stride(1) != 1:
         other = other.contiguous()
     listed = []
@@ -118,11 +157,10 @@ def grouped_product(
         of_gate = (0, 0) if gate is None else gate.places
         listed.append((place, of_gate[0], bias, of_gate[1], first, count))
     compiled().product(
-        listed, matrix.out, matrix.width, x.data_ptr(), x.stride(0), out.data_ptr(), out.stride(0),
+        listed, *out.shape[1:], x.shape[1], x.data_ptr(), x.stride(0), out.data_ptr(), out.stride(0),
         0 if other is None else other.data_ptr(), 0 if other is None else other.stride(0),
-        x.dtype is torch.bfloat16, KINDS[activation], torch.get_num_threads(),
+        x.dtype is torch.bfloat16, groups[0][0].coded, KINDS[activation], torch.get_num_threads(),
     )  # fmt: skip
-    return out
 
 
 def activate_(gate: torch.Tensor, activation: str, up: torch.Tensor | None = None) -> torch.Tensor:
@@ -140,6 +178,7 @@ class RowLinear:
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         self.matrix = PackedFloats(weight, bias)
+        self.table = site_table([(self.matrix, None)])
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return grouped_product(x, [(self.matrix, None, 0, len(x))])
@@ -155,6 +194,7 @@ class RowGatedLinear:
         gate, up = weight.chunk(2)
         biases = (None, None) if bias is None else bias.chunk(2)
         self.gate, self.up = RowLinear(gate, biases[0]), RowLinear(up, biases[1])
+        self.table = site_table([(self.up.matrix, self.gate.matrix)])
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return torch.cat(self.halves(x), -1)

@@ -6,15 +6,8 @@ from itertools import accumulate
 
 import torch
 
-from engine.dense.linear import (
-    KINDS,
-    RowGatedLinear,
-    RowLinear,
-    compiled,
-    has_kernel,
-    multiplies,
-    pack_tiles,
-)
+from engine.dense.linear import KINDS, compiled, has_kernel, multiplies, pack_tiles
+from engine.dense.tables import compiled_table
 from engine.layers.adapter_extras import ExtraRows
 from engine.layers.host_memory import lazy_zeros
 from engine.layers.lora import LoraStep, Matrices
@@ -23,7 +16,7 @@ from engine.layers.operations import GatedSite, Site
 from engine.model_spec import ModelSpec
 
 _SITES = tuple(SITES)
-_NONE = 0, 0, 0, 0  # no matrix: sums are added to what is there
+_NONE = 0  # no matrix: sums are added to what is there
 _LANES, _STEP = 16, 32  # outputs of a tile; inputs that the widest instructions take at once
 
 
@@ -122,20 +115,16 @@ class PackedLoraStep(LoraStep):
         linear = site.linear
         if self.extras:  # which may change the base's products before anything is added
             return None
-        if isinstance(linear, RowGatedLinear):
-            matrix, gate = linear.up.matrix, linear.gate.matrix.places
-        elif isinstance(linear, RowLinear):
-            matrix, gate = linear.matrix, (0, 0)
-        elif isinstance(site, GatedSite):
+        table = compiled_table(linear)
+        if table is None and isinstance(site, GatedSite):
             return None
-        else:
+        if table is None:
             out = linear(x) if other is None else linear.plus(x, other)
             self._call((site.layer, site.name, -1), _NONE, x, (out, out), activation)
             return out
-        out = x.new_empty(len(x), matrix.out)
+        out = x.new_empty(len(x), int(table[:, -2].sum()))
         other = None if other is None else other.contiguous()
-        places = *matrix.places, *gate
-        self._call((site.layer, site.name, -1), places, x, (out, other), activation)
+        self._call((site.layer, site.name, -1), table.data_ptr(), x, (out, other), activation)
         return out
 
     def add_(self, layer: int, site: str, x: torch.Tensor, *outputs: torch.Tensor) -> None:
@@ -152,20 +141,20 @@ class PackedLoraStep(LoraStep):
     def _call(
         self,
         place: tuple[int, str, int],
-        matrix: tuple[int, int, int, int],
+        matrices: int,
         x: torch.Tensor,
         outputs: tuple[torch.Tensor, torch.Tensor | None],
         activation: str,
     ) -> None:
-        """place: layer, site, and the only part whose outputs these are, or -1. outputs: what is written,
-        and what is added, which may be the same."""
+        """place: layer, site, and the only part whose outputs these are, or -1. matrices: the site's
+        table, or `_NONE`. outputs: what is written, and what is added, which may be the same."""
         (layer, site, part), (out, other) = place, outputs
         spec, x = self._spec, x.contiguous()
         ends = (
             (spec.q_width, spec.q_width + spec.kv_width) if site == "qkv" and part < 0 else (0, 0)
         )
         compiled().adapted(
-            self.listed, layer, _SITES.index(site), part, matrix, ends, x.data_ptr(),
+            self.listed, layer, _SITES.index(site), part, matrices, ends, x.data_ptr(),
             out.data_ptr(), 0 if other is None else other.data_ptr(),
             (*x.shape, out.shape[1], out.stride(0), KINDS[activation]), x.dtype is torch.bfloat16,
             torch.get_num_threads(),

@@ -10,57 +10,50 @@ from types import ModuleType
 
 import torch
 
+from engine.dense import linear as dense
 from engine.layers.linear import activate
 from engine.quantization.packed import GROUP, Packed
 
-_INTERFACE = 2  # of kernel.c
-try:
-    from engine.quantization import _kernel as kernel
-except ImportError:  # built without a C compiler
-    kernel = None  # type: ignore[assignment]
-if getattr(kernel, "INTERFACE", 0) != _INTERFACE:  # built by an earlier version
-    kernel = None  # type: ignore[assignment]
-
-_KERNEL_TYPES = (torch.float32, torch.bfloat16)
-
 
 def has_kernel() -> bool:
-    return kernel is not None
+    return dense.has_kernel()
 
 
 def kernel_for(dtype: torch.dtype) -> ModuleType | None:
     """The compiled functions, where they are built and take rows of this type."""
-    return kernel if dtype in _KERNEL_TYPES else None
+    return dense.compiled() if dense.has_kernel() and dtype in dense.DTYPES else None
 
 
 class QuantizedMatrix:
-    """One packed matrix and its product."""
+    """One packed matrix and its product. Implements `engine.dense.linear.CompiledMatrix` where the
+    kernel is there."""
+
+    coded = True
 
     def __init__(self, packed: Packed) -> None:
         self.packed = packed
-        self.kernel_matrix = None
-        if kernel is not None:
-            arrays = (packed.codes, packed.scales, packed.minima, packed.factors, packed.bias)
-            codes, scales, minima, factors, bias = (
-                None if each is None else each.numpy() for each in arrays
-            )
-            assert codes is not None and scales is not None and factors is not None
-            self.kernel_matrix = kernel.Matrix(
-                (codes, scales, minima, factors, bias), packed.out, -(-packed.width // GROUP),
-                packed.bits, packed.group, packed.zero,
+        self.out, self.width = packed.out, packed.width
+        self.places = 0, 0 if packed.bias is None else packed.bias.data_ptr()
+        if dense.has_kernel():
+            arrays = (packed.codes, packed.scales, packed.minima, packed.factors)
+            self._kept = dense.compiled().Matrix(
+                tuple(None if each is None else each.numpy() for each in arrays), packed.out,
+                -(-packed.width // GROUP), packed.bits, packed.group, packed.zero,
             )  # fmt: skip
+            self.places = self._kept.address, self.places[1]
+
+    @property
+    def listed(self) -> bool:
+        """Whether the kernel reads rows for it as they are."""
+        return bool(self.places[0]) and self.packed.order is None
 
     def into(self, x: torch.Tensor, out: torch.Tensor, other: torch.Tensor | None = None) -> None:
         """out = x W^T + b (+ other). The last dimension of all is contiguous."""
-        if self.kernel_matrix is None or x.dtype not in _KERNEL_TYPES:
+        if not self.places[0] or x.dtype not in dense.DTYPES:
             product = self.packed.product(x)
             out.copy_(product if other is None else product + other)
             return
-        x = self.packed.sorted(x)
-        kernel.product(
-            self.kernel_matrix, _rows(x), _rows(out), None if other is None else _rows(other),
-            x.shape[1], x.shape[0], x.dtype is torch.bfloat16, torch.get_num_threads(),
-        )  # fmt: skip
+        dense.multiply_into(self.packed.sorted(x), [(self, None, 0, len(x))], out, other)
 
 
 class QuantizedLinear:
@@ -70,6 +63,9 @@ class QuantizedLinear:
     def __init__(self, parts: Sequence[Packed]) -> None:
         self._parts = [QuantizedMatrix(part) for part in parts]
         self._out = sum(part.out for part in parts)
+        self.table: torch.Tensor | None = None  # what the kernel reads, if it does
+        if all(part.listed for part in self._parts):
+            self.table = dense.site_table([(part, None) for part in self._parts])
 
     @property
     def parts(self) -> list[Packed]:
@@ -82,7 +78,7 @@ class QuantizedLinear:
         return self._product(x, other)
 
     def _product(self, x: torch.Tensor, other: torch.Tensor | None) -> torch.Tensor:
-        x = _checked(x, self._parts[0].packed.width)
+        x = dense.checked(x, self._parts[0].packed.width)
         out = x.new_empty(x.shape[0], self._out)
         if other is not None and (other.shape != out.shape or other.dtype != out.dtype):
             raise ValueError(f"{tuple(other.shape)} cannot be added to {tuple(out.shape)}")
@@ -110,7 +106,10 @@ class QuantizedGatedLinear:
             same = same and gate.order is up.order
         else:
             same = same and torch.equal(gate.order, up.order)
-        self._fused = same and self._gate.kernel_matrix is not None
+        self._fused = same and dense.has_kernel()
+        self.table: torch.Tensor | None = None  # what the kernel reads, if it does
+        if self._fused and self._up.listed:
+            self.table = dense.site_table([(self._up, self._gate)])
 
     @property
     def parts(self) -> list[Packed]:
@@ -126,18 +125,11 @@ class QuantizedGatedLinear:
         return self._halves[0](x), self._halves[1](x)
 
     def gated(self, x: torch.Tensor, activation: str) -> torch.Tensor:
-        if not self._fused or x.dtype not in _KERNEL_TYPES:
+        if not self._fused or x.dtype not in dense.DTYPES:
             gate, up = self.halves(x)
             return activate(gate, activation).mul_(up)
-        x = self._up.packed.sorted(_checked(x, self._up.packed.width))
-        out = x.new_empty(x.shape[0], self._up.packed.out)
-        gate_matrix, up_matrix = self._gate.kernel_matrix, self._up.kernel_matrix
-        assert gate_matrix is not None and up_matrix is not None
-        kernel.gated(
-            gate_matrix, up_matrix, _rows(x), _rows(out), x.shape[1], x.shape[0],
-            x.dtype is torch.bfloat16, torch.get_num_threads(), activation != "silu",
-        )  # fmt: skip
-        return out
+        x = self._up.packed.sorted(dense.checked(x, self._up.width))
+        return dense.grouped_product(x, [(self._up, self._gate, 0, len(x))], activation)
 
 
 class QuantizedEmbedding:
@@ -149,14 +141,3 @@ class QuantizedEmbedding:
 
     def __call__(self, tokens: torch.Tensor) -> torch.Tensor:
         return self.packed.rows(tokens).to(self._dtype)
-
-
-def _checked(x: torch.Tensor, width: int) -> torch.Tensor:
-    """The rows in a form that the kernel can read. Raises ValueError for rows of another width."""
-    if x.dim() != 2 or x.shape[1] != width or x.device.type != "cpu":
-        raise ValueError(f"rows of {width} values on the CPU are needed, not {tuple(x.shape)}")
-    return x if x.stride(1) == 1 else x.contiguous()
-
-
-def _rows(x: torch.Tensor) -> tuple[int, int]:
-    return x.data_ptr(), x.stride(0)

@@ -24,7 +24,6 @@ LOADS = "from moderation.classifiers.load import load_classifier; load_classifie
     [
         ("moderation.classifiers", "moderation.classifiers.ensemble", "Kernel", LOADS),
         ("engine.dense", "engine.dense.linear", "kernel", ""),
-        ("engine.quantization", "engine.quantization.linear", "kernel", ""),
     ],
 )
 def test_an_earlier_build_is_not_used(

@@ -74,9 +74,10 @@ class Steps:
         *,
         one_by_one: bool = False,
         threads: int = 2,
+        **settings: object,
     ) -> list[Any]:
         """Nine tokens after each prompt, in one batch, each with its adapter."""
-        driver = Driver(checkpoint, 400, dtype=self.dtype, threads=threads)
+        driver = Driver(checkpoint, 400, dtype=self.dtype, threads=threads, **settings)
         if one_by_one:
             driver.runner._layers = None
         handles: dict[Path | None, Any] = {None: None}

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from engine.quantization import linear
+from engine.dense import linear
 from tests.compiled import built_extension
 
 LEVELS = ["avx512", "avx2", "plain", "torch"]

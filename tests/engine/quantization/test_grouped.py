@@ -10,10 +10,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine.config import EngineConfig
+from engine.dense import linear
 from engine.errors import CheckpointError, ConfigError
 from engine.models.checkpoint import open_checkpoint
 from engine.models.load import load_model
-from engine.quantization import linear
 from engine.quantization.linear import QuantizedEmbedding, QuantizedLinear
 from engine.quantization.packed import pack
 from tests.engine.checkpoints import reference, reference_logits

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from engine.config import EngineConfig
+from engine.dense import linear
 from engine.errors import CheckpointError, ConfigError
 from engine.models.load import load_model
-from engine.quantization import linear
 from engine.quantization.linear import QuantizedLinear
 from engine.quantization.quantize import quantize
 from tests.engine.checkpoints import (

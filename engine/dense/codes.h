@@ -1,27 +1,26 @@
-/* Rows to codes, and the products of codes with one tile of a matrix, for each kind of processor. */
-#ifndef TILES_H
-#define TILES_H
-#include "../native.h"
-#include <math.h>
+/* Matrices of 8-bit or 4-bit codes, whose layout `packed.py` describes: rows to codes, and the products of
+ * codes with a tile of a matrix, for each kind of processor.
+ *
+ * Rows are rounded in groups of 32, products of codes are added as integers within a group, and groups are
+ * added in order as floats: a row's result does not depend on the rows beside it. */
+#ifndef CODES_H
+#define CODES_H
+#include "product.h"
 
-enum { CODES, SCALES, MINIMA, FACTORS, BIAS, ARRAYS };
-enum { SILU, GELU };
+#define GROUP 32 /* inputs that share the scale of a row's codes */
+#define EIGHT 8  /* rows whose codes lie together */
 
-#define LANES 16         /* outputs of a tile, which lie side by side */
-#define GROUP 32         /* inputs that share the scale of a row's codes */
-#define BLOCK 8          /* rows that one pass over a tile's weights serves */
-#define ALONE (1 << 16)  /* multiplications, below which waking a second thread costs more */
-#define LONG (1 << 22)   /* multiplications, from which on the interpreter's lock is released */
-
+/* A matrix of codes. */
 typedef struct {
-    PyObject_HEAD
-    Py_buffer views[ARRAYS];
+    const uint8_t *codes;
+    const uint16_t *scales, *minima; /* of float16; minima may be NULL */
+    const float *factors;            /* of each output */
     int32_t out, groups, tiles; /* groups of 32 inputs; tiles of 16 outputs */
     int32_t bits, step;         /* step: the inputs, 16 or 32, between two scales or fewer */
     int32_t per_scale;          /* steps that share a scale */
-    int32_t scales;             /* of a row */
+    int32_t scale_count;        /* of a row */
     int32_t zero;               /* the code that stands for 0 */
-} Matrix;
+} Coded;
 
 /* Rows of codes with what every step of a product needs of them. Eight rows are a block, in which a
  * group of all rows comes before the next group. */
@@ -46,23 +45,31 @@ static float half_to_float(uint16_t half) {
     return value;
 }
 
-INLINE float activated(float x, int kind) {
-    if (kind == SILU) return x / (1.0f + exponential(-x));
-    float inner = 0.797884561f * (x + 0.044715f * x * x * x);
-    return x - x / (exponential(2.0f * inner) + 1.0f);
+/* Bytes for the codes of rows that are `filled` wide, a multiple of 32, whatever a matrix's step is. */
+INLINE size_t codes_bytes(int64_t rows, int64_t filled) {
+    return (size_t)((rows + EIGHT - 1) / EIGHT * EIGHT * (filled + filled / GROUP * 4 + filled / 16 * 8));
 }
 
-/* One row to codes. A row that is not finite keeps a scale that is not a number, so that its
+/* memory: `codes_bytes`. m: of the format for which these are. */
+INLINE Codes codes_in(char *memory, int64_t rows, const Coded *m) {
+    Codes c = {.groups = m->groups, .steps = m->groups * (GROUP / m->step), .step = m->step, .zero = m->zero};
+    const int64_t places = (rows + EIGHT - 1) / EIGHT * EIGHT;
+    c.codes = (int8_t *)memory;
+    c.scales = (float *)(memory + places * c.groups * GROUP);
+    c.sums = c.scales + places * c.groups;
+    c.starts = (int32_t *)(c.sums + places * c.steps);
+    return c;
+}
+
+/* One row, x [groups * 32], to codes. A row that is not finite keeps a scale that is not a number, so that its
  * results are none either. */
-INLINE void to_codes(const float *x, int32_t width, const Codes *to, int32_t row) {
-    const size_t block = (size_t)(row / BLOCK), at_row = (size_t)(row % BLOCK);
+INLINE void to_codes(const float *x, const Codes *to, int64_t row) {
+    const size_t block = (size_t)(row / EIGHT), at_row = (size_t)(row % EIGHT);
     for (int32_t g = 0; g < to->groups; g++) {
-        const size_t place = (block * to->groups + g) * BLOCK + at_row;
+        const size_t place = (block * to->groups + g) * EIGHT + at_row;
         int8_t *codes = to->codes + place * GROUP;
         float part[GROUP];
-        int32_t here = width - g * GROUP < GROUP ? width - g * GROUP : GROUP;
-        memcpy(part, x + g * GROUP, sizeof(float) * here);
-        for (int32_t i = here; i < GROUP; i++) part[i] = 0;
+        memcpy(part, x + g * GROUP, sizeof(part));
         int32_t bits[GROUP], top = 0;
         memcpy(bits, part, sizeof(part));
         for (int i = 0; i < GROUP; i++) {
@@ -85,15 +92,11 @@ INLINE void to_codes(const float *x, int32_t width, const Codes *to, int32_t row
         to->scales[place] = scale;
         if (to->step == GROUP) sums[0] += sums[1];
         for (int h = 0; h < GROUP / to->step; h++) {
-            size_t at = (block * to->steps + g * (GROUP / to->step) + h) * BLOCK + at_row;
+            size_t at = (block * to->steps + g * (GROUP / to->step) + h) * EIGHT + at_row;
             to->sums[at] = scale * (float)sums[h];
             to->starts[at] = -to->zero * sums[h];
         }
     }
-}
-
-static void to_codes_plain(const float *x, int32_t width, const Codes *to, int32_t row) {
-    to_codes(x, width, to, row);
 }
 
 /* Where the weights of a tile begin. */
@@ -102,11 +105,10 @@ typedef struct {
     const uint16_t *scales, *minima;
 } Weights;
 
-static Weights weights_of(const Matrix *m, int32_t tile) {
-    const size_t at = (size_t)tile * m->scales * LANES;
-    const uint16_t *minima = m->views[MINIMA].buf;
-    return (Weights){(const uint8_t *)m->views[CODES].buf + (size_t)tile * m->groups * m->bits * 64,
-                     (const uint16_t *)m->views[SCALES].buf + at, minima ? minima + at : NULL};
+static Weights weights_of(const Coded *m, int32_t tile) {
+    const size_t at = (size_t)tile * m->scale_count * LANES;
+    return (Weights){m->codes + (size_t)tile * m->groups * m->bits * 64, m->scales + at,
+                     m->minima ? m->minima + at : NULL};
 }
 
 /* The part of a block of rows that a tile is multiplied with: `rows` of them from `first` on. */
@@ -117,16 +119,16 @@ typedef struct {
     int rows;
 } Rows;
 
-static Rows rows_of(const Codes *x, int32_t first, int rows) {
-    const size_t block = (size_t)(first / BLOCK), at = (size_t)(first % BLOCK);
-    const size_t step = block * x->steps * BLOCK + at, group = block * x->groups * BLOCK + at;
+static Rows rows_of(const Codes *x, int64_t first, int rows) {
+    const size_t block = (size_t)(first / EIGHT), at = (size_t)(first % EIGHT);
+    const size_t step = block * x->steps * EIGHT + at, group = block * x->groups * EIGHT + at;
     return (Rows){x->codes + group * GROUP, x->scales + group, x->sums + step, x->starts + step, rows};
 }
 
 /* The sums of some rows with the outputs of one or two tiles of one format: sums[tile][row]. */
-typedef void (*Tile)(const Matrix *, const Weights *, int, Rows, float (*)[BLOCK][LANES]);
+typedef void (*Tile)(const Coded *, const Weights *, int, Rows, float (*)[BLOCK][LANES]);
 
-static void tile_plain(const Matrix *m, const Weights *tiles, int count, Rows x,
+static void tile_plain(const Coded *m, const Weights *tiles, int count, Rows x,
                        float (*sums)[BLOCK][LANES]) {
     const int loads = m->bits, halves = GROUP / m->step; /* 64-byte loads of a group: 8 or 4 */
     for (int t = 0; t < count; t++) {
@@ -149,21 +151,41 @@ static void tile_plain(const Matrix *m, const Weights *tiles, int count, Rows x,
                     low[lane] = minima ? half_to_float(minima[at + lane]) : 0;
                 }
                 for (int r = 0; r < x.rows; r++) {
-                    const int8_t *of = x.codes + ((size_t)g * BLOCK + r) * GROUP + h * m->step;
+                    const int8_t *of = x.codes + ((size_t)g * EIGHT + r) * GROUP + h * m->step;
                     int32_t whole[LANES];
                     for (int lane = 0; lane < LANES; lane++)
-                        whole[lane] = x.starts[(size_t)step * BLOCK + r];
+                        whole[lane] = x.starts[(size_t)step * EIGHT + r];
                     for (int k = 0; k < m->step; k++)
                         for (int lane = 0; lane < LANES; lane++)
                             whole[lane] += whole_codes[h * m->step + k][lane] * of[k];
-                    float scale = x.scales[(size_t)g * BLOCK + r];
-                    float sum = x.sums[(size_t)step * BLOCK + r];
+                    float scale = x.scales[(size_t)g * EIGHT + r];
+                    float sum = x.sums[(size_t)step * EIGHT + r];
                     for (int lane = 0; lane < LANES; lane++) {
                         sums[t][r][lane] += (float)whole[lane] * by[lane] * scale;
                         if (minima) sums[t][r][lane] += low[lane] * sum;
                     }
                 }
             }
+        }
+    }
+}
+
+/* The sums of rows from `row` on with one or two tiles, `at`, of matrices of one format. */
+INLINE void sums_of_codes(const Codes *x, const Coded *const m[2], const int32_t at[2], int tiles, int64_t row,
+                          int rows, float (*sums)[BLOCK][LANES], Tile tile) {
+    const Weights weights[2] = {weights_of(m[0], at[0]), weights_of(m[1], at[tiles - 1])};
+    for (int done = 0, here; done < rows; done += here) {
+        const int left = EIGHT - (int)((row + done) % EIGHT);
+        here = rows - done < left ? rows - done : left;
+        tile(m[0], weights, tiles, rows_of(x, row + done, here), (float (*)[BLOCK][LANES])sums[0][done]);
+    }
+    for (int t = 0; t < tiles; t++) {
+        Lanes factors, values;
+        memcpy(&factors, m[t]->factors + at[t] * LANES, 64);
+        for (int r = 0; r < rows; r++) {
+            memcpy(&values, sums[t][r], 64);
+            values *= factors;
+            memcpy(sums[t][r], &values, 64);
         }
     }
 }

@@ -1,19 +1,10 @@
-/* The products of a tile by AVX-512 with VNNI, and by AVX2. */
-#ifndef TILES_X86_H
-#define TILES_X86_H
-#include "tiles.h"
-#include <immintrin.h>
+/* The products of a tile of codes by AVX-512 with VNNI, and by AVX2. */
+#ifndef CODES_X86_H
+#define CODES_X86_H
+#include "codes.h"
 
-#define TARGET_512 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c,fma")))
-#define TARGET_256 __attribute__((target("avx2,f16c,fma")))
-
-TARGET_512 static void to_codes_512(const float *x, int32_t width, const Codes *to, int32_t row) {
-    to_codes(x, width, to, row);
-}
-
-TARGET_256 static void to_codes_256(const float *x, int32_t width, const Codes *to, int32_t row) {
-    to_codes(x, width, to, row);
-}
+#define TARGET_VNNI __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c,fma")))
+#define TARGET_F16C __attribute__((target("avx2,f16c,fma")))
 
 INLINE int32_t quad(const int8_t *codes) {
     int32_t four;
@@ -22,7 +13,7 @@ INLINE int32_t quad(const int8_t *codes) {
 }
 
 /* `first`: of the rows, within those of x. */
-TARGET_512 INLINE void body_512(const Matrix *m, const Weights *tiles, const Rows *x, const int first,
+TARGET_VNNI INLINE void body_512(const Coded *m, const Weights *tiles, const Rows *x, const int first,
                                 float (*sums)[BLOCK][LANES], const int count, const int rows,
                                 const int bits, const int halves, const int low) {
     const int32_t groups = m->groups, per_scale = m->per_scale;
@@ -34,8 +25,8 @@ TARGET_512 INLINE void body_512(const Matrix *m, const Weights *tiles, const Row
     const uint16_t *minima[2] = {tiles[0].minima, tiles[count - 1].minima};
     const __m512i nibble = _mm512_set1_epi8(15);
     const int upper = halves - 1;
-    __m512 total[2][BLOCK];
-    __m512i whole[2][BLOCK][2];
+    __m512 total[2][EIGHT];
+    __m512i whole[2][EIGHT][2];
     for (int t = 0; t < count; t++)
         for (int r = 0; r < rows; r++) total[t][r] = _mm512_setzero_ps();
     int32_t left = per_scale;
@@ -43,7 +34,7 @@ TARGET_512 INLINE void body_512(const Matrix *m, const Weights *tiles, const Row
         for (int r = 0; r < rows; r++)
             for (int h = 0; h < halves; h++)
                 for (int t = 0; t < count; t++)
-                    whole[t][r][h] = _mm512_set1_epi32(starts[h * BLOCK + r]);
+                    whole[t][r][h] = _mm512_set1_epi32(starts[h * EIGHT + r]);
         for (int q = 0; q < bits; q++) {
             __m512i w[2], high[2];
             for (int t = 0; t < count; t++) {
@@ -74,7 +65,7 @@ TARGET_512 INLINE void body_512(const Matrix *m, const Weights *tiles, const Row
                     __m512 scaled = _mm512_mul_ps(_mm512_cvtepi32_ps(whole[t][r][h]), by);
                     total[t][r] = _mm512_fmadd_ps(scaled, _mm512_set1_ps(row_scales[r]), total[t][r]);
                     if (low) {
-                        __m512 sum = _mm512_set1_ps(row_sums[h * BLOCK + r]);
+                        __m512 sum = _mm512_set1_ps(row_sums[h * EIGHT + r]);
                         total[t][r] = _mm512_fmadd_ps(least, sum, total[t][r]);
                     }
                 }
@@ -85,15 +76,15 @@ TARGET_512 INLINE void body_512(const Matrix *m, const Weights *tiles, const Row
             }
         }
         for (int t = 0; t < count; t++) codes[t] += bits * 64;
-        of += BLOCK * GROUP, row_scales += BLOCK;
-        row_sums += halves * BLOCK, starts += halves * BLOCK;
+        of += EIGHT * GROUP, row_scales += EIGHT;
+        row_sums += halves * EIGHT, starts += halves * EIGHT;
     }
     for (int t = 0; t < count; t++)
         for (int r = 0; r < rows; r++) _mm512_storeu_ps(sums[t][first + r], total[t][r]);
 }
 
 /* 16 outputs are two registers here, `side`s of a tile; `count` is 1. */
-TARGET_256 INLINE void body_256(const Matrix *m, const Weights *tiles, const Rows *x, const int first,
+TARGET_F16C INLINE void body_256(const Coded *m, const Weights *tiles, const Rows *x, const int first,
                                 float (*sums)[BLOCK][LANES], const int count, const int rows,
                                 const int bits, const int halves, const int low) {
     const int32_t groups = m->groups, per_scale = m->per_scale;
@@ -146,12 +137,12 @@ TARGET_256 INLINE void body_256(const Matrix *m, const Weights *tiles, const Row
                 for (int r = 0; r < rows; r++) {
                     __m256i all = whole[r][h];
                     if (bits == 4)
-                        all = _mm256_add_epi32(all, _mm256_set1_epi32(starts[h * BLOCK + r]));
+                        all = _mm256_add_epi32(all, _mm256_set1_epi32(starts[h * EIGHT + r]));
                     __m256 scaled = _mm256_mul_ps(_mm256_cvtepi32_ps(all), by);
                     __m256 scale = _mm256_set1_ps(row_scales[r]);
                     total[r][side] = _mm256_fmadd_ps(scaled, scale, total[r][side]);
                     if (low) {
-                        __m256 sum = _mm256_set1_ps(row_sums[h * BLOCK + r]);
+                        __m256 sum = _mm256_set1_ps(row_sums[h * EIGHT + r]);
                         total[r][side] = _mm256_fmadd_ps(least, sum, total[r][side]);
                     }
                 }
@@ -159,8 +150,8 @@ TARGET_256 INLINE void body_256(const Matrix *m, const Weights *tiles, const Row
         }
         for (int h = 0; h < halves; h++)
             if (--left == 0) scales += LANES, minima += low ? LANES : 0, left = per_scale;
-        codes += bits * 64, of += BLOCK * GROUP, row_scales += BLOCK;
-        row_sums += halves * BLOCK, starts += halves * BLOCK;
+        codes += bits * 64, of += EIGHT * GROUP, row_scales += EIGHT;
+        row_sums += halves * EIGHT, starts += halves * EIGHT;
     }
     (void)count;
     for (int r = 0; r < rows; r++)
@@ -170,7 +161,7 @@ TARGET_256 INLINE void body_256(const Matrix *m, const Weights *tiles, const Row
 
 /* Bodies with constant arguments, which the compiler unrolls. */
 #define EACH_FORMAT(body, count, rows)                                                   \
-    switch ((m->bits == 8) * 4 + (m->step == 16) * 2 + (m->views[MINIMA].buf != NULL)) { \
+    switch ((m->bits == 8) * 4 + (m->step == 16) * 2 + (m->minima != NULL)) { \
     case 0: body(m, tiles, &x, first, sums, count, rows, 4, 1, 0); break;                \
     case 1: body(m, tiles, &x, first, sums, count, rows, 4, 1, 1); break;                \
     case 2: body(m, tiles, &x, first, sums, count, rows, 4, 2, 0); break;                \
@@ -181,13 +172,13 @@ TARGET_256 INLINE void body_256(const Matrix *m, const Weights *tiles, const Row
     default: body(m, tiles, &x, first, sums, count, rows, 8, 2, 1);                      \
     }
 
-TARGET_512 static void one_512(const Matrix *m, const Weights *tiles, Rows x, float (*sums)[BLOCK][LANES]) {
+TARGET_VNNI static void one_512(const Coded *m, const Weights *tiles, Rows x, float (*sums)[BLOCK][LANES]) {
     int first = 0;
     for (; first + 4 <= x.rows; first += 4) EACH_FORMAT(body_512, 1, 4)
     for (; first < x.rows; first++) EACH_FORMAT(body_512, 1, 1)
 }
 
-TARGET_512 static void tile_512(const Matrix *m, const Weights *tiles, int count, Rows x,
+TARGET_VNNI static void tile_512(const Coded *m, const Weights *tiles, int count, Rows x,
                                 float (*sums)[BLOCK][LANES]) {
     if (count == 1) {
         one_512(m, tiles, x, sums);
@@ -199,7 +190,7 @@ TARGET_512 static void tile_512(const Matrix *m, const Weights *tiles, int count
     for (; first < x.rows; first++) EACH_FORMAT(body_512, 2, 1)
 }
 
-TARGET_256 static void tile_256(const Matrix *m, const Weights *tiles, int count, Rows x,
+TARGET_F16C static void tile_256(const Coded *m, const Weights *tiles, int count, Rows x,
                                 float (*sums)[BLOCK][LANES]) {
     for (; count; count--, tiles++, sums++) {
         int first = 0;

@@ -1,7 +1,7 @@
 /* Keys and values in 8 bits: see `kv.py` for the layout. Every level gives the same bits. */
-#ifndef KV_H
-#define KV_H
-#include "tiles.h"
+#ifndef KV_CODES_H
+#define KV_CODES_H
+#include "rows.h"
 
 typedef struct {
     char *pool;        /* the first row of the layer */
