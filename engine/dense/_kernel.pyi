@@ -133,13 +133,15 @@ def norm(
     out: int,
     out_stride: int,
     rows: int,
+    heads: int,
     width: int,
     eps: float,
     brain: bool,
     threads: int,
     /,
 ) -> None:
-    """out = x / rms(x) * weight, for float32 weights. `brain`: x and out are bfloat16."""
+    """out = x / rms(x) * weight, for each of a row's heads, and float32 weights. `brain`: x and out are
+    bfloat16."""
 
 def place(
     x: int,

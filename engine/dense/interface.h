@@ -150,16 +150,17 @@ static PyObject *attend(PyObject *Py_UNUSED(module), PyObject *args) {
 }
 
 PyDoc_STRVAR(norm_doc,
-    "norm(x, stride, weight, out, out_stride, rows, width, eps, brain, threads, /)\n--\n\n"
-    "out = x / rms(x) * weight, for float weights.");
+    "norm(x, stride, weight, out, out_stride, rows, heads, width, eps, brain, threads, /)\n--\n\n"
+    "out = x / rms(x) * weight, for each of the heads of a row, and float weights.");
 
 static PyObject *norm(PyObject *Py_UNUSED(module), PyObject *args) {
     Address x, weight, out;
     int threads;
     Norm w = {0};
-    if (!PyArg_ParseTuple(args, "KLKKLiifpi", &x, &w.stride, &weight, &out, &w.out_stride, &w.rows,
-                          &w.width, &w.eps, &w.brain, &threads))
+    if (!PyArg_ParseTuple(args, "KLKKLiiifpi", &x, &w.stride, &weight, &out, &w.out_stride, &w.rows,
+                          &w.heads, &w.width, &w.eps, &w.brain, &threads))
         return NULL;
+    w.rows *= w.heads;
     w.x = (const char *)(uintptr_t)x, w.weight = (const float *)(uintptr_t)weight;
     w.out = (char *)(uintptr_t)out;
     run(norm_part, &w, (int64_t)w.rows * w.width < ALONE ? 1 : threads);
@@ -246,7 +247,7 @@ static PyMethodDef methods[] = {{"product", product, METH_VARARGS, product_doc},
                                 {"instructions", instructions, METH_VARARGS, instructions_doc},
                                 {0}};
 // What `linear.py` expects of this module; both change together, so that an older build is not used.
-#define INTERFACE 9
+#define INTERFACE 10
 
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, .m_name = "_kernel", .m_size = -1,
                                     .m_methods = methods};

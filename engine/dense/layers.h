@@ -3,9 +3,9 @@
 #ifndef LAYERS_H
 #define LAYERS_H
 
-/* Addresses of a layer: norms, the tables of its sites, its part of the pool, and the table of its mixture of
+/* Addresses of a layer: norms (0: it has none of queries or keys), the tables of its sites, its part of the pool, and the table of its mixture of
  * experts, which then stands for the last two sites. */
-enum { INPUT_NORM, QKV, O, MLP_NORM, GATE_UP, DOWN, POOL, MIXTURE, ADDRESSES };
+enum { INPUT_NORM, QKV, Q_NORM, K_NORM, O, MLP_NORM, GATE_UP, DOWN, POOL, MIXTURE, ADDRESSES };
 
 /* Of a site, a row for each of the matrices whose outputs follow each other: packed floats or a `Coded`, its bias,
  * the same of a gate (0: none), how many outputs it has, and whether it is of codes. */
@@ -92,8 +92,17 @@ static int32_t largest(int32_t a, int32_t b, int32_t c) {
 
 static void norm_rows(const Layers *l, int64_t weight, char *out) {
     Norm w = {.x = l->x, .weight = (const float *)(uintptr_t)weight, .out = out, .stride = l->hidden,
-              .out_stride = l->hidden, .rows = l->rows, .width = l->hidden, .eps = l->eps, .brain = l->brain};
+              .out_stride = l->hidden, .rows = l->rows, .width = l->hidden, .heads = 1, .eps = l->eps,
+              .brain = l->brain};
     run(norm_part, &w, (int64_t)w.rows * w.width < ALONE ? 1 : l->threads);
+}
+
+/* In place, each of the heads that begin at `x` in every row. */
+static void norm_heads(const Layers *l, int64_t weight, char *x, int32_t heads) {
+    Norm w = {.x = x, .weight = (const float *)(uintptr_t)weight, .out = x, .stride = l->attention.stride,
+              .out_stride = l->attention.stride, .rows = l->rows * heads, .width = l->attention.dim, .heads = heads,
+              .eps = l->eps, .brain = l->brain};
+    if (weight) run(norm_part, &w, (int64_t)w.rows * w.width < ALONE ? 1 : l->threads);
 }
 
 static void attend_rows(const Layers *l, const Attention *tiles, int count, float *memory) {
@@ -118,6 +127,8 @@ static void all_layers(const Layers *l, Attention *tiles, const int64_t *first, 
         norm_rows(l, at[INPUT_NORM], normed);
         multiply_rows(l, (Site){AT(QKV), l->hidden, q_width + 2 * kv_width, 0, n, OF_QKV, {q_width, q_width + kv_width}},
                       normed, qkv, NULL);
+        norm_heads(l, at[Q_NORM], qkv, a->kv_heads * a->group);
+        norm_heads(l, at[K_NORM], qkv + row * q_width, a->kv_heads);
         Placing place = l->place;
         place.x = qkv, place.pool = (char *)(uintptr_t)at[POOL];
         run(place_part, &place, (int64_t)l->rows * (q_width + 3 * kv_width) < ALONE ? 1 : l->threads);

@@ -29,7 +29,7 @@ class DecodedLayers:
     spec: ModelSpec
     pool: KvPool
     blocks: list[Block]
-    table: torch.Tensor  # the addresses that `layers.h` names, [layers, 8]
+    table: torch.Tensor  # the addresses that `layers.h` names, [layers, 10]
 
     def __call__(self, step: StepInputs, x: torch.Tensor) -> torch.Tensor | None:
         """x after all layers, changed in place; None for a step that has to be computed otherwise."""
@@ -109,8 +109,14 @@ def _addresses(block: Block, pool: KvPool) -> list[int] | None:
     if type(norms[0]) is not RmsNorm or type(norms[1]) is not RmsNorm:
         return None
     first, second = (each.floats.data_ptr() for each in norms if each is not None)
+    of_heads = attention.head_norms or ()
+    if any(type(each) is not RmsNorm for each in of_heads):
+        return None
+    q_norm, k_norm = [each.floats.data_ptr() for each in of_heads] or (0, 0)
     *sites, mixture = inner
-    return [first, qkv.data_ptr(), o.data_ptr(), second, *sites, slots.data_ptr(), mixture]
+    return [
+        first, qkv.data_ptr(), q_norm, k_norm, o.data_ptr(), second, *sites, slots.data_ptr(), mixture,
+    ]  # fmt: skip
 
 
 def _mlp(block: Block) -> tuple[int, int, int] | None:
@@ -129,7 +135,7 @@ def _mixture(mixture: AnyMixture) -> tuple[int, int, int] | None:
 
 
 def _is_plain(block: Block) -> bool:
-    """Whether queries and keys are rotated, and nothing else is done to them."""
+    """Whether nothing else is done to queries and keys than norms of heads and rotations."""
     each = block.attention
-    extras = (each.head_norms, each.row_norms, each.value_norm, each.alibi, each.sinks)
+    extras = (each.row_norms, each.value_norm, each.alibi, each.sinks)
     return each.source == each.layer and all(extra is None for extra in extras)

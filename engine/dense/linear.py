@@ -13,7 +13,7 @@ import torch
 
 from engine.layers.linear import fits_half
 
-_INTERFACE = 9  # of kernel.c
+_INTERFACE = 10  # of kernel.c
 try:
     from engine.dense import _kernel as kernel
 except ImportError:  # built without a C compiler

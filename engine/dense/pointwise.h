@@ -3,21 +3,23 @@
 #define POINTWISE_H
 #include "rows.h"
 
-/* out = x / rms(x) * weight. x and out: rows of floats or bfloat16. */
+/* out = x / rms(x) * weight, for each row or for each of its heads, which follow each other. x and out: rows of
+ * floats or bfloat16; `rows` counts heads, and `width` is a head's. */
 typedef struct {
     const char *x;
     const float *weight;
     char *out;
     long long stride, out_stride; /* in elements */
-    int32_t rows, width;
+    int32_t rows, width, heads; /* heads: of a row */
     float eps;
     int brain;
 } Norm;
 
 INLINE void norm_row(const Norm *w, int64_t row, const int brain) {
     const int size = brain ? 2 : 4;
-    const char *x = w->x + row * w->stride * size;
-    char *out = w->out + row * w->out_stride * size;
+    const int64_t token = row / w->heads, before = row % w->heads * w->width;
+    const char *x = w->x + (token * w->stride + before) * size;
+    char *out = w->out + (token * w->out_stride + before) * size;
     Lanes squares = {0};
     float values[LANES];
     for (int32_t k = 0; k < w->width; k += LANES) {

@@ -18,10 +18,19 @@ def normed(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     rows, width = x.shape
     out = x.new_empty(rows, width)
     compiled().norm(
-        x.data_ptr(), x.stride(0), weight.data_ptr(), out.data_ptr(), width, rows, width, eps,
+        x.data_ptr(), x.stride(0), weight.data_ptr(), out.data_ptr(), width, rows, 1, width, eps,
         x.dtype is torch.bfloat16, torch.get_num_threads(),
     )  # fmt: skip
     return out
+
+
+def norm_heads_(x: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
+    """The same of each head in place. x: [rows, heads, dim], whose heads follow each other; weight:
+    float32 [dim]."""
+    compiled().norm(
+        x.data_ptr(), x.stride(0), weight.data_ptr(), x.data_ptr(), x.stride(0), *x.shape, eps,
+        x.dtype is torch.bfloat16, torch.get_num_threads(),
+    )  # fmt: skip
 
 
 def place_(

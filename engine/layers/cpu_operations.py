@@ -82,7 +82,7 @@ class CpuOperations:
         ends = (spec.q_width, spec.q_width + spec.kv_width)
         if attention.head_norms is not None:
             for part, norm in zip((q, kv[:, : spec.kv_heads]), attention.head_norms, strict=False):
-                part.copy_(norm(part))
+                norm.of_heads_(part)
         if attention.value_norm is not None:
             v = kv[:, spec.kv_heads :]
             v.copy_(attention.value_norm(v))

@@ -5,7 +5,7 @@ import math
 import torch
 import torch.nn.functional as F
 
-from engine.dense.pointwise import is_compiled, normed
+from engine.dense.pointwise import is_compiled, norm_heads_, normed
 
 _FEW_ROWS = 64
 
@@ -41,6 +41,13 @@ class RmsNorm:
             return self._one(x) if x.shape[0] == 1 else self._few(x)
         return self._many(x) if x.dim() == 2 else F.rms_norm(x, self._shape, self.weight, self.eps)
 
+    def of_heads_(self, x: torch.Tensor) -> None:
+        """In place. x: [rows, heads, dim], the heads of part of a row."""
+        if not self._by_row and is_compiled(x[:, 0]) and x.stride(1) == x.shape[2]:
+            norm_heads_(x, self.floats, self.eps)
+        else:
+            x.copy_(self(x))
+
     def _one(self, x: torch.Tensor) -> torch.Tensor:
         """Computes the factor on the host, then one fused product."""
         length = torch.linalg.vector_norm(x, dtype=torch.float32).item()
@@ -71,6 +78,9 @@ class LayerNorm(RmsNorm):
         self.weight = weight
         self.bias = bias
         self.eps = eps
+
+    def of_heads_(self, x: torch.Tensor) -> None:
+        x.copy_(self(x))
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         weight = self.weight

@@ -29,10 +29,10 @@ SERVED = [
     "mistral",
     "granite",
     "mixtral",
+    "qwen3",
 ]
 OTHERS = [
     "gemma2",
-    "qwen3",
     "olmo2",
     "command-r",
     "qwen2-windows",
@@ -108,7 +108,7 @@ def test_logits_are_those_of_transformers(
         torch.testing.assert_close(steps.logits[-1][number], exact, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("case", ["llama-mha-biased", "mixtral"])
+@pytest.mark.parametrize("case", ["llama-mha-biased", "mixtral", "qwen3"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_bits_are_those_of_the_operations_one_by_one(
     dtype: str, case: str, level: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
