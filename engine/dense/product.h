@@ -83,25 +83,32 @@ static void sums_plain(const Part *p, float (*sums)[BLOCK][LANES]) { all_rows(p,
 TARGET_256 static void sums_256(const Part *p, float (*sums)[BLOCK][LANES]) { all_rows(p, sums, 4); }
 TARGET_512 static void sums_512(const Part *p, float (*sums)[BLOCK][LANES]) { all_rows(p, sums, 8); }
 
+#define MOST_ROWS 12 /* whose sums with two tiles are in registers */
 #define TARGET_BRAIN __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,fma")))
 
 TARGET_BRAIN INLINE void some_pairs(const Part *p, const int first, float (*sums)[BLOCK][LANES],
-                                    const int tiles, const int rows) {
-    const char *x = p->x + first * p->stride;
-    __m512 total[2][8];
+                                    const int tiles, const int rows, const int fetch) {
+    const int64_t stride = p->stride;
+    const char *x[MOST_ROWS / 3]; /* every third row: the two after it have addresses in one instruction */
+    for (int r = 0; r < rows; r += 3) x[r / 3] = p->x + (first + r) * stride;
+    __m512 total[2][MOST_ROWS];
     for (int t = 0; t < tiles; t++)
         for (int r = 0; r < rows; r++)
             total[t][r] = p->more ? _mm512_loadu_ps(sums[t][first + r]) : _mm512_setzero_ps();
-    for (int32_t k = 0; k < p->width; k += 2)
+    for (int32_t k = 0; k < p->width; k += 2) {
+        __m512i w[2];
         for (int t = 0; t < tiles; t++) {
-            const __m512i w = _mm512_loadu_si512(p->weights[t] + (int64_t)k * LANES * 2);
-            for (int r = 0; r < rows; r++) {
-                int32_t pair;
-                memcpy(&pair, x + r * p->stride + k * 2, 4);
-                total[t][r] = _mm512_dpbf16_ps(total[t][r], (__m512bh)w,
-                                               (__m512bh)_mm512_set1_epi32(pair));
-            }
+            w[t] = _mm512_loadu_si512(p->weights[t] + (int64_t)k * LANES * 2);
+            if (fetch) _mm_prefetch(p->next[t] + (int64_t)k * LANES * 2, _MM_HINT_T1);
         }
+        for (int r = 0; r < rows; r++) {
+            int32_t pair;
+            memcpy(&pair, x[r / 3] + r % 3 * stride, 4);
+            const __m512bh both = (__m512bh)_mm512_set1_epi32(pair);
+            for (int t = 0; t < tiles; t++) total[t][r] = _mm512_dpbf16_ps(total[t][r], (__m512bh)w[t], both);
+        }
+        for (int r = 0; r < rows; r += 3) x[r / 3] += 4;
+    }
     for (int t = 0; t < tiles; t++)
         for (int r = 0; r < rows; r++) _mm512_storeu_ps(sums[t][first + r], total[t][r]);
 }
@@ -112,7 +119,7 @@ TARGET_512 INLINE void some_widened(const Part *p, const int first, float (*sums
                                     const int tiles, const int rows, const int fetch) {
     const char *x = p->x + first * p->stride;
     const __m512i high = _mm512_set1_epi32((int)0xffff0000u);
-    __m512 total[2][8];
+    __m512 total[2][MOST_ROWS];
     for (int t = 0; t < tiles; t++)
         for (int r = 0; r < rows; r++)
             total[t][r] = p->more ? _mm512_loadu_ps(sums[t][first + r]) : _mm512_setzero_ps();
@@ -136,19 +143,31 @@ TARGET_512 INLINE void some_widened(const Part *p, const int first, float (*sums
         for (int r = 0; r < rows; r++) _mm512_storeu_ps(sums[t][first + r], total[t][r]);
 }
 
-/* All rows, eight at a time, by a body whose arguments are constant. */
-#define EIGHT_ROWS(target, name, some)                                                     \
+/* Rows of the first of as few parts as there have to be. */
+INLINE int equal_part(int rows) {
+    const int parts = (rows + MOST_ROWS - 1) / MOST_ROWS;
+    return parts ? (rows + parts - 1) / parts : 0;
+}
+
+/* All rows in equal parts of at most twelve, by a body whose arguments are constant. */
+#define EQUAL_PARTS(target, name, some)                                                    \
     target INLINE void name##_tiles(const Part *p, float (*sums)[BLOCK][LANES], const int tiles) { \
-        int first = 0;                                                                     \
-        for (; first + 8 <= p->rows; first += 8) some(p, first, sums, tiles, 8);           \
-        switch (p->rows - first) {                                                         \
-        case 7: some(p, first, sums, tiles, 7); break;                                     \
-        case 6: some(p, first, sums, tiles, 6); break;                                     \
-        case 5: some(p, first, sums, tiles, 5); break;                                     \
-        case 4: some(p, first, sums, tiles, 4); break;                                     \
-        case 3: some(p, first, sums, tiles, 3); break;                                     \
-        case 2: some(p, first, sums, tiles, 2); break;                                     \
-        case 1: some(p, first, sums, tiles, 1); break;                                     \
+        for (int first = 0, many; first < p->rows; first += many) {                        \
+            many = equal_part(p->rows - first);                                            \
+            switch (many) {                                                                \
+            case 12: some(p, first, sums, tiles, 12); break;                               \
+            case 11: some(p, first, sums, tiles, 11); break;                               \
+            case 10: some(p, first, sums, tiles, 10); break;                               \
+            case 9: some(p, first, sums, tiles, 9); break;                                 \
+            case 8: some(p, first, sums, tiles, 8); break;                                 \
+            case 7: some(p, first, sums, tiles, 7); break;                                 \
+            case 6: some(p, first, sums, tiles, 6); break;                                 \
+            case 5: some(p, first, sums, tiles, 5); break;                                 \
+            case 4: some(p, first, sums, tiles, 4); break;                                 \
+            case 3: some(p, first, sums, tiles, 3); break;                                 \
+            case 2: some(p, first, sums, tiles, 2); break;                                 \
+            case 1: some(p, first, sums, tiles, 1); break;                                 \
+            }                                                                              \
         }                                                                                  \
     }                                                                                      \
     target static void name(const Part *p, float (*sums)[BLOCK][LANES]) {                  \
@@ -156,15 +175,23 @@ TARGET_512 INLINE void some_widened(const Part *p, const int first, float (*sums
         else name##_tiles(p, sums, 1);                                                     \
     }
 
-EIGHT_ROWS(TARGET_BRAIN, sums_brain, some_pairs)
+#define PAIRS(p, first, sums, tiles, rows) some_pairs(p, first, sums, tiles, rows, 0)
+#define PAIRS_FETCHING(p, first, sums, tiles, rows) some_pairs(p, first, sums, tiles, rows, (first) == 0)
+EQUAL_PARTS(TARGET_BRAIN, pairs_near, PAIRS)
+EQUAL_PARTS(TARGET_BRAIN, pairs_fetching, PAIRS_FETCHING)
+
+TARGET_BRAIN static void sums_brain(const Part *p, float (*sums)[BLOCK][LANES]) {
+    if (p->next[0] && p->rows >= 6) pairs_fetching(p, sums);
+    else pairs_near(p, sums);
+}
 #define SOME_NEAR(p, first, sums, tiles, rows) some_widened(p, first, sums, tiles, rows, 0)
 #define SOME_FETCHING(p, first, sums, tiles, rows) some_widened(p, first, sums, tiles, rows, 1)
-EIGHT_ROWS(TARGET_512, sums_near, SOME_NEAR)
-EIGHT_ROWS(TARGET_512, sums_fetching, SOME_FETCHING)
+EQUAL_PARTS(TARGET_512, sums_near, SOME_NEAR)
+EQUAL_PARTS(TARGET_512, sums_fetching, SOME_FETCHING)
 
 #define KEPT 128 /* inputs, whose weights stay in the nearest cache with those that are fetched */
 
-/* While the first eight rows are multiplied, the weights that follow are fetched: a processor does not look
+/* While the first rows are multiplied, the weights that follow are fetched: a processor does not look
  * that far ahead. One row takes 0.8 of the time, eight rows 0.7, and 32 take 0.87. */
 TARGET_512 static void sums_widened(const Part *p, float (*sums)[BLOCK][LANES]) {
     Part part = *p;
@@ -177,7 +204,7 @@ TARGET_512 static void sums_widened(const Part *p, float (*sums)[BLOCK][LANES]) 
             part.next[t] = last ? p->next[t] : part.weights[t] + kept * LANES * 2;
         }
         Part few = part, rest = part;
-        few.rows = !p->next[0] ? 0 : p->rows < 8 ? p->rows : 8;
+        few.rows = !p->next[0] ? 0 : equal_part(p->rows);
         if (few.rows) sums_fetching(&few, sums);
         rest.rows -= few.rows, rest.x += few.rows * p->stride;
         if (rest.rows) sums_near(&rest, (float (*)[BLOCK][LANES])sums[0][few.rows]);
