@@ -4,6 +4,7 @@ import gc
 import os
 import shutil
 import socket
+import sys
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,6 +30,9 @@ if not Path("/dev/nvidiactl").exists():
 # Two workers that each use every core spend most of it on waiting for their own threads: a test of the
 # demo model took nine times the CPU. Whatever imports torch or numpy first decides here, too.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Nor does a thread of a runner with more of them spin while it waits for the others, which have to wait
+# for a core themselves: each product of a tiny model then took four milliseconds.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 for _library in ("httpx", "httpx2"):  # which of them an SDK uses depends on its version
     if not find_spec(_library):
@@ -75,6 +79,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files with slow tests go first: begun last, one would keep one worker while the others idle."""
     slow = {i.path for i in items if i.get_closest_marker("slow") or i.get_closest_marker("proof")}
     items.sort(key=lambda item: item.path not in slow)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown() -> None:
+    """A runner sets the number of torch's threads for the process, and for the tests after its own."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.get_num_threads() != 1:
+        torch.set_num_threads(1)
 
 
 POSTGRES = os.environ.get("TOLLHOUSE_TEST_POSTGRES", "postgresql://root@127.0.0.1:5432/postgres")
