@@ -200,6 +200,9 @@ def test_a_launch_waits_neither_for_the_device_nor_for_a_kernel(
     """With graphs of mixed steps up to 48 tokens: what they record differs by their numbers alone."""
     graph_sizes = cuda_graphs.graph_sizes
     monkeypatch.setattr(cuda_graphs, "graph_sizes", lambda most: graph_sizes(min(most, 48)))
+    # This device's clock finds no tiles faster: those of the next test are chosen.
+    measured = gpu_runner.fastest_tiles.__globals__
+    monkeypatch.setitem(measured, "CANDIDATES", measured["CANDIDATES"][:1])
     model = models.random_model(SHAPE | FAMILIES[family], torch.bfloat16, sections.DEVICE)
     runner = models.make_runner(
         model, blocks=400, most_running=16, slots=2, enable_lora=lora, max_batch_tokens=512,
@@ -444,7 +447,7 @@ def test_the_engine_starts_on_the_device_and_answers_as_transformers(
     monkeypatch.setattr(gpu_runner, "CudaGraph", Graph)
     config = EngineConfig(
         model=str(checkpoint), device=name, dtype="float32", num_blocks=64, max_running=2,
-        max_batch_tokens=64, max_adapter_slots=1, max_lora_rank=4, kv_dtype=kv_dtype,
+        max_batch_tokens=40, max_adapter_slots=1, max_lora_rank=4, kv_dtype=kv_dtype,
     )  # fmt: skip
     with numbers_on_the_host(monkeypatch):
         monkeypatch.setattr(gpu_runner, "fastest_tiles", lambda *_: {})
