@@ -4,6 +4,7 @@ once. So a number of requests always does the same work, which can be counted.
 
 import asyncio
 import contextlib
+import gc
 import importlib
 import json
 import os
@@ -155,7 +156,8 @@ def _is_whole(head: bytes, body: bytes) -> bool:
 
 @contextlib.asynccontextmanager
 async def own(home: Path) -> AsyncIterator[tuple[Make, str]]:
-    """Our gateway with everything on, without what runs beside requests: its protocols, and a key."""
+    """Our gateway with everything on and the collector as in service, without what runs beside requests:
+    its protocols, and a key."""
     entry = {"url": _UPSTREAM, "model": MODEL, "tokenizer": str(MODEL_DIR), "name": "mock"}
     for name in [each for each in os.environ if each.startswith("TOLLHOUSE_")]:
         del os.environ[name]
@@ -167,7 +169,7 @@ async def own(home: Path) -> AsyncIterator[tuple[Make, str]]:
     from core.settings import load_settings
     from gateway.app import create_app
     from gateway.http.http_protocol import BoundedHttp
-    from gateway.http.serving import _config
+    from gateway.http.serving import _GC_THRESHOLD, _config
     from gateway.http.startup import prepare
     from gateway.wiring import build
 
@@ -184,8 +186,10 @@ async def own(home: Path) -> AsyncIterator[tuple[Make, str]]:
     for engine in services.router.engines():
         engine._checker.cancel()  # it finds no server
         engine._healthy = True
+    await asyncio.sleep(0.1)  # those that wait for the first round have begun their own work
     for task in services._tasks:
         task.cancel()
+    gc.set_threshold(_GC_THRESHOLD, 20, 20)
     yield _protocols(BoundedHttp, _config(create_app(services), 1)), key
 
 
