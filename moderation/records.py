@@ -62,15 +62,21 @@ _is_recorded = partial(le, _MIN_SCORE)
 
 def fingerprint(text: str, secret: bytes) -> str:
     """HMAC-SHA-256 of a text: equal texts match, and short texts cannot be guessed."""
-    inner, outer = _keyed(secret)
-    inner.update(text.encode("utf-8", "surrogatepass"))
-    outer.update(inner.digest())
+    begun = fingerprint_begun(secret)
+    begun.update(text.encode("utf-8", "surrogatepass"))
+    return fingerprint_ended(begun, secret)
+
+
+def fingerprint_begun(secret: bytes) -> "hashlib._Hash":
+    """The fingerprint of no text yet, for one that is read a piece at a time."""
+    return _pads(secret)[0].copy()
+
+
+def fingerprint_ended(begun: "hashlib._Hash", secret: bytes) -> str:
+    """The fingerprint of what `begun` has read."""
+    outer = _pads(secret)[1].copy()
+    outer.update(begun.digest())
     return outer.hexdigest()
-
-
-def _keyed(secret: bytes) -> "tuple[hashlib._Hash, hashlib._Hash]":
-    inner, outer = _pads(secret)
-    return inner.copy(), outer.copy()
 
 
 @lru_cache(maxsize=8)

@@ -5,7 +5,8 @@ tenant never learns what another has sent. The least recently used entries are d
 take no more than `MOST_BYTES`.
 
 The findings of a conversation's first texts together are an entry too. Where it is found, they cost
-one hash over their bytes, and no step for each of them.
+one hash over their bytes, and no step for each of them; and the hash is that of the whole text's
+fingerprint, so that a long conversation is read once.
 """
 
 import hashlib
@@ -29,11 +30,12 @@ Key = tuple[str, str, bytes]
 class VerdictCache:
     """Safe for threads; its lock is held for one look-up at a time."""
 
-    def __init__(self, most_bytes: int = MOST_BYTES) -> None:
+    def __init__(self, most_bytes: int = MOST_BYTES, begun: "hashlib._Hash | None" = None) -> None:
+        """`begun`: the keyed hash that reads conversations, of no text yet."""
         self._most_bytes = most_bytes
         self._bytes = 0
         self._secret = secrets.token_bytes(32)
-        self._begun = hashlib.sha256(secrets.token_bytes(64))
+        self._begun = begun or hashlib.sha256(secrets.token_bytes(64))
         self._entries: OrderedDict[Key, Findings] = OrderedDict()
         self._lock = Lock()
 
@@ -49,15 +51,28 @@ class VerdictCache:
         return [digest(each, digest_size=16, key=secret).digest() for each in raw]
 
     def digests_of_first(self, texts: Sequence[str], counts: Sequence[int]) -> list[bytes]:
-        """For each of these counts, which ascend, a digest of the first so many texts. Their lengths
-        and number end what is hashed, so no other texts have the same digest."""
-        lengths, state, begin, found = array("Q", map(len, texts)), self._begun.copy(), 0, []
+        """For each of these counts, which ascend, a digest of the first so many texts. No other texts
+        have the same digest: a NUL stands between two of them, and their number ends what is hashed;
+        where a text holds a NUL itself, their lengths stand before it."""
+        return self.read_first(texts, counts)[0]
+
+    def read_first(
+        self, texts: Sequence[str], counts: Sequence[int]
+    ) -> "tuple[list[bytes], hashlib._Hash]":
+        """The digests of `digests_of_first`, and the hash that has read the texts up to the last
+        count, with the NULs between them."""
+        state, begin, found = self._begun.copy(), 0, []
+        splits = "\0" in "".join(texts)
         for end in counts:
-            state.update("".join(texts[begin:end]).encode("utf-8", "surrogatepass"))
+            if begin and end > begin:
+                state.update(b"\0")
+            state.update("\0".join(texts[begin:end]).encode("utf-8", "surrogatepass"))
             begin, whole = end, state.copy()
-            whole.update(lengths[:end].tobytes() + end.to_bytes(8))
+            if splits:
+                whole.update(array("Q", map(len, texts[:end])).tobytes())
+            whole.update((2 * end + splits).to_bytes(8))
             found.append(whole.digest())
-        return found
+        return found, state
 
     def get_all(self, keys: Sequence[Key]) -> list[Findings | None]:
         entries = self._entries
@@ -90,6 +105,7 @@ class TenantVerdicts:
         self._policy_version = policy_version
         self._asked: dict[str, Key] = {}  # their digests are not made again for `put`
         self._begun: dict[int, Key] = {}  # of the first texts together, by how many they are
+        self._read: tuple[Sequence[str], hashlib._Hash | None] = (), None
 
     def get_all(self, texts: Sequence[str]) -> list[Findings | None]:
         keys = self._keys(texts)
@@ -103,7 +119,8 @@ class TenantVerdicts:
         """The longest beginning of the texts that was screened before: how many they are, and their
         findings together."""
         counts = range(max(0, len(texts) - _MOST_NEW), len(texts) + 1)
-        digests = self._cache.digests_of_first(texts, counts)
+        digests, read = self._cache.read_first(texts, counts)
+        self._read = texts, read
         tenant, version = self._tenant_id, self._policy_version
         self._begun = {
             count: (tenant, version, digest) for count, digest in zip(counts, digests, strict=True)
@@ -118,6 +135,20 @@ class TenantVerdicts:
         """The findings of the first `count` texts that `longest` was asked for."""
         if count in self._begun:
             self._cache.put(self._begun[count], findings)
+
+    def hashed(self, texts: Sequence[str]) -> "hashlib._Hash | None":
+        """The cache's hash after these texts with a NUL between each two; None unless `longest` has
+        read how they begin."""
+        first, state = self._read
+        count = len(first)
+        if not count or state is None or list(texts[:count]) != list(first):
+            return None
+        if count < len(texts):
+            state = state.copy()
+            state.update(
+                "".join([f"\0{text}" for text in texts[count:]]).encode("utf-8", "surrogatepass")
+            )
+        return state
 
     def _keys(self, texts: Sequence[str]) -> list[Key]:
         tenant, version = self._tenant_id, self._policy_version

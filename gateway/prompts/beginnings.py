@@ -4,6 +4,9 @@ takes up all turns before it by one look-up, and not piece by piece.
 A beginning ends where another piece may begin (`prefix_tokens`). Kept are the last such place of a
 prompt, which the next turn repeats, and where the pieces end that were known before, which prompts
 with another last message share.
+
+An entry is found by its length and last characters, and then compared as a whole: the hash of a long
+text costs fifty times as much. Of several with the same, the newest is kept.
 """
 
 from collections import OrderedDict
@@ -11,16 +14,22 @@ from collections.abc import Sequence
 from sys import getsizeof
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 LEAST = 4_096  # characters; shorter beginnings are found piece by piece
 TAIL = 4_096  # characters at a text's end in which a known beginning may end
 _ENTRY_BYTES = 300  # of dictionaries, beside text and ids
 
 
+_END = 64  # characters by which an entry is found
+_Key = tuple[str, int, str]
+
+
 class Beginning(Struct, frozen=True):
     length: int  # characters
     ids: list[int]
     shared: bool  # by prompts that go on differently
+    text: str = ""
 
 
 NOTHING = Beginning(0, [], shared=False)
@@ -32,44 +41,52 @@ class Beginnings:
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self._entries: OrderedDict[tuple[str, str], Beginning] = OrderedDict()
-        self._of_length: dict[tuple[str, int], int] = {}  # how many entries of a tenant have it
+        self._entries: OrderedDict[_Key, Beginning] = OrderedDict()
         self.bytes = 0
 
     def longest(self, tenant_id: str, text: str, places: Sequence[int]) -> Beginning:
         """The longest kept beginning that ends at one of the places, which ascend."""
         for place in reversed(places):
-            if (tenant_id, place) in self._of_length:
-                key = (tenant_id, text[:place])
-                found = self._entries.get(key)
-                if found is not None:
-                    self._entries.move_to_end(key)
-                    return found
+            key = _key(tenant_id, text, place)
+            found = self._entries.get(key)
+            if found is not None and text.startswith(found.text):
+                self._entries.move_to_end(key)
+                return found
         return NOTHING
 
+    def has(self, tenant_id: str, text: str, length: int, *, shared: bool) -> bool:
+        """Whether the text's first characters are kept, and as `shared` if that is asked."""
+        found = self._entries.get(_key(tenant_id, text, length))
+        return found is not None and found.shared >= shared and text.startswith(found.text)
+
     def keep(self, tenant_id: str, beginning: str, ids: list[int], *, shared: bool) -> None:
-        key = (tenant_id, beginning)
+        key = _key(tenant_id, beginning, len(beginning))
         known = self._entries.get(key)
-        if known is not None:
+        if known is not None and known.text == beginning:
             if shared and not known.shared:
-                self._entries[key] = Beginning(known.length, known.ids, shared=True)
+                self._entries[key] = replace(known, shared=True)
             return
-        length = (tenant_id, len(beginning))
-        self._entries[key] = Beginning(len(beginning), ids, shared=shared)
-        self._of_length[length] = self._of_length.get(length, 0) + 1
+        if known is not None:
+            self._drop(key)
+        self._entries[key] = Beginning(len(beginning), ids, shared, beginning)
         self.bytes += _size(beginning, ids)
         while self.bytes > self._max_bytes:
-            self.drop(*next(iter(self._entries)))
+            self._drop(next(iter(self._entries)))
 
-    def drop(self, tenant_id: str, beginning: str) -> None:
-        found = self._entries.pop((tenant_id, beginning), None)
-        if found is None:
-            return
-        length = (tenant_id, found.length)
-        self.bytes -= _size(beginning, found.ids)
-        self._of_length[length] -= 1
-        if not self._of_length[length]:
-            del self._of_length[length]
+    def drop(self, tenant_id: str, text: str, length: int) -> None:
+        """The text's first characters, if they are kept."""
+        key = _key(tenant_id, text, length)
+        found = self._entries.get(key)
+        if found is not None and text.startswith(found.text):
+            self._drop(key)
+
+    def _drop(self, key: _Key) -> None:
+        found = self._entries.pop(key)
+        self.bytes -= _size(found.text, found.ids)
+
+
+def _key(tenant_id: str, text: str, length: int) -> _Key:
+    return tenant_id, length, text[max(0, length - _END) : length]
 
 
 def _size(text: str, ids: list[int]) -> int:

@@ -103,14 +103,19 @@ class PrefixTokenCache:
                 (_, piece), ids = self._entries.popitem(last=False)
                 self._bytes -= _size(piece, ids)
 
-    def keep(self, tenant_id: str, beginning: str, ids: list[int], *, shared: bool) -> None:
+    def keep(
+        self, tenant_id: str, text: str, whole: list[int], end: tuple[int, int], *, shared: bool
+    ) -> None:
+        """The text up to `end` (characters, ids)."""
+        length, count = end
         with self._lock:
-            self._beginnings.keep(tenant_id, beginning, ids, shared=shared)
+            if not self._beginnings.has(tenant_id, text, length, shared=shared):
+                self._beginnings.keep(tenant_id, text[:length], whole[:count], shared=shared)
 
-    def drop(self, tenant_id: str, beginning: str) -> None:
+    def drop(self, tenant_id: str, text: str, length: int) -> None:
         """Of a conversation that went on, for which a longer one is kept."""
         with self._lock:
-            self._beginnings.drop(tenant_id, beginning)
+            self._beginnings.drop(tenant_id, text, length)
 
     def _places(self, text: str) -> list[int]:
         """Where a piece may begin, near the end of a long text."""
@@ -198,12 +203,12 @@ class Pieces:
         found piece by piece, of which another text has the same."""
         cache, tenant, text, begun = self._cache, self._tenant_id, self._text, self._begun
         if shared[0] >= LEAST:
-            cache.keep(tenant, text[: shared[0]], whole[: shared[1]], shared=True)
+            cache.keep(tenant, text, whole, shared, shared=True)
         length = len(text) - len(self._cut[-1])
         if length > begun.length:
-            cache.keep(tenant, text[:length], whole[:count], shared=False)
+            cache.keep(tenant, text, whole, (length, count), shared=False)
             if begun.length and not begun.shared:
-                cache.drop(tenant, text[: begun.length])
+                cache.drop(tenant, text, begun.length)
 
 
 def _size(piece: str, ids: list[int]) -> int:

@@ -5,13 +5,14 @@ spool before the request continues.
 """
 
 import asyncio
+import hashlib
 import hmac
 from collections.abc import Callable, Sequence
 
 from core.clock import Clock
 from core.events import ModerationEvent
 from core.tenants.keys import Principal
-from moderation.records import event_of, fingerprint
+from moderation.records import event_of, fingerprint, fingerprint_begun, fingerprint_ended
 from moderation.verdict import Action, Verdict
 
 BATCH_S = 0.25
@@ -36,9 +37,20 @@ class DecisionLog:
         self._batch: list[ModerationEvent] = []
         self._timer: asyncio.TimerHandle | None = None
 
+    @property
+    def begun(self) -> "hashlib._Hash":
+        """A hash that `record` takes in place of a text, once it has read that text."""
+        return fingerprint_begun(self._secret)
+
     def record(
-        self, request_id: str, principal: Principal, direction: str, verdict: Verdict, text: str
+        self,
+        request_id: str,
+        principal: Principal,
+        direction: str,
+        verdict: Verdict,
+        text: "str | hashlib._Hash",
     ) -> None:
+        secret = self._secret
         event = event_of(
             verdict,
             request_id=request_id,
@@ -47,7 +59,11 @@ class DecisionLog:
             key_id=principal.key_id,
             at=self._clock.now(),
             direction=direction,
-            text_sha256=fingerprint(text, self._secret),
+            text_sha256=(
+                fingerprint(text, secret)
+                if isinstance(text, str)
+                else fingerprint_ended(text, secret)
+            ),
         )
         if verdict.would > Action.ALLOW or verdict.unscanned:
             self._write((event,))

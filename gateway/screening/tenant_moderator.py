@@ -24,7 +24,7 @@ from moderation.policy import Mode, Payer, Policy
 from moderation.screener import Screener, text_of
 from moderation.second_stage import in_grey_band, reviews_answers
 from moderation.verdict import Action, ScreenedText, Verdict
-from moderation.verdict_cache import VerdictCache
+from moderation.verdict_cache import TenantVerdicts, VerdictCache
 
 _INLINE_CHARACTERS = 4_000  # more text that was not screened before is screened in a thread
 _THREADS = 2  # more would not help: the work holds the interpreter's lock
@@ -50,7 +50,7 @@ class TenantModerator:
         self._clock = clock
         self._log = log
         self._opinions = opinions
-        self._known = VerdictCache()
+        self._known = VerdictCache(begun=log.begun)
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="screening")
 
     async def screen(
@@ -61,13 +61,15 @@ class TenantModerator:
             return ScreeningResult(request)
         texts = screened_texts(request)
         started = self._clock.monotonic()
-        verdict = await self._screen(texts, policy, principal)
+        known = self._known.of(principal.tenant_id, policy)
+        verdict = await self._screen(texts, policy, known)
         metrics.moderation_seconds.observe(self._clock.monotonic() - started)
         if self._opinions is not None and in_grey_band(verdict, policy):
             question = "\n\n".join(each.text for each in texts if policy.screens(each.role))
             verdict = await self._opinions.request(question, policy, verdict)
         _count_check("input", verdict)
-        whole = "\x00".join(map(text_of, texts))
+        read = list(map(text_of, texts))
+        whole = known.hashed(read) or "\0".join(read)
         self._log.record(request_id, principal, "input", verdict, whole)
         if verdict.blocked:
             raise PromptBlocked(
@@ -82,11 +84,10 @@ class TenantModerator:
         return ScreeningResult(request, action, _headers(verdict))
 
     async def _screen(
-        self, texts: Sequence[ScreenedText], policy: Policy, principal: Principal
+        self, texts: Sequence[ScreenedText], policy: Policy, known: TenantVerdicts
     ) -> Verdict:
         """Small work is done at once; large work in a thread, a step at a time, so that the large
         works of several requests take turns."""
-        known = self._known.of(principal.tenant_id, policy)
         work = self._screener.prepare(texts, policy, known)
         if work.unseen <= _INLINE_CHARACTERS:
             return work.run()

@@ -15,6 +15,7 @@ from moderation.categories import HEADS, SCORED
 from moderation.classifiers.ensemble import Ensemble
 from moderation.classifiers.load import load_classifier
 from moderation.policy import Policy, default_policy
+from moderation.records import fingerprint, fingerprint_begun, fingerprint_ended
 from moderation.screener import Findings, Screener
 from moderation.verdict import Action, ScreenedText, Span
 from moderation.verdict_cache import VerdictCache
@@ -119,11 +120,26 @@ def test_no_other_texts_have_the_digest_of_a_beginning() -> None:
     cache = VerdictCache()
     tail = (1).to_bytes(8, "little") + (1).to_bytes(8)
     lists = [["a", "b"], ["ab", ""], ["", "ab"], ["ab"], ["a", "b", ""], ["a" + tail.decode()]]
+    lists += [[], [""], ["", ""], ["a\0b"], ["a\0b", ""], ["a", "\0b"], ["a\0", "b"], ["a", "b\0"]]
     found = [cache.digests_of_first(each, [len(each)])[0] for each in lists]
     assert len(set(found)) == len(lists)
     whole = [str(number) for number in range(9)]
     each = cache.digests_of_first(whole, range(10))
     assert each == [cache.digests_of_first(whole[:n], [n])[0] for n in range(10)]
+
+
+@given(st.lists(st.sampled_from(["", "a", "\0", "b" * 300, "\ud800"]), min_size=7, max_size=12))
+def test_a_conversation_is_read_once_for_its_fingerprint_too(texts: list[str]) -> None:
+    """Whatever follows the turns, such as the tools' definitions."""
+    secret = b"a secret"
+    known = VerdictCache(begun=fingerprint_begun(secret)).of("org_1", POLICY)
+    assert known.hashed(texts) is None
+    known.longest(texts)
+    for whole in (texts, [*texts, "tool", "", "\0"], [*texts, ""]):
+        hashed = known.hashed(whole)
+        assert hashed is not None
+        assert fingerprint_ended(hashed, secret) == fingerprint("\0".join(whole), secret)
+    assert known.hashed([*texts[:-1], "other"]) is None
 
 
 def test_a_turn_screens_only_what_is_new() -> None:
