@@ -14,6 +14,7 @@ from gateway.prompts.word_patterns import word_pattern
 
 _MAX_TEXT = 1_024  # characters; longer texts are left to the tokenizer, in a thread
 _MAX_WORD = 32
+_MAX_JOINED = 2  # words of a part that is cached as a whole; no longer text of a tenant is
 _MAX_WORDS = 30_000
 _MAX_NEW_WORDS = (
     8  # unknown words per text; encoding more of them singly is slower than the whole text
@@ -40,30 +41,51 @@ class WordCache:
         """The ids of a text without special tokens; None when the cache does not apply."""
         if self._words is None or len(text) > _MAX_TEXT or not text.isascii():
             return None
-        cached, new, result = self._cached, 0, list[int]()
+        left, result = _MAX_NEW_WORDS, list[int]()
         for index, part in enumerate(self._marks.split(text)):
             if index % 2:
                 result.append(self._added[part])
                 continue
-            words = self._words.findall(part)
-            found = list(map(cached.get, words))
-            made: dict[str, list[int]] = {}
-            for _ in range(found.count(None)):
-                at = found.index(None)
-                word = words[at]
-                if word not in made:
-                    new += 1
-                    if new > _MAX_NEW_WORDS:  # what was encoded so far is known the next time
-                        return None
-                    made[word] = self._encode(word)
-                found[at] = made[word]
-            result.extend(chain.from_iterable(found))  # type: ignore[arg-type]
+            ids = self._cached.get(part)  # such as the line that begins a turn
+            if ids is None:
+                ids, left = self._of_part(part, left)
+                if ids is None:  # what was encoded so far is known the next time
+                    return None
+            result += ids
         return result
+
+    def _of_part(self, part: str, left: int) -> tuple[list[int] | None, int]:
+        """The ids of a text without marks, and how many of `left` new words remain; None for the ids
+        where it has more."""
+        assert self._words is not None
+        words, cached = self._words.findall(part), self._cached
+        ids: list[int] = []
+        try:
+            for word in words:
+                ids += cached[word]
+        except KeyError:
+            return self._with_new(words, left)
+        if len(words) <= _MAX_JOINED:
+            self._keep(part, ids)
+        return ids, left
+
+    def _with_new(self, words: list[str], left: int) -> tuple[list[int] | None, int]:
+        known = {word: self._cached.get(word) for word in words}
+        new = [word for word, ids in known.items() if ids is None]
+        for word in new[:left]:
+            known[word] = self._encode(word)
+        if len(new) > left:
+            return None, 0
+        found = map(known.__getitem__, words)
+        return list(chain.from_iterable(found)), left - len(new)  # type: ignore[arg-type]
 
     def _encode(self, word: str) -> list[int]:
         ids = [token.id for token in self._merge(word.translate(_SHOWN))]
-        if len(word) <= _MAX_WORD:
+        self._keep(word, ids)
+        return ids
+
+    def _keep(self, text: str, ids: list[int]) -> None:
+        if len(text) <= _MAX_WORD:
             if len(self._cached) >= _MAX_WORDS:
                 self._cached = {}
-            self._cached[word] = ids
-        return ids
+            self._cached[text] = ids
