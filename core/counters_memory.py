@@ -45,13 +45,16 @@ class _MoneyAccount:
     seeded: bool = True
 
 
+_Pair = tuple[Take, _Bucket]
+
+
 class _Record(Struct):
     bucket_request: BucketRequest
     amounts: list[int]
     held: int
     expires: int
     grant: BucketGrant
-    buckets: Sequence[_Bucket] = ()  # of its takes; empty: to be looked up
+    pairs: Sequence[_Pair] = ()  # of its takes; empty: to be looked up
     kept: bool = False  # its money outlives the lease
     live: bool = True  # False once the lease expired
 
@@ -61,8 +64,9 @@ class MemoryCounters:
         self._clock = clock
         self._lock = threading.Lock()
         self._buckets: dict[str, dict[str, _Bucket]] = {}  # by group and key
-        # By the id of a tuple of takes, which requests of one size share: itself, its group, its buckets.
-        self._of_takes: dict[int, tuple[Sequence[Take], str, list[_Bucket]]] = {}
+        # By the id of a tuple of takes, which requests of one size share: itself, its group, and each
+        # with its bucket.
+        self._of_takes: dict[int, tuple[Sequence[Take], str, list[_Pair]]] = {}
         self._slots: dict[tuple[str, str], set[str]] = {}
         self._accounts: dict[tuple[str, str], _MoneyAccount] = {}
         self._records: dict[tuple[str, str], _Record] = {}
@@ -188,9 +192,9 @@ class MemoryCounters:
         self._writes += 1
         if self._writes % _SWEEP_EVERY == 0:
             self._sweep(now)
-        buckets = self._buckets_of(group, takes, now)
+        pairs = self._pairs_of(group, takes, now)
         full: list[Take | Slot] = []
-        for take, bucket in zip(takes, buckets, strict=True):
+        for take, bucket in pairs:
             capacity = take.capacity
             debt = bucket.debt
             if bucket.at < now:
@@ -212,27 +216,26 @@ class MemoryCounters:
         accounts = self._accounts_of(group, hold) if hold is not None else []
         if accounts is None:
             counts = tuple([len(held) for held in holders])
-            return Denial(_states(takes, buckets), counts, refused, shadow=shadow, unseeded=True)
-        free, granted, need = list[int](), 0, 0
+            return Denial(_states(pairs), counts, refused, shadow=shadow, unseeded=True)
+        free: list[int] = []
+        granted = need = 0
         if hold is not None and accounts:
-            free = [
-                cap.cap - account.spent - account.held
-                for cap, account in zip(hold.caps, accounts, strict=True)
-            ]
+            for number, account in enumerate(accounts):
+                free.append(hold.caps[number].cap - account.spent - account.held)
             granted, need = min(hold.want, *free), hold.need
         if refused or (free and min(free) < need):
             caps = hold.caps if hold is not None else ()
             return Denial(
-                _states(takes, buckets),
+                _states(pairs),
                 tuple([len(held) for held in holders]),
                 refused,
                 tuple([cap.key for cap, left in zip(caps, free, strict=True) if left < need]),
                 shadow,
                 max(0, min(free, default=0)),
             )
-        states, amounts = list[BucketState](), list(map(_amount_of, takes))
-        for take, bucket, amount in zip(takes, buckets, amounts, strict=True):
-            capacity, period = take.capacity, take.period_ms
+        states: list[BucketState] = []
+        for take, bucket in pairs:
+            amount, capacity, period = take.amount, take.capacity, take.period_ms
             bucket.debt = debt = bucket.debt + amount * period
             left, reset = capacity + -debt // period, -(-debt // capacity)
             wait = 0 if amount <= capacity else None
@@ -248,27 +251,27 @@ class MemoryCounters:
             return grant
         expires = now + bucket_request.lease_ms
         self._records[(group, bucket_request.id)] = _Record(
-            bucket_request, amounts, granted, expires, grant, buckets
+            bucket_request, list(map(_amount_of, takes)), granted, expires, grant, pairs
         )
         heapq.heappush(self._leases, (expires, group, bucket_request.id))
         return grant
 
-    def _buckets_of(self, group: str, takes: Sequence[Take], now: int) -> list[_Bucket]:
-        """The takes' buckets, as they were left. A new one is full."""
+    def _pairs_of(self, group: str, takes: Sequence[Take], now: int) -> list[_Pair]:
+        """The takes with their buckets, as they were left. A new one is full."""
         known = self._of_takes.get(id(takes))
         if known is not None and known[0] is takes and known[1] == group:
             return known[2]
         of_group = self._buckets.setdefault(group, {})
-        buckets = []
+        pairs = []
         for take in takes:
             bucket = of_group.get(take.key)
             if bucket is None:
                 bucket = of_group[take.key] = _Bucket(0, now)
-            buckets.append(bucket)
+            pairs.append((take, bucket))
         if len(self._of_takes) >= _MAX_TUPLES:
             self._of_takes.clear()
-        self._of_takes[id(takes)] = takes, group, buckets
-        return buckets
+        self._of_takes[id(takes)] = takes, group, pairs
+        return pairs
 
     def _accounts_of(self, group: str, hold: Hold) -> list[_MoneyAccount] | None:
         """The caps' accounts, after `spent` is applied; None where one is unseeded, and the hold does
@@ -307,11 +310,11 @@ class MemoryCounters:
     def _set_amounts(self, group: str, record: _Record, amounts: Sequence[int], now: int) -> None:
         """Set the takes to `amounts`; takes beyond its length are unchanged."""
         takes, held = record.bucket_request.takes, record.amounts
-        buckets = record.buckets or self._buckets_of(group, takes, now)
+        pairs = record.pairs or self._pairs_of(group, takes, now)
         for number, more in enumerate(map(sub, amounts, tuple(held))):
             if more == 0:
                 continue
-            take, bucket = takes[number], buckets[number]
+            take, bucket = pairs[number]
             debt = bucket.debt
             if bucket.at < now:
                 debt -= (now - bucket.at) * take.capacity
@@ -360,7 +363,7 @@ class MemoryCounters:
         """Drop buckets unused for longer than the longest period."""
         self._of_takes.clear()
         for record in self._records.values():
-            record.buckets = ()
+            record.pairs = ()
         for group, buckets in list(self._buckets.items()):
             left = {key: each for key, each in buckets.items() if now - each.at <= _IDLE_MS}
             if left:
@@ -372,10 +375,10 @@ class MemoryCounters:
         return round(self._clock.monotonic() * 1000)
 
 
-def _states(takes: Sequence[Take], buckets: Sequence[_Bucket]) -> tuple[BucketState, ...]:
+def _states(pairs: Sequence[_Pair]) -> tuple[BucketState, ...]:
     """The states of buckets from which nothing was taken."""
     states = []
-    for take, bucket in zip(takes, buckets, strict=True):
+    for take, bucket in pairs:
         capacity, period, debt = take.capacity, take.period_ms, bucket.debt
         remaining, reset = max(0, capacity + -debt // period), -(-debt // capacity)
         wait = None

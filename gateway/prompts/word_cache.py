@@ -41,7 +41,8 @@ class WordCache:
         """The ids of a text without special tokens; None when the cache does not apply."""
         if self._words is None or len(text) > _MAX_TEXT or not text.isascii():
             return None
-        left, result = _MAX_NEW_WORDS, list[int]()
+        left = _MAX_NEW_WORDS
+        result: list[int] = []
         for index, part in enumerate(self._marks.split(text)):
             if index % 2:
                 result.append(self._added[part])

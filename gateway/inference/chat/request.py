@@ -220,7 +220,7 @@ def _decoded(
 ) -> tuple[ChatBody, list[dict[str, Any]] | None]:
     """The body, and its messages where all of them are plain. The general decoder reads all others,
     and tells what is wrong with one."""
-    if _NOT_PLAIN not in raw:
+    if raw.find(_NOT_PLAIN) < 0:  # `in` asks first whether it is a number, at ten times the cost
         try:
             body = _plain_decoder.decode(raw)
         except (ValueError, RecursionError):
