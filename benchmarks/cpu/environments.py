@@ -47,6 +47,7 @@ PEERS = {
         (
             _TORCH,
             (*_TORCH, "openvino-genai==2026.4.*", "optimum-intel[openvino]"),
+            ("install", "nncf"),
             ("uninstall", "-y", "torchvision"),
         ),
     ),

@@ -37,7 +37,7 @@ class Bench:
             model=work.checkpoint,
             threads=work.threads,
             kv_memory_bytes=3 << 30,
-            **settings,
+            **({"quantization": "int8" if work.int8 else "auto"} | settings),
         )
         self.engine = Engine(config, load_runner(config), submit=_LOADER.submit)
         self._asked = 0

@@ -45,10 +45,11 @@ class Work:
     threads: int
     repeats: int
     bfloat16: bool  # whether the processor multiplies it; else each takes what serves it best
+    int8: bool = False  # whether weights are rounded to 8 bits
 
 
-def make_work(quick: bool, threads: int, experts: bool = False) -> Work:
-    """With `experts` the model is a mixture of them, and there are no adapters."""
+def make_work(quick: bool, threads: int, *, experts: bool = False, int8: bool = False) -> Work:
+    """With `experts` the model is a mixture of them; with these or `int8` there are no adapters."""
     shape = SMALL if quick else MIXED if experts else Shape()
     shape = replace(shape, experts=MIXED.experts) if experts else shape
     name = "work-experts" if experts else "work"
@@ -59,13 +60,15 @@ def make_work(quick: bool, threads: int, experts: bool = False) -> Work:
     return Work(
         checkpoint=str(_checkpoint(where / "base", shape)),
         adapters=[
-            str(_adapter(where / f"adapter-{n}", shape, n)) for n in range(0 if experts else 32)
+            str(_adapter(where / f"adapter-{n}", shape, n))
+            for n in range(0 if experts or int8 else 32)
         ],
         prompts=prompts,
         output=output,
         threads=threads,
         repeats=1 if quick else 3,
         bfloat16=multiplies_bfloat16(),
+        int8=int8,
     )
 
 

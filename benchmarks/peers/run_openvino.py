@@ -21,7 +21,7 @@ def main() -> None:
     with open(sys.argv[1], encoding="utf-8") as file:
         work = json.load(file)
     checkpoint = Path(work["checkpoint"])
-    exported = _export(checkpoint, checkpoint.parent / "openvino")
+    exported = _export(checkpoint, work["int8"])
     prompts = work["prompts"]
 
     precision = "bf16" if work["bfloat16"] else "f32"
@@ -31,6 +31,13 @@ def main() -> None:
         openvino_genai.Adapter(str(Path(path) / "adapter_model.safetensors"))
         for path in work["adapters"][:4]
     ]
+    alone = _better_alone(exported, work, many, precision)
+    plain = {
+        "base": lambda: _rate(many, work, prompts),
+        "one": lambda: _rate(alone, work, prompts[:1]),
+    }
+    if not adapters:
+        return answer(plain)
     # PEFT scales by alpha / rank, which is 1 here.
     every = openvino_genai.AdapterConfig([(adapter, 1.0) for adapter in adapters])
     adapted = _pipeline(exported, work, precision, adapters=every)
@@ -42,14 +49,7 @@ def main() -> None:
         return len(prompts) * work["output"] / (time.perf_counter() - start)
 
     grouped()
-    alone = _better_alone(exported, work, many, precision)
-    answer(
-        {
-            "base": lambda: _rate(many, work, prompts),
-            "one": lambda: _rate(alone, work, prompts[:1]),
-            "lora4": grouped,
-        }
-    )
+    answer(plain | {"lora4": grouped})
 
 
 def _better_alone(exported: Path, work: dict[str, Any], many: Any, precision: str) -> Any:
@@ -96,7 +96,8 @@ def _rate(pipe: Any, work: dict[str, Any], prompts: list[list[int]], adapters: A
     return count / spent
 
 
-def _export(checkpoint: Path, target: Path) -> Path:
+def _export(checkpoint: Path, int8: bool) -> Path:
+    target = checkpoint.parent / ("openvino-int8" if int8 else "openvino")
     if (target / "openvino_detokenizer.xml").exists():
         return target
     from openvino_tokenizers import convert_tokenizer
@@ -105,7 +106,7 @@ def _export(checkpoint: Path, target: Path) -> Path:
     from transformers import PreTrainedTokenizerFast
 
     model = OVModelForCausalLM.from_pretrained(
-        checkpoint, export=True, compile=False, load_in_8bit=False
+        checkpoint, export=True, compile=False, load_in_8bit=int8
     )
     model.save_pretrained(target)
     with open(checkpoint / "config.json", encoding="utf-8") as file:

@@ -28,6 +28,7 @@ from tests.engine.test_draft_model import (
     check_distribution,
     check_grammars,
     check_preempted,
+    in_given_times,
     mixed,
 )
 
@@ -144,8 +145,12 @@ def test_sampled_tokens_follow_the_models_distribution(
 
 
 def test_heads_that_are_mostly_wrong_are_left_alone(
-    base: Path, tensors: dict[str, torch.Tensor], tmp_path: Path
+    base: Path,
+    tensors: dict[str, torch.Tensor],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    in_given_times(monkeypatch, DraftHeads)
     engine = engine_of(base, save_heads(tmp_path / "h", base, tensors))
     for n in range(2):
         engine.submit(ask(f"r{n}", [7 + n] * 9, max_tokens=200, temperature=1.0, seed=n), "g")

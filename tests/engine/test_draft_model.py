@@ -4,6 +4,7 @@ import json
 import random
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +18,8 @@ from engine.execution.cpu_runner import load_runner
 from engine.loop import Engine
 from engine.protocol import GenerateRequest
 from engine.speculation import speculation
+from engine.speculation.costs import StepCosts
+from engine.speculation.draft_model import DraftModel
 from engine.speculation.drafting import Acceptance, best_drafts
 from tests.engine.checkpoints import VOCAB, reference, save_adapter, save_checkpoint
 from tests.engine.helpers import ask, run_until_idle
@@ -86,6 +89,20 @@ def always(monkeypatch: pytest.MonkeyPatch, count: int = 4) -> None:
         return len(shares), count if shares else 0
 
     monkeypatch.setattr(speculation, "best_drafts", _all)
+
+
+def in_given_times(monkeypatch: pytest.MonkeyPatch, drafter: type) -> None:
+    """Steps and guesses take what they would on a machine that nobody else uses."""
+    record = StepCosts.record
+
+    def _record(costs: StepCosts, tokens: int, _: float) -> None:
+        record(costs, tokens, 1e-3 + 2e-5 * tokens)
+
+    def _measure(found: Any, _: float) -> None:
+        found.step_s = 4e-4
+
+    monkeypatch.setattr(StepCosts, "record", _record)
+    monkeypatch.setattr(drafter, "_measure", _measure)
 
 
 def mixed(digests: list[str]) -> list[GenerateRequest]:
@@ -202,7 +219,10 @@ def test_sampled_tokens_follow_the_models_distribution(
     assert counters["drafted_tokens"] > counters["rejected_tokens"] > 0
 
 
-def test_a_draft_model_that_is_mostly_wrong_is_left_alone(base: Path, tmp_path: Path) -> None:
+def test_a_draft_model_that_is_mostly_wrong_is_left_alone(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_given_times(monkeypatch, DraftModel)
     other = save_checkpoint(tmp_path, hidden_size=48, num_hidden_layers=2)
     model = transformers.AutoModelForCausalLM.from_pretrained(other, dtype=torch.float32)
     with torch.no_grad():
@@ -212,7 +232,7 @@ def test_a_draft_model_that_is_mostly_wrong_is_left_alone(base: Path, tmp_path: 
     for n in range(2):
         engine.submit(ask(f"r{n}", [7 + n] * 9, max_tokens=200, temperature=1.0, seed=n), "g")
     run_until_idle(engine)
-    assert engine.metrics.counters["drafted_tokens"] < 100  # of 400 tokens
+    assert 0 < engine.metrics.counters["drafted_tokens"] < 100  # of 400 tokens
 
 
 def test_drafting_pays_only_where_it_is_cheap_and_right() -> None:
