@@ -33,114 +33,108 @@ INLINE int64_t attention_cost(const Attention *a) {
     return 2 * (int64_t)a->sequences * a->queries * a->positions * a->kv_heads * a->group * a->dim;
 }
 
+#define FEW 4 /* heads, which read keys and values where they lie: more of them share what is widened once */
+
+INLINE int64_t filled_to(int64_t count, int64_t step) { return (count + step - 1) / step * step; }
+
 /* Floats of memory that one thread needs. */
 static int64_t attention_floats(const Attention *a) {
-    int64_t dim = (a->dim + LANES - 1) / LANES * LANES, heads = (int64_t)QUERIES * a->group;
-    return 2 * KEYS * dim + heads * (2 * dim + 2);
+    const int64_t dim = filled_to(a->dim, STEP), heads = (int64_t)QUERIES * a->group;
+    return 2 * KEYS * dim + heads * (2 * dim + 2 * LANES) + 2 * filled_to(heads, LANES);
 }
 
-/* One block of keys for one head of one query. best and total: the softmax so far. */
-INLINE void one_block(const float *q, const float *k, const float *v, float *sum, float *best,
-                      float *total, int first, int end, int64_t dim, float scale, float cap) {
-    float scores[KEYS] = {0}, top = *best;
-    for (int i = first; i < end; i++) {
-        Lanes each = {0}, x, y;
-        for (int64_t d = 0; d < dim; d += LANES) {
-            memcpy(&x, q + d, 64), memcpy(&y, k + i * dim + d, 64);
-            each += x * y;
-        }
-        float score = folded(&each) * scale;
-        if (cap > 0) score = tanhf(score / cap) * cap;
-        scores[i] = score;
-        top = score > top || score != score ? score : top;
+INLINE void two_at(const char *row, int64_t at, int brain, Lanes *values) {
+    if (!brain) {
+        memcpy(&values[0], row + at * 4, 64), memcpy(&values[1], row + at * 4 + 64, 64);
+        return;
     }
-    const float kept = *best == top ? 1.0f : exponential(*best - top);
+    Words pairs;
+    memcpy(&pairs, row + at * 2, 64);
+    values[0] = (Lanes)(pairs << 16), values[1] = (Lanes)(pairs & 0xffff0000u);
+}
+
+/* A row with zeros up to `filled`. Of 32 values of bfloat16 those at even places come first, then those at odd
+ * ones: to take them apart so costs two instructions. */
+INLINE void spread(float *to, const char *row, int64_t dim, int64_t filled, int brain) {
+    Lanes values[2];
+    int64_t d = 0;
+    for (; d + STEP <= dim; d += STEP) {
+        two_at(row, d, brain, values);
+        memcpy(to + d, &values[0], 64), memcpy(to + d + LANES, &values[1], 64);
+    }
+    if (d == filled) return;
+    char rest[STEP * 4] = {0};
+    const int size = brain ? 2 : 4;
+    memcpy(rest, row + d * size, (size_t)(dim - d) * size);
+    two_at(rest, 0, brain, values);
+    memcpy(to + d, &values[0], 64), memcpy(to + d + LANES, &values[1], 64);
+}
+
+/* What a block of keys has for the heads of some queries, one after the other, and their softmax so far.
+ * All of them have the order of `spread`, but for rows of bfloat16 where they lie. */
+typedef struct {
+    const char *k[KEYS], *v[KEYS]; /* of the positions that a query sees */
+    float *q, *sums;               /* [heads, dim] */
+    float *shares, *totals;        /* [heads, 16]; totals: the lanes of a sum */
+    float *best, *kept;            /* of each head; kept: by what its sums shrink */
+} Keys;
+
+/* A score that is not a number makes the total one that is not. */
+INLINE void share_head(const Keys *b, int64_t at, int first, int end, float scale, float cap) {
+    float *scores = b->shares + at * KEYS, each[KEYS], best = b->best[at];
+    Lanes total, all;
+    for (int i = 0; i < KEYS; i++) scores[i] *= scale;
+    if (cap > 0)
+        for (int i = first; i < end; i++) scores[i] = tanhf(scores[i] / cap) * cap;
+    for (int i = 0; i < KEYS; i++) each[i] = i >= first && i < end ? scores[i] : -INFINITY;
+    memcpy(&all, each, 64);
+    const float most = greatest_lane(&all), top = most > best ? most : best;
+    const float kept = best == top ? 1.0f : exponential(best - top);
     for (int i = 0; i < KEYS; i++) { /* all of them, so that compilers vectorise it */
-        const float share = exponential(scores[i] - top);
-        scores[i] = i >= first && i < end ? share : 0.0f;
+        const float share = exponential(each[i] - top);
+        each[i] = i >= first && i < end ? share : 0.0f;
     }
-    float weights = *total * kept;
-    for (int i = first; i < end; i++) weights += scores[i];
-    for (int64_t d = 0; d < dim; d += LANES) {
-        Lanes all, value;
-        memcpy(&all, sum + d, 64);
-        all *= kept;
-        for (int i = first; i < end; i++) {
-            memcpy(&value, v + i * dim + d, 64);
-            all += value * scores[i];
-        }
-        memcpy(sum + d, &all, 64);
-    }
-    *best = top, *total = weights;
+    memcpy(&all, each, 64), memcpy(&total, b->totals + at * LANES, 64);
+    total = total * kept + all;
+    memcpy(scores, &all, 64), memcpy(b->totals + at * LANES, &total, 64);
+    b->best[at] = top, b->kept[at] = kept;
 }
 
-INLINE void attention_item(const Attention *a, int64_t item, float *memory) {
-    const int size = a->brain ? 2 : 4;
-    const int32_t parts = (a->queries + QUERIES - 1) / QUERIES, part = (int32_t)(item % parts);
-    const int32_t head = (int32_t)(item / parts % a->kv_heads);
-    const int32_t sequence = (int32_t)(item / parts / a->kv_heads);
-    const int32_t begin = part * QUERIES;
-    const int32_t count = a->queries - begin < QUERIES ? a->queries - begin : QUERIES;
-    const int64_t dim = (a->dim + LANES - 1) / LANES * LANES, heads = (int64_t)QUERIES * a->group;
-    float *k = memory, *v = k + KEYS * dim, *q = v + KEYS * dim, *sums = q + heads * dim;
-    float *best = sums + heads * dim, *total = best + heads;
-    const int64_t start = a->starts[sequence];
-    const int64_t oldest = a->newest[sequence] - (a->queries - 1 - begin), last = oldest + count - 1;
-    const int64_t row = a->rows ? a->rows[sequence] : (int64_t)sequence * a->queries + begin;
-    for (int32_t i = 0; i < count; i++)
-        for (int32_t g = 0; g < a->group; g++) {
-            const int64_t at = (int64_t)i * a->group + g, of = head * a->group + g;
-            widen(q + at * dim, a->q + ((row + i) * a->stride + of * a->dim) * size, a->dim, dim, a->brain);
-            memset(sums + at * dim, 0, sizeof(float) * dim);
-            best[at] = a->sinks ? a->sinks[of] : -1e30f;
-            total[at] = a->sinks ? 1.0f : 0.0f;
+/* out = a head's sums over their total. */
+INLINE void store_head(const Attention *a, const Keys *b, int64_t at, int64_t dim, int64_t to) {
+    Lanes values[2], total;
+    memcpy(&total, b->totals + at * LANES, 64);
+    const float share = 1.0f / folded(&total), *sums = b->sums + at * dim;
+    char *out = a->out + to * (a->brain ? 2 : 4);
+    for (int64_t d = 0; d < a->dim; d += STEP) {
+        const int64_t count = a->dim - d < STEP ? a->dim - d : STEP;
+        two_at((const char *)sums, d, 0, values);
+        values[0] *= share, values[1] *= share;
+        if (!a->brain) {
+            memcpy(out + d * 4, values, (size_t)count * 4);
+            continue;
         }
-    int64_t low = a->window && oldest - a->window + 1 > 0 ? oldest - a->window + 1 : 0;
-    const int64_t keys_at = ((int64_t)sequence * a->kv_heads + head) * (a->positions / a->size);
-    const int64_t *k_rows = a->k + keys_at, *v_rows = a->v + keys_at;
-    const int64_t head_bytes = (int64_t)a->dim * size, row_bytes = a->size * head_bytes;
-    for (int64_t base = low / KEYS * KEYS; base <= last; base += KEYS) {
-        const int64_t here = last - base + 1 < KEYS ? last - base + 1 : KEYS;
-        for (int64_t i = base < start ? start - base : 0; i < here; i++) {
-            const uint32_t place = (uint32_t)(base + i - start), block = place / (uint32_t)a->size;
-            const char *at = a->pool + (place % (uint32_t)a->size) * head_bytes;
-            widen(k + i * dim, at + k_rows[block] * row_bytes, a->dim, dim, a->brain);
-            widen(v + i * dim, at + v_rows[block] * row_bytes, a->dim, dim, a->brain);
-        }
-        for (int32_t i = 0; i < count; i++) {
-            const int64_t position = oldest + i;
-            int64_t first = a->window ? position - a->window + 1 - base : 0, end = position + 1 - base;
-            first = first < 0 ? 0 : first, end = end > KEYS ? KEYS : end;
-            if (first >= end) continue;
-            for (int64_t at = (int64_t)i * a->group; at < (int64_t)(i + 1) * a->group; at++)
-                if (dim == 64 && a->cap <= 0 && first == 0 && end == KEYS)
-                    one_block(q + at * 64, k, v, sums + at * 64, best + at, total + at, 0, KEYS, 64,
-                              a->scale, 0);
-                else
-                    one_block(q + at * dim, k, v, sums + at * dim, best + at, total + at, (int)first,
-                              (int)end, dim, a->scale, a->cap);
-        }
+        Words words[2];
+        rounded_words(&values[0], &words[0]), rounded_words(&values[1], &words[1]);
+        words[0] |= words[1] << 16;
+        memcpy(out + d * 2, &words[0], (size_t)count * 2);
     }
-    for (int32_t i = 0; i < count; i++)
-        for (int32_t g = 0; g < a->group; g++) {
-            const int64_t at = (int64_t)i * a->group + g;
-            const int64_t to = ((row + i) * a->kv_heads * a->group + head * a->group + g) * a->dim;
-            const float share = 1.0f / total[at];
-            for (int32_t d = 0; d < a->dim; d++)
-                store_at(a->out, to + d, sums[at * dim + d] * share, a->brain);
-        }
 }
 
 typedef void (*AttentionItem)(const Attention *, int64_t, float *);
-static void attention_plain(const Attention *a, int64_t item, float *memory) {
-    attention_item(a, item, memory);
-}
+
+#define VECTOR Quarter
+#define NAMED(name) name##_plain
+#define TARGET
+#include "heads.h"
 #if X86
-TARGET_256 static void attention_256(const Attention *a, int64_t item, float *memory) {
-    attention_item(a, item, memory);
-}
-TARGET_512 static void attention_512(const Attention *a, int64_t item, float *memory) {
-    attention_item(a, item, memory);
-}
+#define VECTOR Half
+#define NAMED(name) name##_256
+#define TARGET TARGET_256
+#include "heads.h"
+#define VECTOR Lanes
+#define NAMED(name) name##_512
+#define TARGET TARGET_512
+#include "heads.h"
 #endif
 #endif

@@ -18,6 +18,7 @@ typedef int32_t Flags __attribute__((vector_size(64))); /* of a comparison: -1 w
 typedef uint16_t Brains __attribute__((vector_size(32)));
 typedef float Half __attribute__((vector_size(32)));
 typedef float Quarter __attribute__((vector_size(16)));
+typedef int32_t QuarterFlags __attribute__((vector_size(16)));
 
 INLINE float value_at(const char *row, int64_t at, int brain) {
     return brain ? wide(((const uint16_t *)row)[at]) : ((const float *)row)[at];
@@ -39,14 +40,21 @@ INLINE void lanes_at(const char *row, int64_t at, int brain, Lanes *values) {
     *values = (Lanes)(__builtin_convertvector(narrow, Words) << 16);
 }
 
+/* Of bfloat16, each in a word. */
+INLINE void rounded_words(const Lanes *values, Words *words) {
+    const Words bits = (Words)*values, none = (Words)((bits & 0x7fffffff) > 0x7f800000);
+    const Words rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16, kept = bits >> 16 | 64;
+    *words = (none & kept) | (~none & rounded);
+}
+
 INLINE void store_lanes(char *row, int64_t at, const Lanes *values, int brain) {
     if (!brain) {
         memcpy(row + at * 4, values, 64);
         return;
     }
-    const Words bits = (Words)*values, none = (Words)((bits & 0x7fffffff) > 0x7f800000);
-    const Words rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16, kept = bits >> 16 | 64;
-    const Brains narrow = __builtin_convertvector((none & kept) | (~none & rounded), Brains);
+    Words words;
+    rounded_words(values, &words);
+    const Brains narrow = __builtin_convertvector(words, Brains);
     memcpy(row + at * 2, &narrow, 32);
 }
 
@@ -67,6 +75,26 @@ INLINE float folded(const Lanes *given) {
     memcpy(quarter, &sum, 32);
     rest = quarter[0] + quarter[1];
     return (rest[0] + rest[2]) + (rest[1] + rest[3]);
+}
+
+#if defined(__has_builtin)
+#if __has_builtin(__builtin_shufflevector)
+#define PICK(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#endif
+#endif
+#ifndef PICK
+#define PICK(a, b, ...) __builtin_shuffle(a, b, (QuarterFlags){__VA_ARGS__})
+#endif
+
+INLINE float greatest_lane(const Lanes *given) {
+    Quarter each[4];
+    for (int i = 0; i < 4; i++) memcpy(&each[i], (const char *)given + 16 * i, 16);
+#define GREATER(a, b) (Quarter)(((a > b) & (QuarterFlags)a) | (~(a > b) & (QuarterFlags)b))
+    each[0] = GREATER(each[0], each[1]), each[2] = GREATER(each[2], each[3]), each[0] = GREATER(each[0], each[2]);
+#undef GREATER
+    const float a = each[0][0] > each[0][1] ? each[0][0] : each[0][1];
+    const float b = each[0][2] > each[0][3] ? each[0][2] : each[0][3];
+    return a > b ? a : b;
 }
 
 enum { SILU, GELU_TANH, GELU };
