@@ -20,7 +20,7 @@ static size_t mixture_memory(const Mixture *m, int64_t rows, MixtureMemory *at, 
     const int64_t each = rows * m->active, wider = m->hidden > m->inner ? m->hidden : m->inner;
     size_t used = 0;
 #define TAKE(field, bytes) at->field = (void *)(memory + used), used += ((size_t)(bytes) + 63) & ~(size_t)63
-    TAKE(rows, each * (wider + STEP) * 4);
+    TAKE(rows, m->coded ? codes_bytes(each, wider + STEP) : (size_t)each * (wider + STEP) * 4);
     TAKE(inner, each * m->inner * 4);
     TAKE(found, each * m->hidden * 4);
     TAKE(scores, rows * (m->hidden + m->experts) * 8);
@@ -75,9 +75,10 @@ static void mix_rows(const Mixture *m, const char *x, const char *other, char *o
     route_rows(m, x, rows, &at, brain, threads);
     Work up = {.groups = at.groups, .x = x, .sources = at.sources, .out = at.inner, .x_stride = m->hidden,
                .out_stride = m->inner, .rows = rows * m->active, .width = m->hidden, .outputs = m->inner,
-               .brain = brain, .kind = kind};
+               .brain = brain, .coded = m->coded, .kind = kind};
     Work down = {.groups = at.groups + m->experts, .x = at.inner, .out = at.found, .x_stride = m->inner,
-                 .out_stride = m->hidden, .rows = up.rows, .width = m->inner, .outputs = m->hidden, .brain = brain};
+                 .out_stride = m->hidden, .rows = up.rows, .width = m->inner, .outputs = m->hidden, .brain = brain,
+                 .coded = m->coded};
     up.count = down.count = group_rows(m, rows, &at, &up, &down);
     if (!up.count) return;
     up.units = up.groups[up.count - 1].units, down.units = down.groups[down.count - 1].units;

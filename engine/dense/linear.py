@@ -86,6 +86,7 @@ class CompiledMatrix(Protocol):
     width: int
     places: tuple[int, int]  # the addresses of its weights and of its bias, 0 for none
     coded: bool
+    kind: tuple[int, ...]  # what matrices of one product have in common
 
 
 class PackedFloats:
@@ -93,6 +94,7 @@ class PackedFloats:
     [in / 2, 16, 2]."""
 
     coded = False
+    kind: tuple[int, ...] = ()
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         self.out, self.width = weight.shape
@@ -178,7 +180,8 @@ class RowLinear:
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         self.matrix = PackedFloats(weight, bias)
-        self.table = site_table([(self.matrix, None)])
+        self.matrices: list[Gated] = [(self.matrix, None)]
+        self.table = site_table(self.matrices)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return grouped_product(x, [(self.matrix, None, 0, len(x))])
@@ -194,7 +197,8 @@ class RowGatedLinear:
         gate, up = weight.chunk(2)
         biases = (None, None) if bias is None else bias.chunk(2)
         self.gate, self.up = RowLinear(gate, biases[0]), RowLinear(up, biases[1])
-        self.table = site_table([(self.up.matrix, self.gate.matrix)])
+        self.matrices: list[Gated] = [(self.up.matrix, self.gate.matrix)]
+        self.table = site_table(self.matrices)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return torch.cat(self.halves(x), -1)

@@ -10,16 +10,17 @@ typedef struct {
     int64_t *counts;             /* rows that each expert has computed; they are added to */
     int32_t experts, active, hidden, inner;
     int normed; /* whether the shares of a row's experts add up to 1 */
+    int coded;  /* whether the matrices are of codes: those of `up` and gates of one format, and those of `down` */
     float factor;
 } Mixture;
 
-enum { ROUTER, ROUTER_BIAS, MATRICES, COUNTS, EXPERTS, ACTIVE, HIDDEN, INNER, NORMED, FACTOR, MIXTURE_FIELDS };
+enum { ROUTER, ROUTER_BIAS, MATRICES, COUNTS, EXPERTS, ACTIVE, HIDDEN, INNER, NORMED, FACTOR, CODED, MIXTURE_FIELDS };
 
 static Mixture mixture_at(const int64_t *table) {
     Mixture m = {(const double *)(uintptr_t)table[ROUTER], (const double *)(uintptr_t)table[ROUTER_BIAS],
                  (const int64_t *)(uintptr_t)table[MATRICES], (int64_t *)(uintptr_t)table[COUNTS],
                  (int32_t)table[EXPERTS], (int32_t)table[ACTIVE], (int32_t)table[HIDDEN], (int32_t)table[INNER],
-                 (int)table[NORMED], 1.0f};
+                 (int)table[NORMED], (int)table[CODED], 1.0f};
     memcpy(&m.factor, &table[FACTOR], 4);
     return m;
 }

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import torch
 
-from engine.dense.linear import KINDS, PackedFloats, compiled, has_kernel
+from engine.dense.linear import KINDS, CompiledMatrix, compiled, has_kernel
 from engine.model_spec import ExpertsSpec
 
-Expert = tuple[PackedFloats, PackedFloats, PackedFloats]  # up, gate, down
+Expert = tuple[CompiledMatrix, CompiledMatrix, CompiledMatrix]  # up, gate, down
 
 
 class CompiledRouter:
@@ -21,15 +21,15 @@ class CompiledRouter:
         """weight: float64 [experts, hidden]; bias: float64 [experts]."""
         self._spec = spec
         self._kept = weight.contiguous(), bias
-        self.table = self.with_experts(0, 0, 0)
+        self.table = self.with_experts(0, 0, 0, coded=False)
 
-    def with_experts(self, matrices: int, counts: int, inner: int) -> torch.Tensor:
+    def with_experts(self, matrices: int, counts: int, inner: int, *, coded: bool) -> torch.Tensor:
         """What `mixture.h` reads of a layer: the addresses of its experts' matrices and counts."""
         (weight, bias), spec = self._kept, self._spec
         factor = struct.unpack("<q", struct.pack("<fi", spec.factor, 0))[0]
         return torch.tensor([
             weight.data_ptr(), 0 if bias is None else bias.data_ptr(), matrices, counts,
-            *weight.shape[:1], spec.active, *weight.shape[1:], inner, spec.normed, factor,
+            *weight.shape[:1], spec.active, *weight.shape[1:], inner, spec.normed, factor, coded,
         ])  # fmt: skip
 
     def __call__(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -53,7 +53,8 @@ class CompiledMixture:
             [[place for matrix in each for place in matrix.places] for each in experts]
         )
         addresses = self._matrices.data_ptr(), counts.buffer_info()[0]
-        self.table = router.with_experts(*addresses, experts[0][0].out)
+        first = experts[0][0]
+        self.table = router.with_experts(*addresses, first.out, coded=first.coded)
 
     def __call__(self, x: torch.Tensor, activation: str) -> torch.Tensor:
         """x: [rows, hidden]."""

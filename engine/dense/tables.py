@@ -2,11 +2,18 @@
 
 import torch
 
-from engine.dense.linear import RowGatedLinear, RowLinear
+from engine.dense.linear import Gated, RowGatedLinear, RowLinear
 from engine.layers.linear import GatedLinear, Linear
 from engine.quantization.linear import QuantizedGatedLinear, QuantizedLinear
 
 _KINDS = (RowLinear, RowGatedLinear, QuantizedLinear, QuantizedGatedLinear)
+
+
+def compiled_matrix(linear: Linear | GatedLinear) -> Gated | None:
+    """The only matrix of a linear that the kernel computes, with its gate."""
+    if not isinstance(linear, _KINDS) or linear.table is None or len(linear.matrices) > 1:
+        return None
+    return linear.matrices[0]
 
 
 def compiled_table(linear: Linear | GatedLinear) -> torch.Tensor | None:

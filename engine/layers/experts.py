@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.dense.linear import RowGatedLinear, RowLinear, takes_rows
+from engine.dense.linear import takes_rows
 from engine.dense.mixture import CompiledMixture, Expert
+from engine.dense.tables import compiled_matrix
 from engine.layers.adapter_extras import InnerChanges
 from engine.layers.linear import GatedLinear, Linear, activate
 from engine.layers.routing import Router
@@ -150,10 +151,12 @@ def _packed(experts: list[Mlp]) -> list[Expert] | None:
     """The matrices of the experts, if all are of the kind that is compiled."""
     found = []
     for each in experts:
-        gated, down = each.gate_up, each.down
-        if isinstance(each, ClampedMlp) or not isinstance(gated, RowGatedLinear):
+        if isinstance(each, ClampedMlp):
             return None
-        if not isinstance(down, RowLinear):
+        gated, down = compiled_matrix(each.gate_up), compiled_matrix(each.down)
+        if gated is None or down is None or gated[1] is None:
             return None
-        found.append((gated.up.matrix, gated.gate.matrix, down.matrix))
-    return found
+        found.append((gated[0], gated[1], down[0]))
+    kinds = {tuple((matrix.coded, matrix.kind) for matrix in each) for each in found}
+    one_kind = len(kinds) == 1 and len({each.coded for each in found[0]}) == 1
+    return found if one_kind else None

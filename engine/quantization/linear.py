@@ -33,6 +33,12 @@ class QuantizedMatrix:
     def __init__(self, packed: Packed) -> None:
         self.packed = packed
         self.out, self.width = packed.out, packed.width
+        self.kind: tuple[int, ...] = (
+            packed.bits,
+            packed.group,
+            packed.zero,
+            int(packed.minima is None),
+        )
         self.places = 0, 0 if packed.bias is None else packed.bias.data_ptr()
         if dense.has_kernel():
             arrays = (packed.codes, packed.scales, packed.minima, packed.factors)
@@ -63,9 +69,10 @@ class QuantizedLinear:
     def __init__(self, parts: Sequence[Packed]) -> None:
         self._parts = [QuantizedMatrix(part) for part in parts]
         self._out = sum(part.out for part in parts)
+        self.matrices: list[dense.Gated] = [(part, None) for part in self._parts]
         self.table: torch.Tensor | None = None  # what the kernel reads, if it does
         if all(part.listed for part in self._parts):
-            self.table = dense.site_table([(part, None) for part in self._parts])
+            self.table = dense.site_table(self.matrices)
 
     @property
     def parts(self) -> list[Packed]:
@@ -107,9 +114,10 @@ class QuantizedGatedLinear:
         else:
             same = same and torch.equal(gate.order, up.order)
         self._fused = same and dense.has_kernel()
+        self.matrices: list[dense.Gated] = [(self._up, self._gate)]
         self.table: torch.Tensor | None = None  # what the kernel reads, if it does
         if self._fused and self._up.listed:
-            self.table = dense.site_table([(self._up, self._gate)])
+            self.table = dense.site_table(self.matrices)
 
     @property
     def parts(self) -> list[Packed]:

@@ -9,6 +9,7 @@ import torch
 
 from engine.dense.linear import PAIRED, site_table
 from engine.dense.tables import compiled_table
+from engine.layers import experts
 from engine.layers.linear import DenseLinear
 from engine.quantization.linear import QuantizedGatedLinear, QuantizedLinear
 from engine.quantization.packed import pack
@@ -55,6 +56,21 @@ def test_bits_are_those_of_the_operations_one_by_one(
         steps.run(floats, asked, quantization=to)
         assert steps.at_once == (8 if multiplied else 0)
         assert all(map(torch.equal, steps.logits, expected))
+
+
+def test_experts_in_codes(level: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the one call, by operations, and one expert after the other (without its compiled form)."""
+    checkpoint, steps = save_checkpoint(tmp_path, "mixtral"), Steps(monkeypatch, "float32")
+    steps.run(checkpoint, quantization="int8")
+    assert steps.at_once == 8
+    found = steps.logits
+    steps.run(checkpoint, one_by_one=True, quantization="int8")
+    assert all(map(torch.equal, steps.logits, found))
+    monkeypatch.setattr(experts, "_packed", lambda found: None)
+    steps.run(checkpoint, quantization="int8")
+    assert steps.at_once == 0
+    for each, expected in zip(found, steps.logits, strict=True):
+        torch.testing.assert_close(each, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_matrices_of_one_site_in_several_formats(
