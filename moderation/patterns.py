@@ -147,7 +147,8 @@ class PatternMatcher:
 
     def hold(self, text: str, start: int = 0) -> int:
         length = len(text)
-        first = max(start, length - self.longest)
+        first = length - self.longest
+        first = first if first > start else start
         if self.head is None:
             return first
         # A head ends where the text does. These look at its end, which the search finds last.

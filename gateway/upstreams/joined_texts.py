@@ -8,6 +8,7 @@ _LONGEST = 256  # characters of a chunk; about what held money is extended by
 
 
 class JoinedTexts:
+    closed = False  # the answer has ended: what is left of it is not taken
     _choice = 0
     _size = 0  # characters
     _counted = 0  # pieces that the counter has
@@ -34,6 +35,31 @@ class JoinedTexts:
             self._count()
             self._usage.report(event.usage, final=False)
         return True
+
+    def take_first(self, events: list[PlainEvent]) -> int:
+        """How many events at the beginning `take` took."""
+        for number, event in enumerate(events):
+            choices = event.choices
+            if len(choices) == 1 and not event.error:
+                choice = choices[0]
+                delta = choice.delta
+                text = delta.content
+                if (
+                    text
+                    and self._joins
+                    and self._size < _LONGEST
+                    and (choice.index or 0) == self._choice
+                    and choice.finish_reason is None
+                    and choice.logprobs is None
+                    and not (delta.tool_calls or delta.reasoning_content or delta.reasoning)
+                    and not event.usage
+                ):  # as `take`, without its steps: most events are so
+                    self._pieces.append(text)
+                    self._size += len(text)
+                    continue
+            if self.closed or not self.take(event):
+                return number
+        return len(events)
 
     def put_if_needed(self) -> None:
         if self._size >= self._mailbox.needed:

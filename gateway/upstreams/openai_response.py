@@ -33,6 +33,7 @@ from gateway.upstreams.upstream_scores import ROUTES as SCORES
 from gateway.upstreams.upstream_scores import scores_of
 from gateway.upstreams.upstream_usage import CountTokens, UsageCounter
 
+_STOP = FinishReason.STOP
 _INLINE_BYTES = 16_384  # of events or of a whole answer; about a millisecond
 _LONGEST_LINE = 8 << 20  # bytes of one event of a stream
 _LARGEST_ANSWER = 256 << 20  # bytes of an answer that is not streamed
@@ -82,7 +83,7 @@ class ResponseParser:
     def on_data(self, data: bytes) -> None:
         if self._on_close is None:
             return
-        if self._streams and b"\n" in data:
+        if self._streams and data.find(b"\n") >= 0:
             if not (self._size or self._waiting) and self._take_one_event(data):
                 return
             lines, _, data = (b"".join(self._parts) + data).rpartition(b"\n")
@@ -98,7 +99,8 @@ class ResponseParser:
     def _take_one_event(self, data: bytes) -> bool:
         """Whether the read is one whole event, a piece of text and nothing else, and was taken: most
         reads of a stream are."""
-        whole = data.startswith(b"data: ") and data.endswith(b"\n\n") and data.count(b"\n") == 2
+        whole = data.startswith(b"data: ") and data.find(b"\n") == len(data) - 2
+        whole = whole and data.endswith(b"\n")
         if not (whole and len(data) < _INLINE_BYTES and self._take_plain(data[6:-2])):
             return False
         self._texts.put_if_needed()
@@ -176,19 +178,17 @@ class ResponseParser:
     def _take_plain_events(self, lines: bytes) -> int:
         """How many events at the beginning are pieces of text and nothing else, and were taken. They
         are decoded together: one by one takes three times as long."""
-        if not lines.startswith(b"data: {") or _NEXT_EVENT not in lines:
+        if not lines.startswith(b"data: {") or lines.find(_NEXT_EVENT) < 0:
             return 0
         events = lines[6:].partition(b"\n\ndata: [DONE]")[0]
+        listed = events.replace(_NEXT_EVENT, b",")
         try:
-            decoded = plain_events_decoder.decode(b"[" + events.replace(_NEXT_EVENT, b",") + b"]")
+            decoded = plain_events_decoder.decode(b"[" + listed + b"]")
         except (ValueError, RecursionError, msgspec.MsgspecError):
             return 0  # something else among them, or malformed: each by itself tells
-        if len(decoded) != events.count(_NEXT_EVENT) + 1:
+        if len(decoded) != (len(events) - len(listed)) // (len(_NEXT_EVENT) - 1) + 1:
             return 0
-        for number, event in enumerate(decoded):
-            if not self._take_event(event):
-                return number
-        return len(decoded)
+        return self._texts.take_first(decoded) if self._on_close is not None else 0
 
     def _take_plain_answer(self, body: bytes) -> bool:
         """Whether the whole answer is the text of one choice and nothing else, and was taken."""
@@ -212,7 +212,7 @@ class ResponseParser:
         usage.report(answer.usage, final=True)
         reason, grown = choice.finish_reason or "stop", usage.grown()
         chunk = TextChunk(self._mailbox.request_id, index, text, grown, reason, None, [])
-        self._take_answer(usage, (chunk,), usage.receipt(FinishReason.STOP))
+        self._take_answer(usage, (chunk,), usage.receipt(_STOP))
         return True
 
     async def _parse_in_thread(self, body: bytes) -> None:
@@ -279,6 +279,7 @@ class ResponseParser:
     def _close_once(self) -> bool:
         """Mark the call as ended. True at the first call only."""
         self._texts.put()
+        self._texts.closed = True
         on_close, self._on_close = self._on_close, None
         # The call refers to this parser: the request and its prompt would wait for the collector.
         self.terminate = None

@@ -41,8 +41,8 @@ def read_pieces(text: str, cuts: Cuts) -> tuple[list[str], list[Piece]]:
     lowered = text.lower()
     if len(lowered) != len(text):
         return [], [Piece(words_of(text[start:end])) for start, end in cuts]
-    words = TOKEN.findall(lowered)
-    starts = [found.start() for found in TOKEN.finditer(lowered)]
+    found = list(TOKEN.finditer(lowered))
+    words, starts = [each.group() for each in found], [each.start() for each in found]
     pieces = []
     for start, end in cuts:
         first, last = _next_space(text, start, end), _last_space(text, start, end)

@@ -134,6 +134,25 @@ async def test_pieces_that_arrive_together_are_one_chunk(
     assert "".join(each.text for each in taken if isinstance(each, TextChunk)) == "word " * 100
 
 
+def test_nothing_of_a_read_is_taken_after_its_client_left() -> None:
+    """The first piece is passed on while the read is parsed, and tells that the client is gone."""
+    request = InferenceRequest("/v1/chat/completions", "m", messages=[])
+    job = Job(GenerateRequest("r", "t", [1], SamplingParams(500)), request)
+    mailbox = Mailbox("r", lambda _: None)
+    parser = ResponseParser("e", job, mailbox, lambda _: None)
+    put = mailbox.put_text
+
+    def _put(choice: int, text: str, tokens: int) -> None:
+        put(choice, text, tokens)
+        parser._close_once()
+
+    mailbox.put_text = _put  # type: ignore[method-assign]
+    parser.on_headers(200, "text/event-stream")
+    event = json.dumps({"choices": [{"index": 0, "delta": {"content": "x" * 300}}]})
+    parser.on_data(f"data: {event}\n\n".encode() * 4)
+    assert [len(each.text) for each in mailbox._chunks if isinstance(each, TextChunk)] == [300]
+
+
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 @pytest.mark.parametrize("odd", ["", ": a comment", "event: message", "data: {}", "data: not JSON"])
 def test_long_reads_give_what_the_general_parser_gives(end: str, odd: str) -> None:
