@@ -27,12 +27,13 @@ _Key = tuple[str, int, str]
 
 class Beginning(Struct, frozen=True):
     length: int  # characters
-    ids: list[int]
+    ids: list[int]  # of a prompt that begins so, and never changed
+    count: int  # of these, its own
     shared: bool  # by prompts that go on differently
     text: str = ""
 
 
-NOTHING = Beginning(0, [], shared=False)
+NOTHING = Beginning(0, [], 0, shared=False)
 
 
 class Beginnings:
@@ -59,7 +60,10 @@ class Beginnings:
         found = self._entries.get(_key(tenant_id, text, length))
         return found is not None and found.shared >= shared and text.startswith(found.text)
 
-    def keep(self, tenant_id: str, beginning: str, ids: list[int], *, shared: bool) -> None:
+    def keep(
+        self, tenant_id: str, beginning: str, ids: list[int], count: int, *, shared: bool
+    ) -> None:
+        """Its ids are the first `count` of `ids`, a list that is kept as it is."""
         key = _key(tenant_id, beginning, len(beginning))
         known = self._entries.get(key)
         if known is not None and known.text == beginning:
@@ -68,7 +72,7 @@ class Beginnings:
             return
         if known is not None:
             self._drop(key)
-        self._entries[key] = Beginning(len(beginning), ids, shared, beginning)
+        self._entries[key] = Beginning(len(beginning), ids, count, shared, beginning)
         self.bytes += _size(beginning, ids)
         while self.bytes > self._max_bytes:
             self._drop(next(iter(self._entries)))

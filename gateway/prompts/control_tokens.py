@@ -20,6 +20,7 @@ from ahocorasick_rs import BytesAhoCorasick
 from tokenizers import Tokenizer
 
 from core.errors import BadRequest
+from gateway.inference.plain_messages import PlainMessages
 from gateway.prompts.encoding import TextEncoder
 
 # Role markers that some publishers do not flag as special: <|user|>, <｜User｜>. This excludes tags
@@ -51,6 +52,7 @@ class ControlTokens:
         self._texts = sorted(control_ids, key=len, reverse=True)
         self._ids = control_ids
         self._finder = BytesAhoCorasick([_in_json(text) for text in self._texts])
+        self._plain_finder = BytesAhoCorasick([text.encode() for text in self._texts])
         self._pattern = re.compile("|".join(map(re.escape, self._texts))) if control_ids else None
         # Unguessable, so that no client can write the control tokens of the copy.
         self._name = f"{_GUARD}{secrets.token_hex(16)}:"
@@ -68,8 +70,12 @@ class ControlTokens:
     ) -> bool:
         """Whether a string of the client contains a control token. Join the parts of a message's
         content first: a token can be split over two parts."""
-        serialized = orjson.dumps((messages, tools, variables))
-        if self._finder.find_matches_as_indexes(serialized):
+        finder = self._finder
+        if type(messages) is PlainMessages and not (tools or variables):
+            finder, serialized = self._plain_finder, "\0".join(messages.texts).encode()
+        else:
+            serialized = orjson.dumps((messages, tools, variables))
+        if finder.find_matches_as_indexes(serialized):
             return True
         return self._normalizes and self._occur_when_normalized(serialized.decode())
 

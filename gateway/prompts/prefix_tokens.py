@@ -110,7 +110,7 @@ class PrefixTokenCache:
         length, count = end
         with self._lock:
             if not self._beginnings.has(tenant_id, text, length, shared=shared):
-                self._beginnings.keep(tenant_id, text[:length], whole[:count], shared=shared)
+                self._beginnings.keep(tenant_id, text[:length], whole, count, shared=shared)
 
     def drop(self, tenant_id: str, text: str, length: int) -> None:
         """Of a conversation that went on, for which a longer one is kept."""
@@ -171,8 +171,9 @@ class Pieces:
         return sum([len(piece) for piece, ids in pairs if ids is None])
 
     def ids(self, at_most: int | None = None) -> list[int]:
-        """Raises TooManyTokens, before all is encoded, where there are more than `at_most`."""
-        whole = list(self._begun.ids)
+        """Raises TooManyTokens, before all is encoded, where there are more than `at_most`. Not to be
+        changed: the beginnings of other prompts are read from it."""
+        whole = self._begun.ids[: self._begun.count]
         new: list[tuple[str, list[int]]] = []
         shared = 0, 0  # what was known of the text from its beginning on: characters, ids
         at = self._begun.length

@@ -37,6 +37,7 @@ MAX_TOKENS_HEADER = (
     "x-tollhouse-max-tokens"  # where the context leaves fewer than the SDK's default
 )
 NOTE_HEADER = "x-tollhouse-note"
+_SAFE, _FULL = PromptOrder.SAFE, PromptOrder.FULL
 _ORDERS = {order.value: order for order in PromptOrder}
 # Longer requests are prepared in a thread: their rendering alone may take half a millisecond.
 _INLINE_CHARACTERS = 64_000
@@ -59,7 +60,8 @@ class Prompt(Struct, frozen=True):
     @property
     def reserved_tokens(self) -> int:
         """What limits and money are reserved for: never less than the prompt turns out to have."""
-        return max(len(self.ids), self.most_tokens)
+        count = len(self.ids)
+        return count if count > self.most_tokens else self.most_tokens
 
     @property
     def first_ids(self) -> list[int]:
@@ -273,13 +275,13 @@ def apply_prompt_order(
     """Applies the tenant's `prompt_order` setting (`off`, `safe` or `full`). Returns the request and
     the order with its changes, for example `full:tools+volatile`; None for a prompt without messages.
     """
-    order_setting = principal.settings.get("prompt_order", PromptOrder.SAFE)
+    order_setting = principal.settings.get("prompt_order", _SAFE)
     order = _ORDERS.get(order_setting)
     if request.messages is None or order is None:
         return request, None
-    if order is not PromptOrder.FULL and not request.tools:
-        return request, str(order)
-    if order is PromptOrder.SAFE and (tools := tool_list(principal.tenant_id, request.tools or ())):
+    if order is not _FULL and not request.tools:
+        return request, order.value
+    if order is _SAFE and (tools := tool_list(principal.tenant_id, request.tools or ())):
         return replace(request, tools=tools), f"{order.value}:tools" if tools.moved else order.value
     rules = principal.settings.get("volatile") or {}
     try:

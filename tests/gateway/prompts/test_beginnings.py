@@ -75,12 +75,12 @@ def test_a_tenant_finds_no_beginning_of_another() -> None:
 def test_texts_that_end_alike_are_told_apart() -> None:
     kept = Beginnings(1 << 20)
     end = "z" * 5_000
-    kept.keep("t1", "a" + end, [1], shared=False)
+    kept.keep("t1", "a" + end, [1, 7], 1, shared=False)
     assert kept.longest("t1", "b" + end, [5_001]).length == 0
     assert not kept.has("t1", "b" + end, 5_001, shared=False)
     kept.drop("t1", "b" + end, 5_001)
-    assert kept.longest("t1", "a" + end + "!", [5_001]).ids == [1]
-    kept.keep("t1", "b" + end, [2], shared=True)
+    assert kept.longest("t1", "a" + end + "!", [5_001]).ids == [1, 7]
+    kept.keep("t1", "b" + end, [2], 1, shared=True)
     assert kept.longest("t1", "b" + end, [5_001]).ids == [2]
     assert kept.longest("t1", "a" + end, [5_001]).length == 0
     kept.drop("t1", "b" + end, 5_001)
@@ -90,7 +90,7 @@ def test_texts_that_end_alike_are_told_apart() -> None:
 def test_memory_is_bounded_and_what_a_conversation_outgrew_goes() -> None:
     kept = Beginnings(9_000)
     for number in range(50):
-        kept.keep("t1", f"{number}" * 900, [1] * 100, shared=False)
+        kept.keep("t1", f"{number}" * 900, [1] * 100, 100, shared=False)
         assert kept.bytes <= 9_000
     assert kept.longest("t1", "49" * 900 + "more", [1_800]).length == 1_800
     assert kept.longest("t1", "0" * 1_800, [900]).length == 0
