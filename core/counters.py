@@ -194,13 +194,17 @@ def state_of(take: Take, used: int, carry: int, *, taken: bool) -> BucketState:
     return BucketState(take.key, take.capacity, take.period_ms, remaining, reset, wait)
 
 
+_MOST = EXACT // 4
+
+
 def nano_ceil(picounits: int) -> int:
     """Amounts are rounded up and caps down (`nano_floor`), so the sum never exceeds the true cap."""
-    return min(EXACT // 4, -(-picounits // PICO_PER_NANO))
+    nanos = -(-picounits // PICO_PER_NANO)
+    return nanos if nanos < _MOST else _MOST
 
 
 def nano_floor(picounits: int) -> int:
-    return min(EXACT // 4, picounits // PICO_PER_NANO)
+    return min(_MOST, picounits // PICO_PER_NANO)
 
 
 def _ms_until(units: int, carry: int, take: Take) -> int:

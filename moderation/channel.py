@@ -18,8 +18,9 @@ from moderation.policy import Mode, Policy, Stage
 from moderation.rules import loose_spans, merged, spans_of, without_allowed
 from moderation.scoring import Scored, Successive, score_one, scores_below
 from moderation.screener import Findings, Screener
-from moderation.verdict import Action, Span
+from moderation.verdict import ANNOTATE, BLOCK, REDACT, Action, Span
 
+_ASYNC, _FULL, _WINDOW = Mode.ASYNC, Mode.FULL, Mode.WINDOW
 _log = logging.getLogger(__name__)
 
 # Characters in the classifier's window, as for prompts; only the last stride is new.
@@ -102,8 +103,8 @@ class Channel:
         self._schedule(0)
         self._waiting: list[Span] = []
         self.cuts: list[tuple[int, int]] = []  # removed text, of what was released so far
-        self._toothless = policy.shadow or policy.mode is Mode.ASYNC
-        gates = self._effective_action(self._screen.strictest) >= Action.REDACT
+        self._toothless = policy.shadow or policy.mode is _ASYNC
+        gates = self._effective_action(self._screen.strictest) >= REDACT
         self._gated = gates and screener.classifier is not None
         # Whether a rule can hold or cut out text; if none can, they are asked at checkpoints alone.
         self._rules_cut = self._screen.has_terms or (
@@ -118,11 +119,12 @@ class Channel:
     @property
     def needed(self) -> int:
         """How many characters must follow before any more can be released or blocked, at least 1."""
-        if self._policy.mode is Mode.FULL:
+        if self._policy.mode is _FULL:
             return _NEEDED_WHEN_FULL
         if not self._gated:
             return 1  # what a rule holds may be decided by the next character
-        return max(1, min(self._next_look, self._soonest) - self._length)
+        left = min(self._next_look, self._soonest) - self._length
+        return left if left > 1 else 1
 
     @property
     def spare(self) -> int:
@@ -194,7 +196,7 @@ class Channel:
             self._loose.push(view.text[known:], view.starts[known:], view.ends[known:])
 
     def _effective_action(self, action: Action) -> Action:
-        return min(action, Action.ANNOTATE) if self._toothless else action
+        return min(action, ANNOTATE) if self._toothless else action
 
     def _check(self, final: bool) -> Release | None:
         """Judge all text so far; return the last release if the choice must stop."""
@@ -213,7 +215,7 @@ class Channel:
         if not passed:
             return Release("", blocked=True)
         if stops:
-            text = self._emit(scan, min(stops)) if self._policy.mode is Mode.WINDOW else ""
+            text = self._emit(scan, min(stops)) if self._policy.mode is _WINDOW else ""
             return Release(text, blocked=True)
         self._forget()
         return None
@@ -230,16 +232,17 @@ class Channel:
             self._loose.drop(bisect_left(self._loose.view().starts, self._settled) - _CONTEXT)
 
     def _blocks(self, span: Span) -> bool:
-        return self._effective_action(span.action) is Action.BLOCK
+        return self._effective_action(span.action) is BLOCK
 
     def _record(self, scan: _Scan, final: bool) -> None:
         if not scan.spans:
-            self._settled = max(self._length if final else scan.hold, self._settled)
+            if (settled := self._length if final else scan.hold) > self._settled:
+                self._settled = settled
             return
         settled = self._length if final else _before_cut_spans(scan.spans, scan.hold)
         fresh = [span for span in scan.spans if self._settled <= span.start < settled]
         self._findings.add_spans(fresh, "plain")
-        self._waiting += [s for s in fresh if self._effective_action(s.action) >= Action.REDACT]
+        self._waiting += [s for s in fresh if self._effective_action(s.action) >= REDACT]
         self._settled = max(settled, self._settled)
 
     def _judge(self, final: bool) -> bool:
@@ -257,11 +260,11 @@ class Channel:
             self._findings.fail(self._policy, Stage.CLASSIFIER)
             return self._policy.fails_open(Stage.CLASSIFIER) or self._toothless
         action = self._effective_action(action)
-        if action is Action.REDACT:
+        if action is REDACT:
             cut = Span(self._index, start, self._length, "redacted", "classifier", action)
             self._waiting.append(replace(cut, start=max(start, self._released)))
             self._findings.spans.append(cut)
-        return action is not Action.BLOCK
+        return action is not BLOCK
 
     def _score(self) -> Scored:
         """The scores of the window at the present end of the text."""
@@ -303,28 +306,33 @@ class Channel:
         rule that redacts or blocks."""
         text = plain.text
         acts = not self._toothless
-        rules = [(each.hold(text, start), acts and on) for each, on in self._screen.hold_matchers]
+        hold = strict = len(text)
+        for each, on in self._screen.hold_matchers:
+            at = each.hold(text, start)
+            if at < hold:
+                hold = at
+            if on and acts and at < strict:
+                strict = at
         if self._screen.has_terms:
             terms = self._screen.terms
-            acting = self._effective_action(terms.strictest_action) > Action.ANNOTATE
-            rules.append((terms.hold(lowered, start), acting))
+            at = terms.hold(lowered, start)
             # A hit that may still be part of an allowed phrase is not cut out yet.
-            rules.append((self._screen.allowed.hold(lowered, start), True))
-        hold = min([at for at, _ in rules], default=len(text))
-        strict = min([at for at, acting in rules if acting], default=len(text))
+            allowed = self._screen.allowed.hold(lowered, start)
+            acting = self._effective_action(terms.strictest_action) > ANNOTATE
+            hold, strict = min(hold, at, allowed), min(strict, allowed, at if acting else allowed)
         return _original(plain, hold, self._length), _original(plain, strict, self._length)
 
     def _release_early(self, *, looks: bool) -> str:
         """Release the text that is safe between checkpoints."""
-        if self._policy.mode is Mode.ASYNC:
+        if self._policy.mode is _ASYNC:
             return self._consume(self._length)
-        if self._policy.mode is Mode.FULL:
+        if self._policy.mode is _FULL:
             return ""
         limit = self._length
         if self._gated:
             if looks and self._length >= self._next_look:
                 self._look()
-            limit = max(self._checked, self._cleared)
+            limit = self._cleared if self._cleared > self._checked else self._checked
         if limit <= self._released:
             return ""
         if not self._rules_cut:
@@ -353,8 +361,8 @@ class Channel:
     def _emit(self, scan: _Scan, limit: int) -> str:
         """Release text up to `limit`, with redactions applied and never part of a cut-out span."""
         if not self._waiting and not scan.spans:
-            return self._consume(min(limit, scan.strict_hold))
-        strict = [s for s in scan.spans if self._effective_action(s.action) >= Action.REDACT]
+            return self._consume(limit if limit < scan.strict_hold else scan.strict_hold)
+        strict = [s for s in scan.spans if self._effective_action(s.action) >= REDACT]
         strict = [s for s in _distinct([*self._waiting, *strict]) if s.end > self._released]
         limit = min(limit, scan.strict_hold, *(s.start for s in strict if self._blocks(s)))
         limit = _before_cut_spans(strict, limit)
@@ -368,7 +376,9 @@ class Channel:
         return "".join(pieces)
 
     def _consume(self, until: int) -> str:
-        count = max(0, until - self._released)
+        count = until - self._released
+        if count <= 0:
+            return ""
         taken, self._raw = self._raw[:count], self._raw[count:]
         self._released += len(taken)
         return taken

@@ -14,8 +14,9 @@ from moderation.normalise import fold
 from moderation.policy import Mode, Policy
 from moderation.rules import find_spans, redact
 from moderation.screener import Findings, Screener
-from moderation.verdict import Action, Verdict
+from moderation.verdict import ANNOTATE, BLOCK, Verdict
 
+_ASYNC, _OFF = Mode.ASYNC, Mode.OFF
 _MOST_REMEMBERED = 4_096  # texts whose result `clean` keeps
 
 
@@ -40,7 +41,7 @@ class StreamGuard:
         `finish` follows at once, so nothing is released before the verdict that it makes."""
         if choice in self._blocked:
             return Release("", blocked=True)
-        if self._policy.mode is Mode.OFF or not text:
+        if self._policy.mode is _OFF or not text:
             return Release(text)
         return self._answer(choice, self._channel(choice, channel).feed(text, last=last))
 
@@ -75,7 +76,7 @@ class StreamGuard:
     def clean(self, text: str, *, record: bool = False) -> str | None:
         """Apply the rules to a text on its own, such as a tool call's argument: the text with its
         redactions, or None where it is blocked. `record` adds what was found to the verdict."""
-        if self._policy.shadow or self._policy.mode in (Mode.OFF, Mode.ASYNC):
+        if self._policy.shadow or self._policy.mode in (_OFF, _ASYNC):
             return text
         if text in self._cleaned:
             return self._cleaned[text]
@@ -83,7 +84,7 @@ class StreamGuard:
         if record:
             self._findings.add_spans(spans, view)
             self._told = None
-        blocked = any(span.action is Action.BLOCK for span in spans)
+        blocked = any(span.action is BLOCK for span in spans)
         cleaned = None if blocked else redact(text, spans)
         if not record and len(self._cleaned) < _MOST_REMEMBERED:
             self._cleaned[text] = cleaned
@@ -97,9 +98,9 @@ class StreamGuard:
         """Return the verdict so far over all choices and channels."""
         if self._told is None:
             told = self._findings.verdict(self._policy)
-            if self._policy.mode is Mode.ASYNC:
+            if self._policy.mode is _ASYNC:
                 # Released text cannot be recalled: in this mode the strictest action is annotate.
-                told = replace(told, action=min(told.action, Action.ANNOTATE))
+                told = replace(told, action=min(told.action, ANNOTATE))
             self._told = told
         return self._told
 

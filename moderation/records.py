@@ -6,9 +6,8 @@ import io
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from functools import lru_cache, partial
-from itertools import compress
-from operator import attrgetter, le
+from functools import lru_cache
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -57,7 +56,6 @@ _TABLE: Table = Decision.__table__  # type: ignore[assignment]
 _PAGE = 1_000
 # Smaller scores are not recorded: most scores are smaller, and no threshold is that low.
 _MIN_SCORE = 0.001
-_is_recorded = partial(le, _MIN_SCORE)
 
 
 def fingerprint(text: str, secret: bytes) -> str:
@@ -138,8 +136,9 @@ def event_of(
 def _recorded(scores: Mapping[str, float]) -> dict[str, float]:
     """To four decimals, by arithmetic: `round` takes more than twice as long."""
     return {
-        name: (scores[name] * 10_000 + 0.5) // 1 / 10_000
-        for name in compress(scores, map(_is_recorded, scores.values()))
+        name: (score * 10_000 + 0.5) // 1 / 10_000
+        for name, score in scores.items()
+        if score >= _MIN_SCORE
     }
 
 

@@ -18,7 +18,7 @@ from moderation.normalise import PLAIN, View, fold
 from moderation.policy import Policy, Screen, Stage
 from moderation.rules import find_spans, redact
 from moderation.scoring import Scored, highest, score_windows, scored_groups
-from moderation.verdict import Action, ScreenedText, Span, Verdict
+from moderation.verdict import ALLOW, ANNOTATE, BLOCK, REDACT, Action, ScreenedText, Span, Verdict
 
 _log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class Findings(Struct):
     spans: list[Span] = field(default_factory=list)
     rows: list[Mapping[str, float]] = field(default_factory=list)  # scores of windows
     flagged: set[str] = field(default_factory=set)
-    would: Action = Action.ALLOW
+    would: Action = ALLOW
     view: str = PLAIN
     unscanned: set[str] = field(default_factory=set)
     top: float = 0.0
@@ -65,7 +65,7 @@ class Findings(Struct):
         )
 
     def add_spans(self, spans: Sequence[Span], view: str) -> None:
-        acting = [span for span in spans if span.action > Action.ALLOW]
+        acting = [span for span in spans if span.action > ALLOW]
         if not acting:
             return
         self.spans += acting
@@ -77,7 +77,7 @@ class Findings(Struct):
 
     def add_scores(self, scored: Scored, screen: Screen) -> Action:
         """Add the scores of one window; return the action that they lead to."""
-        strictest = Action.ALLOW
+        strictest = ALLOW
         scores = scored.scores
         highest_score = max(scores.values())
         if highest_score >= screen.least_of_all:
@@ -90,8 +90,10 @@ class Findings(Struct):
         if len(self.rows) >= _MOST_ROWS:
             self.rows = [highest_of(self.rows)]
         self.rows.append(scores)
-        self.top = max(self.top, highest_score)
-        self.would = max(self.would, strictest)
+        if highest_score > self.top:
+            self.top = highest_score
+        if strictest > self.would:
+            self.would = strictest
         return strictest
 
     def merge(self, other: "Findings", index: int) -> None:
@@ -122,10 +124,10 @@ class Findings(Struct):
             self.unscanned.add(stage.value)
             return
         self.flagged.add(f"{stage.value}_failed")
-        self.would = Action.BLOCK
+        self.would = BLOCK
 
     def verdict(self, policy: Policy, texts: tuple[str, ...] = ()) -> Verdict:
-        shown = min(self.would, Action.ANNOTATE) if policy.shadow else self.would
+        shown = min(self.would, ANNOTATE) if policy.shadow else self.would
         return Verdict(
             action=shown,
             would=self.would,
@@ -230,9 +232,15 @@ class Screening:
         else:
             found = [None] * len(asked)
         self._begun_texts = begun
-        self._new = [index for index, each in zip(asked, found, strict=True) if each is None]
-        self._found = {i: each for i, each in zip(asked, found, strict=True) if each is not None}
-        self.unseen = sum(len(texts[index].text) for index in self._new)
+        self._new: list[int] = []
+        self._found: dict[int, Findings] = {}
+        self.unseen = 0
+        for number, index in enumerate(asked):
+            if (each := found[number]) is None:
+                self._new.append(index)
+                self.unseen += len(texts[index].text)
+            else:
+                self._found[index] = each
         self._steps = self._work()
 
     def run(self) -> Verdict:
@@ -308,7 +316,7 @@ def highest_of(rows: Sequence[Mapping[str, float]]) -> Mapping[str, float]:
 
 
 def _add_window(findings: Findings, window: Scored, view: View, policy: Policy) -> None:
-    if findings.add_scores(window, policy.input) is Action.REDACT:
+    if findings.add_scores(window, policy.input) is REDACT:
         start, end = view.original_span(window.start, window.end)
-        span = Span(0, start, end, "redacted", "classifier", Action.REDACT)
+        span = Span(0, start, end, "redacted", "classifier", REDACT)
         findings.spans.append(span)

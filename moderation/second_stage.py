@@ -17,8 +17,9 @@ from moderation.guards.qwen3_guard import Qwen3Guard
 from moderation.guards.remote import RemoteModeration
 from moderation.guards.shield_gemma import ShieldGemma
 from moderation.policy import Mode, Policy, Screen, Stage
-from moderation.verdict import Action, Verdict
+from moderation.verdict import ALLOW, ANNOTATE, BLOCK, Action, Verdict
 
+_ASYNC, _OFF = Mode.ASYNC, Mode.OFF
 _log = logging.getLogger(__name__)
 
 
@@ -36,7 +37,7 @@ def find_guard(name: str) -> Guard:
 def in_grey_band(verdict: Verdict, policy: Policy) -> bool:
     """Whether the highest harm score is inside the policy's grey band."""
     stage = policy.second_stage
-    if stage is None or verdict.action is Action.BLOCK:
+    if stage is None or verdict.action is BLOCK:
         return False
     harms = [score for name, score in verdict.scores.items() if name != PROMPT_ATTACK]
     return stage.low <= max(harms, default=0.0) < stage.high
@@ -45,7 +46,7 @@ def in_grey_band(verdict: Verdict, policy: Policy) -> bool:
 def reviews_answers(policy: Policy) -> bool:
     """Whether answers are held for the guard; never under a policy that only annotates."""
     stage = policy.second_stage
-    notes = policy.shadow or policy.mode in (Mode.OFF, Mode.ASYNC)
+    notes = policy.shadow or policy.mode in (_OFF, _ASYNC)
     return stage is not None and stage.answers and not notes
 
 
@@ -77,7 +78,7 @@ def merged(verdict: Verdict, opinion: Opinion, policy: Policy, role: str) -> Ver
     flagged |= {span.category for span in verdict.spans}
     return replace(
         verdict,
-        action=min(would, Action.ANNOTATE) if policy.shadow else would,
+        action=min(would, ANNOTATE) if policy.shadow else would,
         would=would,
         scores=scores,
         flagged=tuple(sorted(flagged)),
@@ -89,8 +90,8 @@ def _decided(screen: Screen, scores: dict[str, float]) -> tuple[Action, set[str]
         name: thresholds.action(scores.get(name, 0.0))
         for name, thresholds in screen.categories.items()
     }
-    flagged = {name for name, action in actions.items() if action > Action.ALLOW}
-    return max(actions.values(), default=Action.ALLOW), flagged
+    flagged = {name for name, action in actions.items() if action > ALLOW}
+    return max(actions.values(), default=ALLOW), flagged
 
 
 def without_opinion(
@@ -104,7 +105,7 @@ def without_opinion(
         return replace(verdict, unscanned=tuple(sorted(names)))
     return replace(
         verdict,
-        action=min(Action.BLOCK, Action.ANNOTATE) if policy.shadow else Action.BLOCK,
-        would=Action.BLOCK,
+        action=min(BLOCK, ANNOTATE) if policy.shadow else BLOCK,
+        would=BLOCK,
         flagged=tuple(sorted({*verdict.flagged, "guard_failed"})),
     )

@@ -23,6 +23,8 @@ class Action(IntEnum):
         return cls[word.upper()]
 
 
+# Names of this module: a member's look-up in its class costs ten times as much, and a request asks often.
+ALLOW, ANNOTATE, REDACT, BLOCK = Action.ALLOW, Action.ANNOTATE, Action.REDACT, Action.BLOCK
 _WORDS = tuple(action.name.lower() for action in Action)
 
 
@@ -64,7 +66,7 @@ class Verdict(Struct, frozen=True):
 
     @property
     def blocked(self) -> bool:
-        return self.action is Action.BLOCK
+        return self.action is BLOCK
 
     @property
     def headline(self) -> str:

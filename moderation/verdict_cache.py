@@ -47,8 +47,10 @@ class VerdictCache:
 
     def digests(self, texts: Sequence[str]) -> list[bytes]:
         secret, digest = self._secret, hashlib.blake2b
-        raw = [text.encode("utf-8", "surrogatepass") for text in texts]
-        return [digest(each, digest_size=16, key=secret).digest() for each in raw]
+        return [
+            digest(text.encode("utf-8", "surrogatepass"), digest_size=16, key=secret).digest()
+            for text in texts
+        ]
 
     def digests_of_first(self, texts: Sequence[str], counts: Sequence[int]) -> list[bytes]:
         """For each of these counts, which ascend, a digest of the first so many texts. No other texts
@@ -77,10 +79,11 @@ class VerdictCache:
     def get_all(self, keys: Sequence[Key]) -> list[Findings | None]:
         entries = self._entries
         with self._lock:
-            found = [entries.get(key) for key in keys]
-            for key, each in zip(keys, found, strict=True):
-                if each is not None:
+            found = []
+            for key in keys:
+                if (each := entries.get(key)) is not None:
                     entries.move_to_end(key)
+                found.append(each)
             return found
 
     def put(self, key: Key, findings: Findings) -> None:
@@ -109,7 +112,8 @@ class TenantVerdicts:
 
     def get_all(self, texts: Sequence[str]) -> list[Findings | None]:
         keys = self._keys(texts)
-        self._asked.update(zip(texts, keys, strict=True))
+        for number, text in enumerate(texts):
+            self._asked[text] = keys[number]
         return self._cache.get_all(keys)
 
     def put(self, text: str, findings: Findings) -> None:

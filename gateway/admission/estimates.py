@@ -17,7 +17,7 @@ class OutputEstimates:
         if known is None:
             return default
         mean, deviation = known
-        return max(1, round(mean + 2 * deviation))
+        return round(mean + 2 * deviation) or 1
 
     def learn(self, tenant_id: str, model: str, output_tokens: int, default: int) -> None:
         key = (tenant_id, model)

@@ -235,7 +235,8 @@ def output_tokens_covered(request: AdmissionRequest, held_units: int) -> int:
     """Output tokens that the held money pays for; NO_LIMIT without a money limit."""
     if not request.money or request.output_cost_units == 0:
         return NO_LIMIT
-    return max(0, held_units - request.base_cost_units) // request.output_cost_units
+    left = held_units - request.base_cost_units
+    return left // request.output_cost_units if left > 0 else 0
 
 
 def bucket_amounts(rules: tuple[LimitRule, ...], plan: Plan, usage: SettledUsage) -> list[int]:
@@ -261,7 +262,7 @@ def _build_hold(
 ) -> Hold:
     """The hold needs the prompt and one output token, and asks for the whole estimate."""
     need = request.base_cost_units + request.output_cost_units
-    want = request.base_cost_units + max(1, estimate) * request.output_cost_units
+    want = request.base_cost_units + (estimate or 1) * request.output_cost_units
     return Hold(nano_ceil(need), nano_ceil(want), caps, seeds)
 
 

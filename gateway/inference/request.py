@@ -88,7 +88,7 @@ class InferenceRequest(Struct, frozen=True):
     @property
     def choices(self) -> int:
         """Number of choices over all prompts, grouped by prompt."""
-        return self.n * max(1, len(self.prompts))
+        return self.n * (len(self.prompts) or 1)
 
 
 class Usage(Struct, frozen=True):

@@ -34,6 +34,8 @@ from gateway.upstreams.upstream_usage import UpstreamReceipt
 if TYPE_CHECKING:
     from gateway.context import RequestContext
 
+_GENERATION, _CACHE_HIT = UsageKind.GENERATION, UsageKind.CACHE_HIT
+_BY_GATEWAY = SettledBy.GATEWAY
 WARM_UP = "warm_up"  # finish reason of the start's own request
 _OK = 200
 _CLIENT_CLOSED_REQUEST = 499  # the client closed the connection (nginx's code)
@@ -218,7 +220,7 @@ class Meter:
         counts = counts_of(self.opened.prompt_tokens, ending, receipt)
         if self.opened.batch_job is not None and ending.status == _CLIENT_CLOSED_REQUEST:
             counts, ending = waive_all(counts), replace(ending, paid_by="operator", quantity=0)
-        if self.opened.kind is UsageKind.CACHE_HIT:
+        if self.opened.kind is _CACHE_HIT:
             counts = Counts(0, 0, 0, 0)  # no engine ran
         if self.is_warm_up:
             counts = Counts(0, 0, 0, 0)
@@ -230,7 +232,7 @@ class Meter:
             finished_at=self._clock.now(),
             finish_reason=ending.finish_reason,
             status=ending.status,
-            settled_by=SettledBy.GATEWAY,
+            settled_by=_BY_GATEWAY,
             streamed=self.streamed,
             first_token_ms=self.first_token_ms,
             duration_ms=duration_ms,
@@ -255,7 +257,7 @@ class Meter:
 def opened_request(ctx: "RequestContext", now: datetime, engine_id: str) -> OpenedRequest:
     assert ctx.reservation is not None
     principal, adapter, request = ctx.principal, ctx.target.adapter, ctx.prompt.request
-    kind = UsageKind.GENERATION if request.inputs is None else UsageKind.EMBEDDING
+    kind = _GENERATION if request.inputs is None else UsageKind.EMBEDDING
     if ctx.lookup is not None and ctx.lookup.hit is not None:
         kind = UsageKind.CACHE_HIT
     return OpenedRequest(
@@ -276,7 +278,7 @@ def opened_request(ctx: "RequestContext", now: datetime, engine_id: str) -> Open
         end_user=request.end_user,
         client_request_id=ctx.options.client_request_id,
         batch_job=ctx.exchange.batch_job,
-        prompts=max(1, len(ctx.prompt.parts)),
+        prompts=len(ctx.prompt.parts) or 1,
     )
 
 
@@ -381,6 +383,6 @@ def _first_token(model: str) -> Histogram:
 
 
 def _count(event: UsageEvent) -> None:
-    for kind, count in zip(_KINDS, _counted(event), strict=True):
+    for number, count in enumerate(_counted(event)):
         if count:
-            _tokens(event.model, kind).inc(count)
+            _tokens(event.model, _KINDS[number]).inc(count)

@@ -28,6 +28,7 @@ class ReceiptNote(msgspec.Struct, frozen=True, array_like=True):
     prompts: int
 
 
+_GENERATION = UsageKind.GENERATION
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(ReceiptNote).decode
 
@@ -44,10 +45,10 @@ def note_of(ctx: "RequestContext") -> str:
         adapter.name if adapter is not None else None,
         ctx.reservation.price_version,
         ctx.surface.route,
-        UsageKind.GENERATION if ctx.prompt.request.inputs is None else UsageKind.EMBEDDING,
+        _GENERATION if ctx.prompt.request.inputs is None else UsageKind.EMBEDDING,
         principal.member_id,
         ctx.exchange.batch_job,
-        max(1, len(ctx.prompt.parts)),
+        len(ctx.prompt.parts) or 1,
     )
 
 

@@ -12,6 +12,9 @@ class State(StrEnum):
     HALF_OPEN = "half_open"
 
 
+_CLOSED = State.CLOSED
+
+
 class Breaker:
     """Opens after `failures` failures within `window_s`. A failed probe doubles the pause, to a cap."""
 
@@ -37,7 +40,7 @@ class Breaker:
     @property
     def state(self) -> State:
         if self._opened_at is None:
-            return State.CLOSED
+            return _CLOSED
         waited = self._clock.monotonic() - self._opened_at
         return State.HALF_OPEN if waited >= self._pause_s else State.OPEN
 
@@ -51,11 +54,14 @@ class Breaker:
     def sent(self) -> None:
         self._probing = self._opened_at is not None and self.state is State.HALF_OPEN
 
-    def succeeded(self) -> None:
+    def succeeded(self) -> bool:
+        """Whether it was open until now."""
+        was_open = self._opened_at is not None
         self._failed.clear()
         self._opened_at = None
         self._probing = False
         self._pause_s = self._first_pause_s
+        return was_open
 
     def released(self) -> None:
         """The request ended without a verdict on the replica, for example because the client left."""

@@ -110,10 +110,9 @@ class Replica:
     def answered(self, tenant: str = "") -> None:
         """The replica produced a first token."""
         self._by_tenant.succeeded(tenant)
-        if self.breaker.state is not State.CLOSED:
+        if self.breaker.succeeded():
             log.info("%s answers again", self.name)
             self._gauge.set(0)
-        self.breaker.succeeded()
 
     def failed(self, why: str) -> None:
         self._open(self.breaker.failed, why)

@@ -13,7 +13,7 @@ from core.clock import Clock
 from core.events import ModerationEvent
 from core.tenants.keys import Principal
 from moderation.records import event_of, fingerprint, fingerprint_begun, fingerprint_ended
-from moderation.verdict import Action, Verdict
+from moderation.verdict import ALLOW, Verdict
 
 BATCH_S = 0.25
 MAX_BATCH = 500
@@ -65,7 +65,7 @@ class DecisionLog:
                 else fingerprint_ended(text, secret)
             ),
         )
-        if verdict.would > Action.ALLOW or verdict.unscanned:
+        if verdict.would > ALLOW or verdict.unscanned:
             self._write((event,))
             return
         self._batch.append(event)

@@ -23,9 +23,10 @@ from moderation.guard import StreamGuard
 from moderation.policy import Mode, Payer, Policy
 from moderation.screener import Screener, text_of
 from moderation.second_stage import in_grey_band, reviews_answers
-from moderation.verdict import Action, ScreenedText, Verdict
+from moderation.verdict import ALLOW, BLOCK, REDACT, ScreenedText, Verdict
 from moderation.verdict_cache import TenantVerdicts, VerdictCache
 
+_OFF = Mode.OFF
 _INLINE_CHARACTERS = 4_000  # more text that was not screened before is screened in a thread
 _THREADS = 2  # more would not help: the work holds the interpreter's lock
 
@@ -78,7 +79,7 @@ class TenantModerator:
                 param=_param_name(request),
                 paid_by=_payer(verdict, policy.blocked_input_paid_by),
             )
-        if verdict.action is Action.REDACT:
+        if verdict.action is REDACT:
             request = with_redactions(request, verdict.spans)
         action = "unscanned" if verdict.unscanned else _action_name(verdict)
         return ScreeningResult(request, action, _headers(verdict))
@@ -98,7 +99,7 @@ class TenantModerator:
 
     def guard(self, request_id: str, principal: Principal, choices: int) -> list[OutputGuard]:
         policy = self._policies.policy_of(principal)
-        if policy.mode is Mode.OFF:
+        if policy.mode is _OFF:
             return []
         answer = GuardedResponse(
             StreamGuard(policy, self._screener),
@@ -243,9 +244,9 @@ class SecondOpinionGuard(ChoiceGuard):
         verdict = self._stream.verdict()
         text = "".join(self._texts)
         decided = await self._opinions.request(text, self._answer.policy, verdict, "assistant")
-        if decided.action is Action.REDACT and verdict.action < Action.REDACT:
+        if decided.action is REDACT and verdict.action < REDACT:
             # The second opinion is on the whole text and gives no span to redact.
-            decided = replace(decided, action=Action.BLOCK)
+            decided = replace(decided, action=BLOCK)
         self._answer.decided(decided)
         self.blocked, self.undecided = decided.blocked, False
         self.action = "unscanned" if decided.unscanned else _action_name(decided)
@@ -282,13 +283,13 @@ def _payer(verdict: Verdict, payer: Payer) -> str:
 
 
 def _action_name(verdict: Verdict) -> str | None:
-    return verdict.action.word if verdict.action > Action.ALLOW else None
+    return verdict.action.word if verdict.action > ALLOW else None
 
 
 def _headers(verdict: Verdict) -> Headers:
     if verdict.unscanned:
         return [(b"x-tollhouse-moderation", b"unscanned")]
-    if verdict.action is Action.ALLOW:
+    if verdict.action is ALLOW:
         return []
     value = f"{verdict.action.word}; {', '.join(verdict.flagged)}"
     return [(b"x-tollhouse-moderation", value.encode())]

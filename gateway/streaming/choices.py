@@ -304,7 +304,10 @@ class ChoiceOutput:
         reached = self._reached = self._decoded - held
         if self._detokenizer is None:
             added = self._marking.marks if self._marking is not None else 0
-            self._released = max(self._released, min(reached - added, self.generated))
+            passed = reached - added
+            passed = passed if passed < self.generated else self.generated
+            if passed > self._released:
+                self._released = passed
         marks = self._marks
         end = self._reader.reasoning_end if self._reader is not None else 0
         while marks and marks[0][0] <= reached:

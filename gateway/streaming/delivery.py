@@ -370,8 +370,7 @@ class Delivery:
                 self._meter.moderation = guard.action
         delivered = sum([choice.delivered for choice in self.choices])
         received = sum([choice.received for choice in self.choices])
-        pairs = zip(self._guards, self.choices, strict=False)
-        cut = [(guard, choice) for guard, choice in pairs if guard.blocked]
+        cut = [(guard, self.choices[i]) for i, guard in enumerate(self._guards) if guard.blocked]
         paid_by = cut[0][0].cut_paid_by if cut else None
         waived = sum(choice.delivered for _, choice in cut) if paid_by == "operator" else 0
         return Ending(

@@ -20,6 +20,7 @@ from gateway.upstreams.base import Job
 
 log = logging.getLogger("tollhouse.upstream")
 CountTokens = Callable[[str], int]
+_BY_UPSTREAM = CountedBy.UPSTREAM
 BYTES_PER_TOKEN = 4  # of output without a report or a tokenizer; English text has about 4.5
 _LARGEST = 2**31 - 1  # the columns of usage events are 32-bit integers
 # Characters that are tokenized at once. The cut depends on the text alone, so that every chunking of
@@ -65,7 +66,7 @@ class UsageCounter:
     def __init__(self, job: Job, count_tokens: CountTokens | None = None) -> None:
         self._job = job
         self._count_tokens = count_tokens
-        self._limit = job.engine_request.sampling.max_tokens * max(1, job.request.n)
+        self._limit = job.engine_request.sampling.max_tokens * (job.request.n or 1)
         self._texts: dict[tuple[int, str], list[str]] = {}  # by choice and field
 
     @property
@@ -103,7 +104,10 @@ class UsageCounter:
     def grown(self) -> int:
         """Tokens since the last call, roughly: what the held money must cover meanwhile."""
         known = self._report.completion if self._report is not None else 0
-        now = max(self._counted, known, self._estimate())
+        estimate = -(-self._bytes // BYTES_PER_TOKEN)
+        now = known if known > estimate else estimate
+        if now <= self._counted:
+            return 0
         grown, self._counted = now - self._counted, now
         return grown
 
@@ -136,7 +140,7 @@ class UsageCounter:
 
     def _generated(self) -> tuple[int, CountedBy]:
         if (reported := self._reported()) is not None:
-            return reported, CountedBy.UPSTREAM
+            return reported, _BY_UPSTREAM
         if self._report is not None and self._report.characters:
             log.warning(
                 "the usage reported for %s is not plausible: %d completion tokens for %d bytes",
@@ -163,7 +167,8 @@ class UsageCounter:
         """A token has at least one byte, text has at least one token, and the server was told a
         limit, which some do not apply to reasoning."""
         least = 1 if self._bytes else 0
-        most = max(self._limit, self._bytes) + report.reasoning
+        most = self._limit if self._limit > self._bytes else self._bytes
+        most += report.reasoning
         return least <= report.completion <= most
 
     def _reasoning(self, generated: int) -> int:
