@@ -52,17 +52,13 @@ class VerdictCache:
             for text in texts
         ]
 
-    def digests_of_first(self, texts: Sequence[str], counts: Sequence[int]) -> list[bytes]:
-        """For each of these counts, which ascend, a digest of the first so many texts. No other texts
-        have the same digest: a NUL stands between two of them, and their number ends what is hashed;
-        where a text holds a NUL itself, their lengths stand before it."""
-        return self.read_first(texts, counts)[0]
-
     def read_first(
         self, texts: Sequence[str], counts: Sequence[int]
     ) -> "tuple[list[bytes], hashlib._Hash]":
-        """The digests of `digests_of_first`, and the hash that has read the texts up to the last
-        count, with the NULs between them."""
+        """For each of these counts, which ascend, a digest of the first so many texts, and the hash that
+        has read the texts up to the last count. No other texts have the same digest: a NUL stands between
+        two of them, and their number ends what is hashed; where a text holds a NUL itself, their lengths
+        stand before it."""
         state, begin, found = self._begun.copy(), 0, []
         splits = "\0" in "".join(texts)
         for end in counts:

@@ -121,11 +121,11 @@ def test_no_other_texts_have_the_digest_of_a_beginning() -> None:
     tail = (1).to_bytes(8, "little") + (1).to_bytes(8)
     lists = [["a", "b"], ["ab", ""], ["", "ab"], ["ab"], ["a", "b", ""], ["a" + tail.decode()]]
     lists += [[], [""], ["", ""], ["a\0b"], ["a\0b", ""], ["a", "\0b"], ["a\0", "b"], ["a", "b\0"]]
-    found = [cache.digests_of_first(each, [len(each)])[0] for each in lists]
+    found = [cache.read_first(each, [len(each)])[0][0] for each in lists]
     assert len(set(found)) == len(lists)
     whole = [str(number) for number in range(9)]
-    each = cache.digests_of_first(whole, range(10))
-    assert each == [cache.digests_of_first(whole[:n], [n])[0] for n in range(10)]
+    each = cache.read_first(whole, range(10))[0]
+    assert each == [cache.read_first(whole[:n], [n])[0][0] for n in range(10)]
 
 
 @given(st.lists(st.sampled_from(["", "a", "\0", "b" * 300, "\ud800"]), min_size=7, max_size=12))
