@@ -60,14 +60,16 @@ def test_rotations_and_what_is_stored(level: str, dtype: torch.dtype) -> None:
     assert not pool[untouched].any()
 
 
-def make(dtype: torch.dtype, kv_dtype: str = "auto", size: int = 16, heads: int = 6) -> KvPool:
+def make(
+    dtype: torch.dtype, kv_dtype: str = "auto", size: int = 16, heads: int = 6, dim: int = 24
+) -> KvPool:
     spec = SimpleNamespace(
         layers=LAYERS,
         cached_layers=LAYERS,
         kv_heads=2,
         cached_heads=4,
         heads=heads,
-        head_dim=24,
+        head_dim=dim,
         alibi=None,
     )
     config = EngineConfig(model="fake", block_size=size, kv_dtype=kv_dtype)
@@ -130,10 +132,30 @@ def test_attention_where_keys_and_values_lie(
     assert within(found, exact_attention(q, pool, rows, shape, sink))
 
 
-def test_nothing_beyond_the_sequence_is_read() -> None:
-    pool, rows = make(torch.float32), rows_of([12, 20], 16)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dim", [24, 64, 96, 128])
+@pytest.mark.parametrize(("heads", "window"), [(2, 0), (8, 40), (12, 0)])
+def test_few_and_many_heads_of_any_width(
+    level: str, dtype: torch.dtype, dim: int, heads: int, window: int
+) -> None:
+    """Up to four heads of bfloat16 read keys and values where they lie, more read them widened."""
+    pool, lengths = make(dtype, heads=heads, dim=dim), [1, 15, 16, 47, 150]
+    pool.data.normal_(generator=torch.Generator().manual_seed(3))
+    rows, shape = rows_of(lengths, 16), AttentionShape(dim**-0.5, window)
+    draw = torch.Generator().manual_seed(4)
+    q = torch.randn(len(rows), heads, dim, generator=draw).to(dtype)
+    attention = Attention(1, 1, shape, None, None, None)
+    found = torch.zeros(len(rows), heads * dim, dtype=dtype)
+    for tile in plan_tiles(rows, [], Sight(window), pool):
+        found[tile.rows] = attend_tile(q[tile.rows], pool, tile, attention)
+    assert within(found, exact_attention(q, pool, rows, shape, None))
+
+
+@pytest.mark.parametrize("dim", [24, 64])
+def test_nothing_beyond_the_sequence_is_read(level: str, dim: int) -> None:
+    pool, rows = make(torch.float32, dim=dim), rows_of([12, 20], 16)
     pool.data.normal_()
-    q = torch.randn(2, 6, 24)
+    q = torch.randn(2, 6, dim)
     shape = AttentionShape(0.2)
     exact = exact_attention(q, pool, rows, shape, None)
     free = sorted(set(range(BLOCKS)) - {block for row in rows for block in row.blocks})
