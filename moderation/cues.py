@@ -60,10 +60,9 @@ _ATTACK: Final = HEADS.index(PROMPT_ATTACK)  # the last
 # Each score without a cue: that of its head, and the factor.
 _of_heads: Final = itemgetter(*[head for _, head in _HEADS_OF])
 _WITHOUT_CUES: Final = tuple(_NO_CUE_FACTOR if name in _CUES else 1.0 for name, _ in _HEADS_OF)
-# Each cue: the place of its score, the head, and the name.
+# Each cue: the place of its score, and the head.
 _PLACES: Final = tuple(
-    (SCORED.index(name), HEADS.index(name.partition("/")[0]), cue, name)
-    for name, cue in _CUES.items()
+    (SCORED.index(name), HEADS.index(name.partition("/")[0]), cue) for name, cue in _CUES.items()
 )
 # Below this head score a sub-category is negligible and its cue is not searched for.
 _MIN_HEAD_SCORE: Final = 0.1
@@ -95,7 +94,7 @@ _finder = AhoCorasick([stem for stem, _ in _STEMS])
 
 
 class PossibleCues:
-    """The cues, by name, that a text may contain; it and its pieces need not be searched for the others.
+    """The cues that a text may contain; it and its pieces need not be searched for the others.
 
     One pass finds the stems of all of them, wherever they stand in a word: a piece may begin or end
     within one. The search for one cue takes ten times as long.
@@ -103,14 +102,13 @@ class PossibleCues:
 
     def __init__(self, text: str) -> None:
         self._text = text
-        self._found: frozenset[str] | None = None
+        self._found: frozenset[int] | None = None  # by identity: a pattern's hash reads its code
 
-    def __contains__(self, name: str) -> bool:
+    def __contains__(self, cue: re.Pattern[str]) -> bool:
         if self._found is None:
             matches = _finder.find_matches_as_indexes(self._text.lower(), overlapping=True)
-            cues = [_STEMS[at][1] for at, _, _ in matches]
-            self._found = frozenset([each for each, cue in _CUES.items() if cue in cues])
-        return name in self._found
+            self._found = frozenset([id(_STEMS[at][1]) for at, _, _ in matches])
+        return id(cue) in self._found
 
 
 def openai_scores(
@@ -124,8 +122,8 @@ def openai_scores(
     if max(row[:_ATTACK]) >= _MIN_HEAD_SCORE:  # a prompt attack has no cues
         lowered = ""
         possible = possible or PossibleCues(text)
-        for place, head, cue, name in _PLACES:
-            if row[head] >= _MIN_HEAD_SCORE and name in possible:
+        for place, head, cue in _PLACES:
+            if row[head] >= _MIN_HEAD_SCORE and cue in possible:
                 lowered = lowered or text.lower()
                 if cue.search(lowered):
                     values[place] = row[head]

@@ -55,10 +55,12 @@ class VerdictCache:
     def read_first(
         self, texts: Sequence[str], counts: Sequence[int]
     ) -> "tuple[list[bytes], hashlib._Hash]":
-        """For each of these counts, which ascend, a digest of the first so many texts, and the hash that
-        has read the texts up to the last count. No other texts have the same digest: a NUL stands between
-        two of them, and their number ends what is hashed; where a text holds a NUL itself, their lengths
-        stand before it."""
+        """For each of these counts, which ascend, a digest of the first so many texts; and the hash
+        that has read the texts up to the last count, with a NUL between each two.
+
+        No other texts have the same digest: their number ends what is hashed, and where a text holds
+        a NUL itself, their lengths stand before it.
+        """
         state, begin, found = self._begun.copy(), 0, []
         splits = "\0" in "".join(texts)
         for end in counts:
