@@ -33,12 +33,8 @@ class QuantizedMatrix:
     def __init__(self, packed: Packed) -> None:
         self.packed = packed
         self.out, self.width = packed.out, packed.width
-        self.kind: tuple[int, ...] = (
-            packed.bits,
-            packed.group,
-            packed.zero,
-            int(packed.minima is None),
-        )
+        minima = packed.minima is not None
+        self.kind: tuple[int, ...] = (packed.bits, packed.group, packed.zero, minima)
         self.places = 0, 0 if packed.bias is None else packed.bias.data_ptr()
         if dense.has_kernel():
             arrays = (packed.codes, packed.scales, packed.minima, packed.factors)
@@ -108,7 +104,7 @@ class QuantizedGatedLinear:
     def __init__(self, gate: Packed, up: Packed) -> None:
         self._halves = QuantizedLinear([gate]), QuantizedLinear([up])
         self._gate, self._up = (half._parts[0] for half in self._halves)
-        same = (gate.bits, gate.group, gate.zero) == (up.bits, up.group, up.zero)
+        same = self._gate.kind == self._up.kind
         if gate.order is None or up.order is None:
             same = same and gate.order is up.order
         else:

@@ -84,8 +84,12 @@ def test_gated_products(level: str, kind: tuple[int, int, bool]) -> None:
     torch.testing.assert_close(both(x), torch.cat(halves, -1), rtol=1e-4, atol=5e-4)
 
 
-def test_halves_of_two_formats(level: str) -> None:
-    gate, up = pack(random_codes(4, 32, True, (24, 64))), pack(random_codes(8, 16, False, (24, 64)))
+@pytest.mark.parametrize("kinds", [((4, 32, True), (8, 16, False)),
+                                   ((8, 32, True), (8, 32, False)),
+                                   ((8, 32, False), (8, 32, True))])  # fmt: skip
+def test_halves_of_two_formats(level: str, kinds: tuple[tuple[int, int, bool], ...]) -> None:
+    """The last two as in Q5_1 beside Q8_0: one has minima, and else they are alike."""
+    gate, up = (pack(random_codes(*kind, (24, 64))) for kind in kinds)
     x = torch.randn(3, 64, generator=torch.Generator().manual_seed(8)) / 2
     expected = F.silu(gate.product(x)) * up.product(x)
     found = QuantizedGatedLinear(gate, up).gated(x, "silu")
