@@ -101,7 +101,7 @@ def adapted(
     /,
 ) -> None:
     """A site's product with what the adapters of the rows add, and `other`. adapters: (matrices, offsets,
-    changed parts, rank, first row, rows); matrices: the table of a site (`site_table`), or 0; part: -1,
+    changed parts, rank, first row, rows); matrices: the address of a `SiteTable`, or 0; part: -1,
     or the only one whose outputs these are; ends: outputs before the second and third part, or zeros;
     shape: (rows, width, outputs, elements between their rows, activation)."""
 

@@ -71,9 +71,8 @@ static PyType_Slot slots[] = {{Py_tp_new, matrix_new}, {Py_tp_dealloc, matrix_de
                               {0}};
 static PyType_Spec matrix_spec = {"engine.dense._kernel.Matrix", sizeof(Matrix), 0, Py_TPFLAGS_DEFAULT, slots};
 
-static void gather_on_thread(void *given) {
+static void gather_part(void *given, int number, int count) {
     const KvWork *w = given;
-    const int64_t number = thread_number(), count = thread_count();
     level->gather_kv(w, w->count * number / count, w->count * (number + 1) / count);
 }
 
@@ -108,10 +107,8 @@ static PyObject *gather_kv(PyObject *Py_UNUSED(module), PyObject *args) {
         return NULL;
     w.pool = (char *)(uintptr_t)pool, w.at = (const int64_t *)(uintptr_t)at;
     w.floats = (char *)(uintptr_t)floats, w.count = count;
-    const int many = parallel && threads > 1 && count * w.dim * w.size >= ALONE;
     Py_BEGIN_ALLOW_THREADS
-    if (many) parallel(gather_on_thread, &w, (unsigned)threads, 0);
-    else level->gather_kv(&w, 0, count);
+    run(gather_part, &w, count * w.dim * w.size < ALONE ? 1 : threads);
     Py_END_ALLOW_THREADS
     Py_RETURN_NONE;
 }

@@ -3,8 +3,8 @@
 #ifndef LAYERS_H
 #define LAYERS_H
 
-/* Addresses of a layer: norms (0: it has none of queries or keys), the tables of its sites, its part of the pool, and the table of its mixture of
- * experts, which then stands for the last two sites. */
+/* Addresses of a layer: norms (0: it has none of queries or keys), the tables of its sites, its part of the
+ * pool, and the table of its mixture of experts, which then stands for the last two sites. */
 enum { INPUT_NORM, QKV, Q_NORM, K_NORM, O, MLP_NORM, GATE_UP, DOWN, POOL, MIXTURE, ADDRESSES };
 
 /* Of a site, a row for each of the matrices whose outputs follow each other: packed floats or a `Coded`, its bias,

@@ -115,7 +115,7 @@ def _addresses(block: Block, pool: KvPool) -> list[int] | None:
     q_norm, k_norm = [each.floats.data_ptr() for each in of_heads] or (0, 0)
     *sites, mixture = inner
     return [
-        first, qkv.data_ptr(), q_norm, k_norm, o.data_ptr(), second, *sites, slots.data_ptr(), mixture,
+        first, qkv.address, q_norm, k_norm, o.address, second, *sites, slots.data_ptr(), mixture,
     ]  # fmt: skip
 
 
@@ -125,7 +125,7 @@ def _mlp(block: Block) -> tuple[int, int, int] | None:
     gate_up, down = compiled_table(block.gate_up.linear), compiled_table(block.down.linear)
     if gate_up is None or down is None:
         return None
-    return gate_up.data_ptr(), down.data_ptr(), 0
+    return gate_up.address, down.address, 0
 
 
 def _mixture(mixture: AnyMixture) -> tuple[int, int, int] | None:

@@ -112,14 +112,18 @@ Gated = tuple[CompiledMatrix, CompiledMatrix | None]
 Group = tuple[CompiledMatrix, CompiledMatrix | None, int, int]  # first row, rows
 
 
-def site_table(matrices: Sequence[Gated]) -> torch.Tensor:
-    """What `layers.h` reads of matrices whose outputs follow each other: int64 [matrices, 6]."""
-    return torch.tensor(
-        [
+class SiteTable:
+    """Matrices of one input whose outputs follow each other, as `layers.h` reads them. It is kept as long
+    as it is read."""
+
+    def __init__(self, matrices: Sequence[Gated]) -> None:
+        self.matrices = matrices
+        self.outputs = sum(matrix.out for matrix, _ in matrices)
+        self.rows = torch.tensor([
             (*matrix.places, *((0, 0) if gate is None else gate.places), matrix.out, matrix.coded)
             for matrix, gate in matrices
-        ]
-    )
+        ])  # fmt: skip
+        self.address = self.rows.data_ptr()
 
 
 def grouped_product(
@@ -180,8 +184,7 @@ class RowLinear:
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         self.matrix = PackedFloats(weight, bias)
-        self.matrices: list[Gated] = [(self.matrix, None)]
-        self.table = site_table(self.matrices)
+        self.table = SiteTable([(self.matrix, None)])
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return grouped_product(x, [(self.matrix, None, 0, len(x))])
@@ -197,8 +200,7 @@ class RowGatedLinear:
         gate, up = weight.chunk(2)
         biases = (None, None) if bias is None else bias.chunk(2)
         self.gate, self.up = RowLinear(gate, biases[0]), RowLinear(up, biases[1])
-        self.matrices: list[Gated] = [(self.up.matrix, self.gate.matrix)]
-        self.table = site_table(self.matrices)
+        self.table = SiteTable([(self.up.matrix, self.gate.matrix)])
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return torch.cat(self.halves(x), -1)

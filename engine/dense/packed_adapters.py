@@ -122,9 +122,9 @@ class PackedLoraStep(LoraStep):
             out = linear(x) if other is None else linear.plus(x, other)
             self._call((site.layer, site.name, -1), _NONE, x, (out, out), activation)
             return out
-        out = x.new_empty(len(x), int(table[:, -2].sum()))
+        out = x.new_empty(len(x), table.outputs)
         other = None if other is None else other.contiguous()
-        self._call((site.layer, site.name, -1), table.data_ptr(), x, (out, other), activation)
+        self._call((site.layer, site.name, -1), table.address, x, (out, other), activation)
         return out
 
     def add_(self, layer: int, site: str, x: torch.Tensor, *outputs: torch.Tensor) -> None:

@@ -18,7 +18,6 @@ from engine.models.decoder import Decoder
 from engine.models.registry import model_spec
 from engine.models.usual_names import usual_names
 from engine.models.weights import TensorSource, Weights
-from engine.quantization import linear as quantized
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +90,7 @@ def refuse_by_row(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> 
     for reason, found in (
         ("is served on a CPU only: set device to cpu", device.type != "cpu"),
         ("needs the engine's compiled kernels: install a C compiler, then this again",
-         not (dense.has_kernel() and quantized.has_kernel())),
+         not dense.has_kernel()),
         ("needs dtype float32 or bfloat16", dtype not in dense.DTYPES),
         ("is not served with multi-head latent attention", spec.latent is not None),
         ("is not served with ALiBi", spec.alibi is not None),

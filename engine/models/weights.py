@@ -6,8 +6,8 @@ from typing import Protocol
 
 import torch
 
+from engine.dense.linear import has_kernel
 from engine.errors import CheckpointError
-from engine.quantization.linear import has_kernel
 from engine.quantization.packed import Codes
 from engine.quantization.quantize import quantize
 

@@ -11,10 +11,9 @@ import torch
 
 from engine.cache.parts import Windowed
 from engine.config import EngineConfig
-from engine.dense.linear import instructions
+from engine.dense.linear import DTYPES, compiled, has_kernel, instructions
 from engine.layers.kv import SCALE_BYTES, KvPool
 from engine.model_spec import ModelSpec
-from engine.quantization.linear import kernel_for
 
 _LARGEST = {"int8": 127.0, "fp8": 448.0}
 _LEAST_SCALE = 2.0**-64
@@ -56,13 +55,12 @@ class QuantizedKvPool(KvPool):
         return found
 
     def write(self, layer: int, kv_slots: torch.Tensor, kv: torch.Tensor) -> None:
-        kernel = kernel_for(kv.dtype)
-        if kernel is None:
+        if not has_kernel() or kv.dtype not in DTYPES:
             self._write(layer, kv_slots, kv)
             return
         if kv.stride()[1:] != (self.head_dim, 1):
             kv = kv.contiguous()
-        kernel.store_kv(
+        compiled().store_kv(
             self.rows[layer].data_ptr(), kv_slots.data_ptr(), kv.data_ptr(), kv.stride(0),
             kv_slots.numel(), self.heads, self.head_dim, self.block_size,
             kv.dtype is torch.bfloat16, self._fp8,
@@ -76,14 +74,13 @@ class QuantizedKvPool(KvPool):
         stored_scales.index_put_((row, place), scales)
 
     def gather(self, layer: int, rows: torch.Tensor) -> torch.Tensor:
-        kernel = kernel_for(self.dtype)
-        if kernel is None:
+        if not has_kernel() or self.dtype not in DTYPES:
             codes, scales = self._parts(self.rows[layer].index_select(0, rows))
             return (
                 (widened(codes, self._fp8) * scales.float()[:, :, None]).to(self.dtype).flatten(1)
             )
         out = torch.empty((len(rows), self.block_size * self.head_dim), dtype=self.dtype)
-        kernel.gather_kv(
+        compiled().gather_kv(
             self.rows[layer].data_ptr(), rows.data_ptr(), out.data_ptr(), len(rows), self.head_dim,
             self.block_size, self.dtype is torch.bfloat16, self._fp8, torch.get_num_threads(),
         )  # fmt: skip

@@ -6,22 +6,12 @@ of this size, and FBGEMM's dynamic product shares one range over the batch.
 """
 
 from collections.abc import Sequence
-from types import ModuleType
 
 import torch
 
 from engine.dense import linear as dense
 from engine.layers.linear import activate
 from engine.quantization.packed import GROUP, Packed
-
-
-def has_kernel() -> bool:
-    return dense.has_kernel()
-
-
-def kernel_for(dtype: torch.dtype) -> ModuleType | None:
-    """The compiled functions, where they are built and take rows of this type."""
-    return dense.compiled() if dense.has_kernel() and dtype in dense.DTYPES else None
 
 
 class QuantizedMatrix:
@@ -65,10 +55,9 @@ class QuantizedLinear:
     def __init__(self, parts: Sequence[Packed]) -> None:
         self._parts = [QuantizedMatrix(part) for part in parts]
         self._out = sum(part.out for part in parts)
-        self.matrices: list[dense.Gated] = [(part, None) for part in self._parts]
-        self.table: torch.Tensor | None = None  # what the kernel reads, if it does
+        self.table: dense.SiteTable | None = None  # what the kernel reads, if it does
         if all(part.listed for part in self._parts):
-            self.table = dense.site_table(self.matrices)
+            self.table = dense.SiteTable([(part, None) for part in self._parts])
 
     @property
     def parts(self) -> list[Packed]:
@@ -110,10 +99,9 @@ class QuantizedGatedLinear:
         else:
             same = same and torch.equal(gate.order, up.order)
         self._fused = same and dense.has_kernel()
-        self.matrices: list[dense.Gated] = [(self._up, self._gate)]
-        self.table: torch.Tensor | None = None  # what the kernel reads, if it does
+        self.table: dense.SiteTable | None = None  # what the kernel reads, if it does
         if self._fused and self._up.listed:
-            self.table = dense.site_table(self.matrices)
+            self.table = dense.SiteTable([(self._up, self._gate)])
 
     @property
     def parts(self) -> list[Packed]:

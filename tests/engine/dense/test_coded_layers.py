@@ -7,14 +7,15 @@ import peft
 import pytest
 import torch
 
-from engine.dense.linear import PAIRED, site_table
+from engine.dense.linear import PAIRED
 from engine.dense.tables import compiled_table
 from engine.layers import experts
 from engine.layers.linear import DenseLinear
 from engine.quantization.linear import QuantizedGatedLinear, QuantizedLinear
 from engine.quantization.packed import pack
-from tests.engine.checkpoints import reference, save_adapter
+from tests.engine.checkpoints import reference
 from tests.engine.dense.test_layers import Steps, save_checkpoint
+from tests.engine.dense.test_packed_adapters import saved
 from tests.engine.quantization.test_kernel import random_codes
 from tests.engine.quantization.test_models import in_int8
 from tests.engine.test_gguf_weights import _quantised_llama
@@ -27,12 +28,8 @@ def floats(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def adapters(floats: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    root = tmp_path_factory.mktemp("adapters")
     kinds = [(7, None), (33, ["o_proj", "gate_proj"]), (2, ["k_proj", "up_proj", "down_proj"])]
-    return [
-        save_adapter(floats, root / str(n), rank, n, targets, lora_alpha=4)
-        for n, (rank, targets) in enumerate(kinds)
-    ]
+    return saved(floats, tmp_path_factory.mktemp("adapters"), kinds)
 
 
 @pytest.mark.parametrize(
@@ -93,7 +90,7 @@ def test_parts_of_other_formats_beside_each_other(level: str) -> None:
     linear = QuantizedLinear([pack(random_codes(*kind, (32, 64))) for kind in kinds])
     table = compiled_table(linear)
     assert table is not None
-    assert table[:, 4:].tolist() == [[32, 1]] * 3
+    assert table.rows[:, 4:].tolist() == [[32, 1]] * 3
     gated = QuantizedGatedLinear(*(pack(random_codes(*kind, (32, 64))) for kind in kinds[:2]))
     assert compiled_table(gated) is None  # halves of two formats are computed one by one
     assert compiled_table(DenseLinear(torch.ones(32, 64))) is None
@@ -126,4 +123,3 @@ def test_a_matrix_of_another_width_is_refused(level: str) -> None:
     matrix.width = 32
     with pytest.raises(ValueError, match="another format or width"):
         matrix.into(torch.zeros(2, 32), torch.zeros(2, 16))
-    assert site_table([(matrix, None)]).shape == (1, 6)

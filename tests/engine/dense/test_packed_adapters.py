@@ -1,6 +1,7 @@
 """Adapters in the one call of all layers: PEFT's logits, and the bits of the operations one by one."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from tests.engine.dense.test_layers import Steps, save_checkpoint
 from tests.engine.driver import Driver
 
 # Rank and targets; every matrix where there are none.
-KINDS = [
+KINDS: list[tuple[int, Any]] = [
     (1, ["q_proj", "v_proj"]),
     (7, r"model\.layers\.1\.(self_attn\.k_proj|mlp\.gate_proj)"),
     (16, None),
@@ -31,13 +32,17 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_checkpoint(tmp_path_factory.mktemp("base"), "llama-mha-biased")
 
 
-@pytest.fixture(scope="module")
-def adapters(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    root = tmp_path_factory.mktemp("adapters")
+def saved(checkpoint: Path, root: Path, kinds: list[tuple[int, Any]]) -> list[Path]:
+    """An adapter for each kind, a rank and its targets."""
     return [
         save_adapter(checkpoint, root / str(n), rank, n, targets, lora_alpha=4)
-        for n, (rank, targets) in enumerate(KINDS)
+        for n, (rank, targets) in enumerate(kinds)
     ]
+
+
+@pytest.fixture(scope="module")
+def adapters(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    return saved(checkpoint, tmp_path_factory.mktemp("adapters"), KINDS)
 
 
 def chosen(adapters: list[Path]) -> list[Path | None]:
