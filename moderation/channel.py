@@ -14,13 +14,12 @@ from msgspec.structs import replace
 
 from moderation.loose import LooseStream
 from moderation.normalise import FoldStream, View, fold, lower
-from moderation.policy import Mode, Policy, Stage
+from moderation.policy import ASYNC, FULL, WINDOW, Policy, Stage
 from moderation.rules import loose_spans, merged, spans_of, without_allowed
 from moderation.scoring import Scored, Successive, score_one, scores_below
 from moderation.screener import Findings, Screener
 from moderation.verdict import ANNOTATE, BLOCK, REDACT, Action, Span
 
-_ASYNC, _FULL, _WINDOW = Mode.ASYNC, Mode.FULL, Mode.WINDOW
 _log = logging.getLogger(__name__)
 
 # Characters in the classifier's window, as for prompts; only the last stride is new.
@@ -103,7 +102,7 @@ class Channel:
         self._schedule(0)
         self._waiting: list[Span] = []
         self.cuts: list[tuple[int, int]] = []  # removed text, of what was released so far
-        self._toothless = policy.shadow or policy.mode is _ASYNC
+        self._toothless = policy.shadow or policy.mode is ASYNC
         gates = self._effective_action(self._screen.strictest) >= REDACT
         self._gated = gates and screener.classifier is not None
         # Whether a rule can hold or cut out text; if none can, they are asked at checkpoints alone.
@@ -119,7 +118,7 @@ class Channel:
     @property
     def needed(self) -> int:
         """How many characters must follow before any more can be released or blocked, at least 1."""
-        if self._policy.mode is _FULL:
+        if self._policy.mode is FULL:
             return _NEEDED_WHEN_FULL
         if not self._gated:
             return 1  # what a rule holds may be decided by the next character
@@ -215,7 +214,7 @@ class Channel:
         if not passed:
             return Release("", blocked=True)
         if stops:
-            text = self._emit(scan, min(stops)) if self._policy.mode is _WINDOW else ""
+            text = self._emit(scan, min(stops)) if self._policy.mode is WINDOW else ""
             return Release(text, blocked=True)
         self._forget()
         return None
@@ -324,9 +323,9 @@ class Channel:
 
     def _release_early(self, *, looks: bool) -> str:
         """Release the text that is safe between checkpoints."""
-        if self._policy.mode is _ASYNC:
+        if self._policy.mode is ASYNC:
             return self._consume(self._length)
-        if self._policy.mode is _FULL:
+        if self._policy.mode is FULL:
             return ""
         limit = self._length
         if self._gated:

@@ -11,12 +11,11 @@ from msgspec.structs import replace
 
 from moderation.channel import Channel, Release
 from moderation.normalise import fold
-from moderation.policy import Mode, Policy
+from moderation.policy import ASYNC, OFF, Policy
 from moderation.rules import find_spans, redact
 from moderation.screener import Findings, Screener
 from moderation.verdict import ANNOTATE, BLOCK, Verdict
 
-_ASYNC, _OFF = Mode.ASYNC, Mode.OFF
 _MOST_REMEMBERED = 4_096  # texts whose result `clean` keeps
 
 
@@ -41,7 +40,7 @@ class StreamGuard:
         `finish` follows at once, so nothing is released before the verdict that it makes."""
         if choice in self._blocked:
             return Release("", blocked=True)
-        if self._policy.mode is _OFF or not text:
+        if self._policy.mode is OFF or not text:
             return Release(text)
         return self._answer(choice, self._channel(choice, channel).feed(text, last=last))
 
@@ -76,7 +75,7 @@ class StreamGuard:
     def clean(self, text: str, *, record: bool = False) -> str | None:
         """Apply the rules to a text on its own, such as a tool call's argument: the text with its
         redactions, or None where it is blocked. `record` adds what was found to the verdict."""
-        if self._policy.shadow or self._policy.mode in (_OFF, _ASYNC):
+        if self._policy.shadow or self._policy.mode in (OFF, ASYNC):
             return text
         if text in self._cleaned:
             return self._cleaned[text]
@@ -98,7 +97,7 @@ class StreamGuard:
         """Return the verdict so far over all choices and channels."""
         if self._told is None:
             told = self._findings.verdict(self._policy)
-            if self._policy.mode is _ASYNC:
+            if self._policy.mode is ASYNC:
                 # Released text cannot be recalled: in this mode the strictest action is annotate.
                 told = replace(told, action=min(told.action, ANNOTATE))
             self._told = told

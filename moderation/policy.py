@@ -40,6 +40,10 @@ class Mode(StrEnum):
     ASYNC = "async"
 
 
+# As in `verdict`: what requests ask often is looked up in a module, not in a class.
+OFF, WINDOW, FULL, ASYNC = Mode.OFF, Mode.WINDOW, Mode.FULL, Mode.ASYNC
+
+
 class Stage(StrEnum):
     RULES = "rules"
     CLASSIFIER = "classifier"

@@ -16,10 +16,9 @@ from moderation.guards.llama_guard import LlamaGuard
 from moderation.guards.qwen3_guard import Qwen3Guard
 from moderation.guards.remote import RemoteModeration
 from moderation.guards.shield_gemma import ShieldGemma
-from moderation.policy import Mode, Policy, Screen, Stage
+from moderation.policy import ASYNC, OFF, Policy, Screen, Stage
 from moderation.verdict import ALLOW, ANNOTATE, BLOCK, Action, Verdict
 
-_ASYNC, _OFF = Mode.ASYNC, Mode.OFF
 _log = logging.getLogger(__name__)
 
 
@@ -46,7 +45,7 @@ def in_grey_band(verdict: Verdict, policy: Policy) -> bool:
 def reviews_answers(policy: Policy) -> bool:
     """Whether answers are held for the guard; never under a policy that only annotates."""
     stage = policy.second_stage
-    notes = policy.shadow or policy.mode in (_OFF, _ASYNC)
+    notes = policy.shadow or policy.mode in (OFF, ASYNC)
     return stage is not None and stage.answers and not notes
 
 

@@ -4,7 +4,6 @@ once. So a number of requests always does the same work, which can be counted.
 
 import asyncio
 import contextlib
-import gc
 import importlib
 import json
 import os
@@ -169,7 +168,7 @@ async def own(home: Path) -> AsyncIterator[tuple[Make, str]]:
     from core.settings import load_settings
     from gateway.app import create_app
     from gateway.http.http_protocol import BoundedHttp
-    from gateway.http.serving import _GC_THRESHOLD, _config
+    from gateway.http.serving import _config, spare_collector
     from gateway.http.startup import prepare
     from gateway.wiring import build
 
@@ -189,7 +188,7 @@ async def own(home: Path) -> AsyncIterator[tuple[Make, str]]:
     await asyncio.sleep(0.1)  # those that wait for the first round have begun their own work
     for task in services._tasks:
         task.cancel()
-    gc.set_threshold(_GC_THRESHOLD, 20, 20)
+    spare_collector()
     yield _protocols(BoundedHttp, _config(create_app(services), 1)), key
 
 

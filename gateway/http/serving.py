@@ -116,15 +116,20 @@ async def _serve(
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
+def spare_collector() -> None:
+    """Objects from startup live as long as the process: exempt them from garbage collection, and collect
+    others more rarely."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(_GC_THRESHOLD, 20, 20)
+
+
 async def _watch(
     server: uvicorn.Server, ready: Callable[[], None] | None, parent: int | None
 ) -> None:
     while not server.started:
         await asyncio.sleep(0.01)
-    # Objects from startup live as long as the process: exempt them from garbage collection.
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(_GC_THRESHOLD, 20, 20)
+    spare_collector()
     if ready is not None:
         try:
             await asyncio.to_thread(ready)

@@ -20,13 +20,12 @@ from gateway.screening.prompt_texts import screened_texts, with_redactions
 from gateway.screening.second_opinions import SecondOpinions
 from gateway.streaming.output_guard import OutputGuard
 from moderation.guard import StreamGuard
-from moderation.policy import Mode, Payer, Policy
+from moderation.policy import OFF, Payer, Policy
 from moderation.screener import Screener, text_of
 from moderation.second_stage import in_grey_band, reviews_answers
 from moderation.verdict import ALLOW, BLOCK, REDACT, ScreenedText, Verdict
 from moderation.verdict_cache import TenantVerdicts, VerdictCache
 
-_OFF = Mode.OFF
 _INLINE_CHARACTERS = 4_000  # more text that was not screened before is screened in a thread
 _THREADS = 2  # more would not help: the work holds the interpreter's lock
 
@@ -99,7 +98,7 @@ class TenantModerator:
 
     def guard(self, request_id: str, principal: Principal, choices: int) -> list[OutputGuard]:
         policy = self._policies.policy_of(principal)
-        if policy.mode is _OFF:
+        if policy.mode is OFF:
             return []
         answer = GuardedResponse(
             StreamGuard(policy, self._screener),
