@@ -136,8 +136,14 @@ def _steps(own: Contender, peers: list[Contender]) -> list[tuple[Contender, str]
 def _report(own: Rates, peers: dict[str, Rates], about: dict[str, Any]) -> None:
     for scenario, rates in own.items():
         _figure(_WORDS[scenario], rates, None, [], at_least=None, aim=None, about=about)
-    wanted_of = _INT8_BESIDE if "weights" in about else _BESIDE_PEERS
-    for scenario, wanted, at_least, aim in _EXPERTS_BESIDE if "experts" in about else wanted_of:
+    bars = (
+        _EXPERTS_BESIDE
+        if "experts" in about
+        else _INT8_BESIDE
+        if "weights" in about
+        else _BESIDE_PEERS
+    )
+    for scenario, wanted, at_least, aim in bars:
         beside = {name: rates[scenario] for name, rates in peers.items() if scenario in rates}
         name = (
             max(beside, key=lambda n: _typical(beside[n]))
