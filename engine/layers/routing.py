@@ -18,17 +18,20 @@ class Router:
         bias: torch.Tensor | None = None,
         correction: torch.Tensor | None = None,
         by_row: bool = False,
+        *,
+        on_device: bool = False,
     ) -> None:
         """weight: [experts, hidden]. bias: of the scores, [experts]. correction: of what ranks experts
         whose shares are sigmoids, [experts]. by_row: rows are routed one by one, so that the last bit
-        of a share stays the same as well."""
+        of a share stays the same as well. on_device: a GPU's graphs record torch's operations, so all is
+        done by those."""
         self._by_row = by_row
         self._spec = spec
         self._weight = weight.double()
         self._bias = None if bias is None else bias.double()
         self._correction = None if correction is None else correction.double()
         self.compiled: CompiledRouter | None = None
-        if can_route(spec, weight, correction):
+        if not on_device and can_route(spec, weight, correction):
             self.compiled = CompiledRouter(spec, self._weight, self._bias)
 
     def __call__(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -45,7 +45,7 @@ def _router(spec: ModelSpec, experts: ExpertsSpec, root: str, weights: Weights) 
         correction = weights.take(f"{router}.e_score_correction_bias", count)
     weight = weights.take(f"{router}.weight", (experts.count, spec.hidden))
     bias = weights.take_optional(f"{router}.bias", count)
-    return Router(experts, weight, bias, correction, weights.by_row)
+    return Router(experts, weight, bias, correction, weights.by_row, on_device=weights.on_device)
 
 
 _USUAL = "gate_proj", "up_proj", "down_proj"
