@@ -13,86 +13,70 @@ INLINE int32_t quad(const int8_t *codes) {
 }
 
 /* `first`: of the rows, within those of x. */
-TARGET_VNNI INLINE void body_512(const Coded *m, const Weights *tiles, const Rows *x, const int first,
-                                float (*sums)[BLOCK][LANES], const int count, const int rows,
-                                const int bits, const int halves, const int low) {
+TARGET_VNNI INLINE void body_512(const Coded *m, const Weights *tile, const Rows *x, const int first,
+                                float (*sums)[LANES], const int rows, const int bits, const int halves,
+                                const int low) {
     const int32_t groups = m->groups, per_scale = m->per_scale;
     const int8_t *of = x->codes + first * GROUP;
     const float *row_scales = x->scales + first, *row_sums = x->sums + first;
     const int32_t *starts = x->starts + first;
-    const uint8_t *codes[2] = {tiles[0].codes, tiles[count - 1].codes};
-    const uint16_t *scales[2] = {tiles[0].scales, tiles[count - 1].scales};
-    const uint16_t *minima[2] = {tiles[0].minima, tiles[count - 1].minima};
+    const uint8_t *codes = tile->codes;
+    const uint16_t *scales = tile->scales, *minima = tile->minima;
     const __m512i nibble = _mm512_set1_epi8(15);
     const int upper = halves - 1;
-    __m512 total[2][EIGHT];
-    __m512i whole[2][EIGHT][2];
-    for (int t = 0; t < count; t++)
-        for (int r = 0; r < rows; r++) total[t][r] = _mm512_setzero_ps();
+    __m512 total[EIGHT];
+    __m512i whole[EIGHT][2];
+    for (int r = 0; r < rows; r++) total[r] = _mm512_setzero_ps();
     int32_t left = per_scale;
     for (int32_t g = 0; g < groups; g++) {
         for (int r = 0; r < rows; r++)
-            for (int h = 0; h < halves; h++)
-                for (int t = 0; t < count; t++)
-                    whole[t][r][h] = _mm512_set1_epi32(starts[h * EIGHT + r]);
+            for (int h = 0; h < halves; h++) whole[r][h] = _mm512_set1_epi32(starts[h * EIGHT + r]);
         for (int q = 0; q < bits; q++) {
-            __m512i w[2], high[2];
-            for (int t = 0; t < count; t++) {
-                w[t] = _mm512_loadu_si512(codes[t] + q * 64);
-                if (bits == 4) {
-                    high[t] = _mm512_and_si512(_mm512_srli_epi16(w[t], 4), nibble);
-                    w[t] = _mm512_and_si512(w[t], nibble);
-                }
+            __m512i w = _mm512_loadu_si512(codes + q * 64), high = w;
+            if (bits == 4) {
+                high = _mm512_and_si512(_mm512_srli_epi16(w, 4), nibble);
+                w = _mm512_and_si512(w, nibble);
             }
+            const int h = bits == 8 ? q / 4 & upper : 0;
             for (int r = 0; r < rows; r++) {
-                __m512i by = _mm512_set1_epi32(quad(of + r * GROUP + q * 4));
-                const int h = bits == 8 ? q / 4 & upper : 0;
-                for (int t = 0; t < count; t++)
-                    whole[t][r][h] = _mm512_dpbusd_epi32(whole[t][r][h], w[t], by);
+                const int8_t *at = of + r * GROUP + q * 4;
+                whole[r][h] = _mm512_dpbusd_epi32(whole[r][h], w, _mm512_set1_epi32(quad(at)));
                 if (bits == 4) {
-                    by = _mm512_set1_epi32(quad(of + r * GROUP + q * 4 + 16));
-                    for (int t = 0; t < count; t++)
-                        whole[t][r][upper] = _mm512_dpbusd_epi32(whole[t][r][upper], high[t], by);
+                    const __m512i by = _mm512_set1_epi32(quad(at + 16));
+                    whole[r][upper] = _mm512_dpbusd_epi32(whole[r][upper], high, by);
                 }
             }
         }
         for (int h = 0; h < halves; h++) {
-            for (int t = 0; t < count; t++) {
-                __m512 by = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)scales[t]));
-                __m512 least = _mm512_setzero_ps();
-                if (low) least = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)minima[t]));
-                for (int r = 0; r < rows; r++) {
-                    __m512 scaled = _mm512_mul_ps(_mm512_cvtepi32_ps(whole[t][r][h]), by);
-                    total[t][r] = _mm512_fmadd_ps(scaled, _mm512_set1_ps(row_scales[r]), total[t][r]);
-                    if (low) {
-                        __m512 sum = _mm512_set1_ps(row_sums[h * EIGHT + r]);
-                        total[t][r] = _mm512_fmadd_ps(least, sum, total[t][r]);
-                    }
+            __m512 by = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)scales));
+            __m512 least = _mm512_setzero_ps();
+            if (low) least = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)minima));
+            for (int r = 0; r < rows; r++) {
+                __m512 scaled = _mm512_mul_ps(_mm512_cvtepi32_ps(whole[r][h]), by);
+                total[r] = _mm512_fmadd_ps(scaled, _mm512_set1_ps(row_scales[r]), total[r]);
+                if (low) {
+                    __m512 sum = _mm512_set1_ps(row_sums[h * EIGHT + r]);
+                    total[r] = _mm512_fmadd_ps(least, sum, total[r]);
                 }
             }
-            if (--left == 0) {
-                for (int t = 0; t < count; t++) scales[t] += LANES, minima[t] += low ? LANES : 0;
-                left = per_scale;
-            }
+            if (--left == 0) scales += LANES, minima += low ? LANES : 0, left = per_scale;
         }
-        for (int t = 0; t < count; t++) codes[t] += bits * 64;
-        of += EIGHT * GROUP, row_scales += EIGHT;
+        codes += bits * 64, of += EIGHT * GROUP, row_scales += EIGHT;
         row_sums += halves * EIGHT, starts += halves * EIGHT;
     }
-    for (int t = 0; t < count; t++)
-        for (int r = 0; r < rows; r++) _mm512_storeu_ps(sums[t][first + r], total[t][r]);
+    for (int r = 0; r < rows; r++) _mm512_storeu_ps(sums[first + r], total[r]);
 }
 
-/* 16 outputs are two registers here, `side`s of a tile; `count` is 1. */
-TARGET_F16C INLINE void body_256(const Coded *m, const Weights *tiles, const Rows *x, const int first,
-                                float (*sums)[BLOCK][LANES], const int count, const int rows,
-                                const int bits, const int halves, const int low) {
+/* 16 outputs are two registers here, `side`s of a tile. */
+TARGET_F16C INLINE void body_256(const Coded *m, const Weights *tile, const Rows *x, const int first,
+                                float (*sums)[LANES], const int rows, const int bits, const int halves,
+                                const int low) {
     const int32_t groups = m->groups, per_scale = m->per_scale;
     const int8_t *of = x->codes + first * GROUP;
     const float *row_scales = x->scales + first, *row_sums = x->sums + first;
     const int32_t *starts = x->starts + first;
-    const uint8_t *codes = tiles->codes;
-    const uint16_t *scales = tiles->scales, *minima = tiles->minima;
+    const uint8_t *codes = tile->codes;
+    const uint16_t *scales = tile->scales, *minima = tile->minima;
     const __m256i nibble = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1);
     const __m256i flip = _mm256_set1_epi8((char)128);
     const int upper = halves - 1;
@@ -153,50 +137,36 @@ TARGET_F16C INLINE void body_256(const Coded *m, const Weights *tiles, const Row
         codes += bits * 64, of += EIGHT * GROUP, row_scales += EIGHT;
         row_sums += halves * EIGHT, starts += halves * EIGHT;
     }
-    (void)count;
     for (int r = 0; r < rows; r++)
         for (int side = 0; side < 2; side++)
-            _mm256_storeu_ps(sums[0][first + r] + side * 8, total[r][side]);
+            _mm256_storeu_ps(sums[first + r] + side * 8, total[r][side]);
 }
 
 /* Bodies with constant arguments, which the compiler unrolls. */
-#define EACH_FORMAT(body, count, rows)                                                   \
+#define EACH_FORMAT(body, rows)                                               \
     switch ((m->bits == 8) * 4 + (m->step == 16) * 2 + (m->minima != NULL)) { \
-    case 0: body(m, tiles, &x, first, sums, count, rows, 4, 1, 0); break;                \
-    case 1: body(m, tiles, &x, first, sums, count, rows, 4, 1, 1); break;                \
-    case 2: body(m, tiles, &x, first, sums, count, rows, 4, 2, 0); break;                \
-    case 3: body(m, tiles, &x, first, sums, count, rows, 4, 2, 1); break;                \
-    case 4: body(m, tiles, &x, first, sums, count, rows, 8, 1, 0); break;                \
-    case 5: body(m, tiles, &x, first, sums, count, rows, 8, 1, 1); break;                \
-    case 6: body(m, tiles, &x, first, sums, count, rows, 8, 2, 0); break;                \
-    default: body(m, tiles, &x, first, sums, count, rows, 8, 2, 1);                      \
+    case 0: body(m, tile, &x, first, sums, rows, 4, 1, 0); break;             \
+    case 1: body(m, tile, &x, first, sums, rows, 4, 1, 1); break;             \
+    case 2: body(m, tile, &x, first, sums, rows, 4, 2, 0); break;             \
+    case 3: body(m, tile, &x, first, sums, rows, 4, 2, 1); break;             \
+    case 4: body(m, tile, &x, first, sums, rows, 8, 1, 0); break;             \
+    case 5: body(m, tile, &x, first, sums, rows, 8, 1, 1); break;             \
+    case 6: body(m, tile, &x, first, sums, rows, 8, 2, 0); break;             \
+    default: body(m, tile, &x, first, sums, rows, 8, 2, 1);                   \
     }
 
-TARGET_VNNI static void one_512(const Coded *m, const Weights *tiles, Rows x, float (*sums)[BLOCK][LANES]) {
+TARGET_VNNI static void tile_512(const Coded *m, const Weights *tile, Rows x, float (*sums)[LANES]) {
     int first = 0;
-    for (; first + 4 <= x.rows; first += 4) EACH_FORMAT(body_512, 1, 4)
-    for (; first < x.rows; first++) EACH_FORMAT(body_512, 1, 1)
+    for (; first + 8 <= x.rows; first += 8) EACH_FORMAT(body_512, 8)
+    for (; first + 4 <= x.rows; first += 4) EACH_FORMAT(body_512, 4)
+    for (; first + 2 <= x.rows; first += 2) EACH_FORMAT(body_512, 2)
+    for (; first < x.rows; first++) EACH_FORMAT(body_512, 1)
 }
 
-TARGET_VNNI static void tile_512(const Coded *m, const Weights *tiles, int count, Rows x,
-                                float (*sums)[BLOCK][LANES]) {
-    if (count == 1) {
-        one_512(m, tiles, x, sums);
-        return;
-    }
+TARGET_F16C static void tile_256(const Coded *m, const Weights *tile, Rows x, float (*sums)[LANES]) {
     int first = 0;
-    for (; first + 4 <= x.rows; first += 4) EACH_FORMAT(body_512, 2, 4)
-    for (; first + 2 <= x.rows; first += 2) EACH_FORMAT(body_512, 2, 2)
-    for (; first < x.rows; first++) EACH_FORMAT(body_512, 2, 1)
-}
-
-TARGET_F16C static void tile_256(const Coded *m, const Weights *tiles, int count, Rows x,
-                                float (*sums)[BLOCK][LANES]) {
-    for (; count; count--, tiles++, sums++) {
-        int first = 0;
-        for (; first + 2 <= x.rows; first += 2) EACH_FORMAT(body_256, 1, 2)
-        for (; first < x.rows; first++) EACH_FORMAT(body_256, 1, 1)
-    }
+    for (; first + 2 <= x.rows; first += 2) EACH_FORMAT(body_256, 2)
+    for (; first < x.rows; first++) EACH_FORMAT(body_256, 1)
 }
 
 #endif
