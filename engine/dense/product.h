@@ -194,11 +194,11 @@ INLINE void one_by_one(const Part *p, float (*sums)[BLOCK][LANES], Sums sums_of)
 }
 
 /* While the first rows are multiplied, the weights that follow are fetched into the second cache. Of an expert's
- * gate and up in memory, seven to nine rows take 0.7 of the time and 24 take 0.9; up to four would take 1.2,
- * because memory has no time to spare. */
+ * gate and up in memory, seven to nine rows take 0.7 of the time and 24 take 0.9; up to four, which have one
+ * stream of weights, would take 1.2, because memory has no time to spare. */
 TARGET_BRAIN static void sums_brain(const Part *p, float (*sums)[BLOCK][LANES]) {
     if (p->rows <= FEW) one_by_one(p, sums, pairs_near);
-    else if (p->next[0] && p->rows >= 6) pairs_fetching(p, sums);
+    else if (p->next[0]) pairs_fetching(p, sums);
     else pairs_near(p, sums);
 }
 #define SOME_NEAR(p, first, sums, tiles, rows) some_widened(p, first, sums, tiles, rows, 0)
