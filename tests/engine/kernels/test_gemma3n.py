@@ -265,7 +265,7 @@ def test_last_layers_compute_sampled_rows_alone(
     assert sequence.output == expected.tolist()
 
 
-@pytest.mark.parametrize("kv_dtype", ["int8", "fp8"])
+@pytest.mark.parametrize("kv_dtype", [pytest.param("int8", marks=pytest.mark.proof), "fp8"])
 def test_keys_and_values_in_8_bits(
     checkpoint: Path, kv_dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -230,7 +230,7 @@ def test_answers_are_those_of_the_mask(
     assert expected(model, prompts[2], 8, [2, 3, 4]) != found.tokens["r2", 0]
 
 
-@pytest.mark.parametrize("case", ["qwen3", "deepseek-v2"])
+@pytest.mark.parametrize("case", ["qwen3", pytest.param("deepseek-v2", marks=pytest.mark.proof)])
 def test_other_families(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     family, changes = CASES[case]
     checkpoint = save_checkpoint(tmp_path, family, **(changes | {"num_hidden_layers": 2}))
@@ -287,7 +287,7 @@ def test_adapters_and_guesses(llama: Path, tmp_path: Path, monkeypatch: pytest.M
     assert counters["drafted_tokens"] > counters["rejected_tokens"] > 0
 
 
-@pytest.mark.parametrize("kind", ["int8", "fp8"])
+@pytest.mark.parametrize("kind", [pytest.param("int8", marks=pytest.mark.proof), "fp8"])
 def test_keys_and_values_in_8_bits(llama: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The choice and the answer of a CPU, which `tests/engine/test_kv_heavy.py` holds against others."""
     prompt = random_ids(80, 6)

@@ -220,7 +220,12 @@ def test_adapters_come_and_go_in_the_same_graphs(one_kv_head: Path, tmp_path: Pa
 @pytest.mark.parametrize(
     ("family", "changes", "settings"),
     [
-        ("Gemma2", {"head_dim": 16, "sliding_window": 40, "num_hidden_layers": 2}, {}),
+        pytest.param(
+            "Gemma2",
+            {"head_dim": 16, "sliding_window": 40, "num_hidden_layers": 2},
+            {},
+            marks=pytest.mark.proof,
+        ),
         ("Qwen3", {"head_dim": 24, "num_hidden_layers": 1}, {"kv_dtype": "int8"}),
         ("Cohere", {"num_hidden_layers": 1}, {"kv_window": 100}),
     ],

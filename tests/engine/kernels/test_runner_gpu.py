@@ -146,8 +146,8 @@ def test_adapters_of_other_ranks_share_a_batch_with_the_base(llama: Path, tmp_pa
     ("family", "changes"),
     [
         ("Llama", {"num_hidden_layers": 2}),
-        ("Gemma2", {"head_dim": 16}),
-        ("Olmo2", {"num_attention_heads": 6, "head_dim": 12}),
+        pytest.param("Gemma2", {"head_dim": 16}, marks=pytest.mark.proof),
+        pytest.param("Olmo2", {"num_attention_heads": 6, "head_dim": 12}, marks=pytest.mark.proof),
         ("Qwen2", {}),
     ],
 )
@@ -210,7 +210,7 @@ def test_logits_over_8_bits(tmp_path: Path, family: str, changes: dict[str, obje
     assert (found["other"] - found["cpu"]).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("kv_dtype", ["int8", "fp8"])
+@pytest.mark.parametrize("kv_dtype", [pytest.param("int8", marks=pytest.mark.proof), "fp8"])
 def test_prefixes_copies_and_guesses_over_8_bits(llama: Path, kv_dtype: str) -> None:
     """The engine over either runner: a cached prefix, choices that copy a block, guesses of which
     some are wrong and written over."""

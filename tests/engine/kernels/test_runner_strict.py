@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -180,16 +181,27 @@ def launch_prompts(runner: gpu_runner.GpuRunner) -> None:
         runner.launch(StepBatch(many))
 
 
+def in_suite(*named: tuple[str, str, bool]) -> list[Any]:
+    """Of every family, with adapters and without: others than those named are left to `make proofs`."""
+    kinds = [(family, "auto") for family in FAMILIES]
+    kinds += [("llama", "int8"), ("qwen3", "fp8"), ("deepseek_v3", "fp8")]
+    every = [(*kind, lora) for lora in (False, True) for kind in kinds]
+    assert set(named) < set(every)
+    return [pytest.param(*each, marks=() if each in named else pytest.mark.proof) for each in every]
+
+
 @pytest.mark.parametrize(
-    ("family", "kv_dtype"),
-    [
-        *((family, "auto") for family in FAMILIES),
-        ("llama", "int8"),
-        ("qwen3", "fp8"),
-        ("deepseek_v3", "fp8"),
-    ],
+    ("family", "kv_dtype", "lora"),
+    in_suite(
+        ("llama", "auto", False),
+        ("gemma3n", "auto", False),
+        ("qwen3", "fp8", False),
+        ("llama", "int8", True),
+        ("bloom", "auto", True),
+        ("gemma3", "auto", True),
+        ("deepseek_v3", "auto", True),
+    ),
 )
-@pytest.mark.parametrize("lora", [False, True])
 def test_a_launch_waits_neither_for_the_device_nor_for_a_kernel(
     device: Launches,
     monkeypatch: pytest.MonkeyPatch,
@@ -253,7 +265,7 @@ def test_mixed_steps_of_few_tokens_are_replayed_and_others_launched(
         (True, 112, "auto"),
         (True, 2304, "auto"),
         (False, 4608, "auto"),
-        (True, 112, "int8"),
+        pytest.param(True, 112, "int8", marks=pytest.mark.proof),
     ],
 )
 def test_no_request_waits_for_a_kernel_to_compile(
@@ -418,7 +430,9 @@ def test_a_pool_of_pages_is_counted_and_copied_out_by_its_bytes(device: Launches
     runner.read_blocks([7, 3])
 
 
-@pytest.mark.parametrize(("name", "kv_dtype"), [("auto", "auto"), ("cuda", "int8")])
+@pytest.mark.parametrize(
+    ("name", "kv_dtype"), [("auto", "auto"), pytest.param("cuda", "int8", marks=pytest.mark.proof)]
+)
 def test_the_engine_starts_on_the_device_and_answers_as_transformers(
     name: str, kv_dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

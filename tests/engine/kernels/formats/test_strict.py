@@ -44,7 +44,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launches]:
         yield launches
 
 
-@pytest.mark.parametrize("lora", [False, True])
+@pytest.mark.parametrize("lora", [pytest.param(False, marks=pytest.mark.proof), True])
 @pytest.mark.parametrize("stored", KERNELS)
 def test_steps_over_codes(device: Launches, stored: str, lora: bool) -> None:
     shape = SHAPE | {"head_dim": 32, "hidden_size": 128, "intermediate_size": 256}
@@ -59,7 +59,13 @@ def test_steps_over_codes(device: Launches, stored: str, lora: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("family", "stored"), [(MIXTURE, ""), (MIXTURE, "int4"), (MIXTURE, "fp8"), (GPT_OSS, "mxfp4")]
+    ("family", "stored"),
+    [
+        (MIXTURE, ""),
+        pytest.param(MIXTURE, "int4", marks=pytest.mark.proof),
+        (MIXTURE, "fp8"),
+        (GPT_OSS, "mxfp4"),
+    ],
 )
 def test_steps_over_experts(device: Launches, family: dict[str, Any], stored: str) -> None:
     model = models.random_model(SHAPE | family, torch.bfloat16, sections.DEVICE, stored)
