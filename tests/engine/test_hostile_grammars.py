@@ -233,6 +233,7 @@ def memory_of_all() -> tuple[int, int, int]:
     return refused, grown, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
 
 
+@pytest.mark.proof
 def test_memory_is_bounded() -> None:
     """The engine's own grows little while all of these are refused; that of the process which tries
     them has a limit. In a process of its own: what other tests hold counts as their processes', too."""

@@ -110,6 +110,7 @@ def test_formats_that_nothing_defines_are_notes(engine: Engine) -> None:
         engine.submit(constrained("r", "json_schema", pointer), "g")
 
 
+@pytest.mark.proof
 def test_what_is_turned_into_any_of_matches_one_schema_at_most() -> None:
     """Values are drawn; each that the schema as it is served allows, the schema as written does too."""
     dice = random.Random(4)

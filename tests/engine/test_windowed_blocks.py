@@ -113,7 +113,9 @@ def test_sequences_hold_what_they_see(
     assert pool.free_blocks == 400
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize(
+    "seed", [*range(6), *(pytest.param(n, marks=pytest.mark.proof) for n in range(6, 12))]
+)
 def test_answers_do_not_depend_on_memory(seed: int) -> None:
     """Prompts that share prefixes, choices, priorities, floors, preemptions, in both loops."""
     dice = random.Random(seed)
@@ -169,7 +171,7 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     return save_checkpoint(tmp_path_factory.mktemp(request.param), family, **changes)
 
 
-@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("overlap", [pytest.param(False, marks=pytest.mark.proof), True])
 def test_greedy_tokens_in_a_mixed_batch(checkpoint: Path, overlap: bool) -> None:
     """Chunks, prompts beyond the window, a common prefix, preemption."""
     engine = make_engine(checkpoint, overlap=overlap, num_blocks=44)

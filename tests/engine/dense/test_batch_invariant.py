@@ -138,7 +138,7 @@ def check(
     return together
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.proof), "bfloat16"])
 @pytest.mark.parametrize("case", FAMILIES)
 def test_every_family(
     case: str, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -146,7 +146,7 @@ def test_every_family(
     check(save_checkpoint(tmp_path, case), monkeypatch, dtype=dtype)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.proof), "bfloat16"])
 def test_adapters_preemption_and_every_kind_of_instructions(
     level: str, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -266,6 +266,7 @@ def test_choices_cached_prompts_and_preemption(
     assert warm.receipts["warm"].cached == (102 - OBSERVED) // BLOCK * BLOCK
 
 
+@pytest.mark.proof
 def test_adapters_and_guesses(llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     adapter, prompt = save_adapter(llama, tmp_path / "a", 4, 1), random_ids(88, 5)
     plain, adapted = (

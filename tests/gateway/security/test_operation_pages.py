@@ -79,7 +79,7 @@ def free_port() -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", ["1", "2"])
+@pytest.mark.parametrize("workers", ["1", pytest.param("2", marks=pytest.mark.proof)])
 def test_another_address_alone_serves_them(tmp_path: Path, workers: str) -> None:
     beside = f"127.0.0.1:{free_port()}"
     named = {"TOLLHOUSE_METRICS_LISTEN": beside, "TOLLHOUSE_WORKERS": workers}

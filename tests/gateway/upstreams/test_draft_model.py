@@ -68,6 +68,7 @@ def test_an_answer_with_a_draft_model_is_the_same_and_costs_no_more_tokens(
     assert receipt["prompt"] == without["prompt"]
 
 
+@pytest.mark.proof
 def test_another_vocabulary_stops_the_start_by_name(tmp_path: Path) -> None:
     other = save_checkpoint(tmp_path / "other")
     shutil.copy(MODEL_DIR / "tokenizer.json", other)
@@ -84,6 +85,7 @@ def test_another_vocabulary_stops_the_start_by_name(tmp_path: Path) -> None:
     assert "Check TOLLHOUSE_MODEL and TOLLHOUSE_DRAFT_MODEL" in said
 
 
+@pytest.mark.proof
 def test_the_shipped_heads_guess_and_the_answer_is_the_same(tmp_path: Path) -> None:
     plain, without = served(tmp_path / "plain", TOLLHOUSE_DRAFT_HEADS="none")
     text, receipt = served(tmp_path / "heads")
