@@ -4,6 +4,7 @@ server error, and every client error in the shape that the errors have."""
 from typing import Any
 
 import httpx
+import pytest
 import schemathesis
 from hypothesis import HealthCheck, given, settings
 
@@ -15,6 +16,7 @@ _JSON_RPC = "/mcp"  # its errors have the shape of that protocol
 _SHAPES = ({"error"}, {"type", "error", "request_id"})  # OpenAI's, Anthropic's
 
 
+@pytest.mark.proof
 def test_no_operation_has_a_server_error_or_an_error_of_another_shape(
     deployment: Deployment,
 ) -> None:

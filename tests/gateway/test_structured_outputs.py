@@ -258,6 +258,7 @@ def test_what_cannot_be_served_costs_nothing(
     assert all(e["output_tokens"] == e["input_tokens"] == 0 for e in events)
 
 
+@pytest.mark.proof
 def test_a_slow_grammar_does_not_delay_a_neighbour(client: OpenAI) -> None:
     """While one tenant's grammar is tried for two seconds, other requests are answered."""
     refused: list[Exception] = []
