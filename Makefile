@@ -18,13 +18,20 @@ unexport PYTHONDONTWRITEBYTECODE
 serve: $(VENV)/.installed
 	$(if $(filter command,$(firstword $(origin MODEL))),TOLLHOUSE_MODEL='$(MODEL)') $(BIN)/tollhouse serve
 
-test: $(VENV)/.installed-dev check
+test: $(VENV)/.installed-dev
+	@$(MAKE) --no-print-directory -j 2 check $(VENV)/.compiled
 	@$(BIN)/python -m tests.deploy.tools || echo "without Helm: the tests of the chart will be skipped"
 	$(PYTEST) -m "not proof"
 
 # Killed processes, drawn faults, compiled kernels: what takes minutes. CI runs them after the tests.
 proofs: $(VENV)/.installed-dev
 	$(PYTEST) -m proof --timeout 900
+
+# After an installation one process compiles what the tests import, beside mypy, which keeps one core busy:
+# each of the suite's would compile all of it at once. What cannot be imported there, the suite reports.
+$(VENV)/.compiled: $(VENV)/.installed-dev
+	@$(BIN)/python -m pytest -q --collect-only -p no:cacheprovider >/dev/null 2>&1 || true
+	@touch $@
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check -q .
