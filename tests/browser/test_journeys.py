@@ -22,6 +22,7 @@ def test_a_story_of_money_is_played_to_its_end(
         story.play(chromium, deployment, clock, Film(story.__name__), console_messages)
 
 
+@pytest.mark.proof
 def test_an_incident_until_both_engines_serve_and_the_books_agree(
     chromium: Browser, console_messages: list[str], tmp_path: Path
 ) -> None:
