@@ -8,7 +8,6 @@ from msgspec.structs import replace
 
 from core.events import OpenedRequest, UsageKind
 from core.tenants.keys import Principal
-from engine.protocol import Receipt
 from gateway.admission.request import AdmissionRequest
 from gateway.admission.reservation import Reservation
 from gateway.catalog.catalog import Target
@@ -24,6 +23,7 @@ from gateway.routing.router import Query
 from gateway.screening.moderator import ScreeningResult
 from gateway.spans import NO_TRACE, Trace
 from gateway.streaming.output_guard import OutputGuard
+from gateway.upstreams.receipts import AnyReceipt
 
 
 @dataclass(slots=True, eq=False)
@@ -94,7 +94,7 @@ class MediaContext:
             client_request_id=self.options.client_request_id,
         )
 
-    def ending(self, status: int, reason: str) -> tuple[Ending, Receipt | None]:
+    def ending(self, status: int, reason: str) -> tuple[Ending, AnyReceipt | None]:
         """What is billed of the request as it stands."""
         blocked_by = self._end_guards()
         if blocked_by is not None and blocked_by.cut_paid_by == "operator":

@@ -10,7 +10,7 @@ import orjson
 from core.events import CountedBy, UsageKind
 from engine.protocol import FinishReason
 from gateway.media.request import MediaRequest
-from gateway.upstreams.upstream_usage import UpstreamReceipt
+from gateway.upstreams.receipts import UpstreamReceipt
 
 _LARGEST = 2**31 - 1
 _MOST_S = 24 * 3600

@@ -60,10 +60,8 @@ class WordCache:
         where it has more."""
         assert self._words is not None
         words, cached = self._words.findall(part), self._cached
-        ids: list[int] = []
         try:
-            for word in words:
-                ids += cached[word]
+            ids = list(chain.from_iterable(map(cached.__getitem__, words)))
         except KeyError:
             return self._with_new(words, left)
         if len(words) <= _MAX_JOINED:

@@ -12,13 +12,13 @@ import msgspec
 
 from core.errors import TollhouseError
 from core.events import UsageEvent
-from engine.protocol import Receipt
 from gateway.response_cache.rules import CachedAnswer, Lookup
 from gateway.routing.router import Route
 from gateway.streaming.chunks import tokens_of
 from gateway.streaming.coverage import FreeCoverage
 from gateway.streaming.delivery import Delivery
 from gateway.upstreams.base import Chunk, Generation, Job, TextChunk, TokenChunk
+from gateway.upstreams.receipts import AnyReceipt
 
 if TYPE_CHECKING:
     from gateway.context import RequestContext
@@ -41,7 +41,7 @@ class Recording:
         self._recorded = 0
 
     @property
-    def receipt(self) -> Receipt | None:
+    def receipt(self) -> AnyReceipt | None:
         return self._generation.receipt
 
     async def take(self, needed: int = 1) -> list[Chunk]:
@@ -59,7 +59,7 @@ class Recording:
     def terminate(self, error: TollhouseError) -> None:
         self._generation.terminate(error)
 
-    async def ended(self, timeout_s: float) -> Receipt | None:
+    async def ended(self, timeout_s: float) -> AnyReceipt | None:
         return await self._generation.ended(timeout_s)
 
     def encoded(self) -> bytes | None:
@@ -107,7 +107,7 @@ class RecordingDelivery(Delivery):
 class CachedGeneration:
     """A generation that has ended, without a receipt: no engine ran."""
 
-    receipt: Receipt | None = None
+    receipt: AnyReceipt | None = None
 
     def __init__(self, answer: CachedAnswer) -> None:
         decoder: Any = _texts if answer.text else _tokens
@@ -123,7 +123,7 @@ class CachedGeneration:
     def terminate(self, error: TollhouseError) -> None:
         self._chunks = []
 
-    async def ended(self, timeout_s: float) -> Receipt | None:
+    async def ended(self, timeout_s: float) -> AnyReceipt | None:
         return None
 
 

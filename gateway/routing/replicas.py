@@ -7,11 +7,12 @@ from msgspec import Struct
 
 from core import metrics
 from core.clock import Clock
-from engine.protocol import AdapterState, EngineStats, Receipt
+from engine.protocol import AdapterState, EngineStats
 from gateway.routing.breaker import Breaker, State
 from gateway.routing.placement import ReplicaSnapshot
 from gateway.routing.tenant_breakers import TenantBreakers
 from gateway.upstreams.base import EngineClient, Generation
+from gateway.upstreams.receipts import AnyReceipt
 
 log = logging.getLogger("tollhouse.routing")
 _SMOOTHING = 0.1
@@ -133,7 +134,7 @@ class Replica:
     def mark_hung(self, why: str) -> None:
         self._open(self.breaker.trip, why)
 
-    def ended(self, receipt: Receipt | None, tenant: str = "") -> None:
+    def ended(self, receipt: AnyReceipt | None, tenant: str = "") -> None:
         """A request has ended on the replica, with any outcome."""
         self.under_way -= 1
         self.breaker.released()

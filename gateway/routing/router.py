@@ -21,6 +21,7 @@ from gateway.routing.prefix_chains import PrefixChains
 from gateway.routing.prefix_index import PrefixIndex
 from gateway.routing.replicas import Replica, WaitingRequest
 from gateway.upstreams.base import EngineClient, Generation
+from gateway.upstreams.receipts import AnyReceipt
 
 if TYPE_CHECKING:
     from gateway.context import RequestContext
@@ -355,7 +356,7 @@ class Route:
         if self.replica is not None:
             self.replica.answered(self.query.namespace)
 
-    def left(self, receipt: Receipt | None) -> None:
+    def left(self, receipt: AnyReceipt | None) -> None:
         """The request has ended on the replica, with any outcome."""
         self.first_token()
         if self._counted_on is not None:

@@ -11,7 +11,7 @@ import orjson
 from core import metrics
 from core.errors import TollhouseError, Unavailable
 from core.events import CountedBy, UsageEvent
-from engine.protocol import FinishReason, Receipt
+from engine.protocol import FinishReason
 from gateway.admission.reservation import Reservation
 from gateway.http.exchange import ClientDisconnected, Exchange, Headers
 from gateway.inference.request import InferenceRequest, Usage
@@ -31,7 +31,7 @@ from gateway.streaming.reasoning import reader_for
 from gateway.threads import run_in_thread
 from gateway.upstreams.base import Chunk, Generation, Job, Mailbox
 from gateway.upstreams.generate import generate
-from gateway.upstreams.upstream_usage import UpstreamReceipt
+from gateway.upstreams.receipts import AnyReceipt, UpstreamReceipt
 
 log = logging.getLogger("tollhouse.delivery")
 T = TypeVar("T")
@@ -355,7 +355,7 @@ class Delivery:
             self._generation.cancel()
         await self._meter.close(self._ending(reason, status), await self._receipt())
 
-    async def _receipt(self) -> Receipt | None:
+    async def _receipt(self) -> AnyReceipt | None:
         if self._generation is None:
             return None
         receipt = await self._generation.ended(RECEIPT_WAIT_S)
@@ -385,7 +385,7 @@ class Delivery:
 
 
 def _ended_early(
-    receipt: Receipt | None, reason: FinishReason | str | None = None
+    receipt: AnyReceipt | None, reason: FinishReason | str | None = None
 ) -> TollhouseError:
     reason = reason or (receipt.finish_reason if receipt else FinishReason.ERROR)
     if reason == FinishReason.DEADLINE:

@@ -24,6 +24,7 @@ from engine.protocol import (
 from engine.protocol import TokenChunk as TokenChunk  # re-exported: part of the interface
 from gateway.inference.request import InferenceRequest
 from gateway.metering.receipt_notes import note_of
+from gateway.upstreams.receipts import AnyReceipt
 from gateway.upstreams.sampling import sampling_params
 
 if TYPE_CHECKING:
@@ -114,7 +115,7 @@ class Generation(Protocol):
     """
 
     @property
-    def receipt(self) -> Receipt | None:
+    def receipt(self) -> AnyReceipt | None:
         """The receipt, once the engine has ended the request (also after a cancellation)."""
 
     async def take(self, needed: int = 1) -> list[Chunk]: ...
@@ -125,7 +126,7 @@ class Generation(Protocol):
     def terminate(self, error: TollhouseError) -> None:
         """Tell the engine to stop and make `take` raise the error, without waiting for a receipt."""
 
-    async def ended(self, timeout_s: float) -> Receipt | None:
+    async def ended(self, timeout_s: float) -> AnyReceipt | None:
         """Wait for the receipt, discarding remaining chunks. None if it does not arrive in time."""
 
 
@@ -143,7 +144,7 @@ class EngineClient(Protocol):
     engine_id: str
     speaks_text: bool
     # Called with the engine's id and each receipt as it arrives, whatever became of its request.
-    on_receipt: Callable[[str, Receipt], None] | None
+    on_receipt: Callable[[str, AnyReceipt], None] | None
 
     async def start(self) -> None: ...
 
@@ -183,10 +184,10 @@ class EngineClient(Protocol):
         """Tell the engine that these receipts are durable here, so that it may drop them."""
 
 
-def reporting(client: EngineClient) -> Callable[[Receipt], None]:
+def reporting(client: EngineClient) -> Callable[[AnyReceipt], None]:
     """What a client's mailboxes call with each receipt: `on_receipt`, as it is set by then."""
 
-    def _report(receipt: Receipt) -> None:
+    def _report(receipt: AnyReceipt) -> None:
         if client.on_receipt is not None:
             client.on_receipt(client.engine_id, receipt)
 
@@ -200,7 +201,7 @@ class RequestStillRunning(TollhouseError):
 class Mailbox:
     """A Generation that a client fills from the engine's messages."""
 
-    receipt: Receipt | None = None
+    receipt: AnyReceipt | None = None
     # Characters of plain text that the one who takes still waits for; who fills it may keep fewer.
     needed = 0
     # Given the choice, text and tokens of a piece of plain text, says whether it took them in place
@@ -218,7 +219,7 @@ class Mailbox:
         self,
         request_id: str,
         abort: Callable[[str], None],
-        on_receipt: Callable[[Receipt], None] | None = None,
+        on_receipt: Callable[[AnyReceipt], None] | None = None,
     ) -> None:
         self.request_id = request_id
         self._abort = abort
@@ -257,12 +258,12 @@ class Mailbox:
             self.needed, self._chunks = needed, []
         return needed > 0
 
-    def finish(self, receipt: Receipt | None) -> None:
+    def finish(self, receipt: AnyReceipt | None) -> None:
         self._report(receipt)
         self.receipt = receipt
         self._end()
 
-    def fail(self, error: TollhouseError, receipt: Receipt | None = None) -> None:
+    def fail(self, error: TollhouseError, receipt: AnyReceipt | None = None) -> None:
         """`receipt`: of what was generated before the failure, where that is known."""
         if not self._over:
             self._report(receipt)
@@ -304,7 +305,7 @@ class Mailbox:
             self.fail(error)
             self._abort(self.request_id)
 
-    async def ended(self, timeout_s: float) -> Receipt | None:
+    async def ended(self, timeout_s: float) -> AnyReceipt | None:
         if self.receipt is not None:
             return self.receipt
         self.pass_text = self.pass_chunks = None
@@ -318,7 +319,7 @@ class Mailbox:
             return None
         return self.receipt
 
-    def _report(self, receipt: Receipt | None) -> None:
+    def _report(self, receipt: AnyReceipt | None) -> None:
         if receipt is not None and self._on_receipt is not None:
             self._on_receipt(receipt)
 

@@ -13,7 +13,7 @@ from core.counters import Counters
 from core.counters_memory import MemoryCounters
 from core.errors import SettingError
 from core.settings import Settings
-from engine.protocol import KvEvent, Receipt
+from engine.protocol import KvEvent
 from engine.worker.curve import ClientKeys
 from gateway.catalog.catalog import OPEN_CONTEXT, ServedModel
 from gateway.catalog.model_files import model_name, sampling_defaults, served_model
@@ -23,6 +23,7 @@ from gateway.upstreams.base import EngineClient
 from gateway.upstreams.config import Upstream
 from gateway.upstreams.openai import OpenAIEngine
 from gateway.upstreams.openai_body import EXTRA, KINDS
+from gateway.upstreams.receipts import AnyReceipt
 from gateway.upstreams.remote import RemoteEngine
 from gateway.upstreams.upstream_limits import UpstreamLimits
 from gateway.upstreams.upstream_usage import CountTokens
@@ -53,7 +54,7 @@ NOTHING_KEPT = Kept()
 def make_engines(
     settings: Settings,
     upstreams: list[Upstream],
-    on_stray_receipt: Callable[[str, Receipt], None],
+    on_stray_receipt: Callable[[str, AnyReceipt], None],
     on_kv_events: Callable[[str, list[KvEvent]], None],
     counters: Counters | None = None,
     *,

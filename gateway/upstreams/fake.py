@@ -31,6 +31,7 @@ from gateway.upstreams.base import (
     engine_unavailable,
     reporting,
 )
+from gateway.upstreams.receipts import AnyReceipt
 
 
 class FakeEngine:
@@ -49,7 +50,7 @@ class FakeEngine:
         adapter_load_s: float = 0.0,
     ) -> None:
         self.engine_id = engine_id
-        self.on_receipt: Callable[[str, Receipt], None] | None = None
+        self.on_receipt: Callable[[str, AnyReceipt], None] | None = None
         self.token_delay_s = token_delay_s
         self.load_s = load_s  # seconds from the start until it is healthy
         self.adapter_load_s = adapter_load_s

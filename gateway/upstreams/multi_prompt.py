@@ -6,15 +6,17 @@ The merged generation numbers its choices prompt by prompt, and its receipt is t
 import asyncio
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from core.errors import TollhouseError
 from core.events import CountedBy
-from engine.protocol import WHOLE, Receipt
+from engine.protocol import WHOLE
 from gateway.upstreams.base import Chunk, EngineClient, Generation, Job, TextChunk
-from gateway.upstreams.upstream_usage import UpstreamReceipt
+from gateway.upstreams.receipts import AnyReceipt, UpstreamReceipt
+
+Of = TypeVar("Of", bound=AnyReceipt)
 
 
 async def generate(client: EngineClient, job: Job) -> Generation:
@@ -47,7 +49,7 @@ class MergedGeneration:
         self._over: set[int] = set()
 
     @property
-    def receipt(self) -> Receipt | None:
+    def receipt(self) -> AnyReceipt | None:
         known = [part.receipt for part in self._parts if part.receipt is not None]
         # A part of a text engine that failed before any output has no receipt, nor any tokens.
         whole = len(known) == len(self._parts) or isinstance(
@@ -89,7 +91,7 @@ class MergedGeneration:
         for part in self._parts:
             part.terminate(error)
 
-    async def ended(self, timeout_s: float) -> Receipt | None:
+    async def ended(self, timeout_s: float) -> AnyReceipt | None:
         for task in self._pending.values():
             task.cancel()
         await asyncio.gather(*self._pending.values(), return_exceptions=True)
@@ -104,7 +106,7 @@ def _retrieve_exception(task: "asyncio.Task[list[Chunk]]") -> None:
         task.exception()
 
 
-def merged_receipt(request_id: str, receipts: Sequence[Receipt]) -> Receipt:
+def merged_receipt(request_id: str, receipts: Sequence[Of]) -> Of:
     """Merge receipts: the sum of the tokens, the longest time (the parts ran in parallel), and the
     first finish reason other than stop or length."""
     first = receipts[0]
@@ -115,7 +117,10 @@ def merged_receipt(request_id: str, receipts: Sequence[Receipt]) -> Receipt:
         ways = [each.counted_by for each in receipts if isinstance(each, UpstreamReceipt)]
         counts["counted_by"] = max(ways, key=_INEXACTNESS.index)
     times: dict[str, Any] = {name: max(getattr(each, name) for each in receipts) for name in _TIMES}
-    return dataclasses.replace(
+    changed_by: Any = dataclasses.replace
+    if isinstance(first, UpstreamReceipt):
+        changed_by = msgspec.structs.replace
+    merged: Of = changed_by(
         first,
         request_id=request_id,
         finish_reason=(broken or [first])[0].finish_reason,
@@ -123,6 +128,7 @@ def merged_receipt(request_id: str, receipts: Sequence[Receipt]) -> Receipt:
         **counts,
         **times,
     )
+    return merged
 
 
 _TOKENS = (

@@ -22,6 +22,7 @@ from gateway.upstreams.openai_body import lora_name, path_of, upstream_body
 from gateway.upstreams.openai_context import context_of
 from gateway.upstreams.openai_response import ResponseParser
 from gateway.upstreams.openai_stats import stats_of
+from gateway.upstreams.receipts import AnyReceipt
 from gateway.upstreams.upstream_limits import Permit, UpstreamLimits
 from gateway.upstreams.upstream_usage import CountTokens
 
@@ -46,7 +47,7 @@ class OpenAIEngine:
         """Without `limits`, the limits of the upstream's entry apply to this process alone.
         `count_tokens` is the model's tokenizer, for output whose usage the server does not report."""
         self.engine_id = upstream.replica_name
-        self.on_receipt: Callable[[str, Receipt], None] | None = None
+        self.on_receipt: Callable[[str, AnyReceipt], None] | None = None
         # Called with the context length that the server reports, if the upstream's entry has none.
         self.on_context: Callable[[int], None] | None = None
         self._context = upstream.context_length  # tokens; 0: not known yet

@@ -14,7 +14,7 @@ import msgspec
 import orjson
 
 from core.errors import TollhouseError
-from engine.protocol import FinishReason, Receipt
+from engine.protocol import FinishReason
 from gateway.upstreams.answer_shapes import (
     Completion,
     Embeddings,
@@ -28,6 +28,7 @@ from gateway.upstreams.answer_shapes import (
 )
 from gateway.upstreams.base import Job, Mailbox, TextChunk, calls_text, engine_unavailable
 from gateway.upstreams.joined_texts import JoinedTexts
+from gateway.upstreams.receipts import AnyReceipt
 from gateway.upstreams.upstream_errors import error_of_event, error_of_status
 from gateway.upstreams.upstream_scores import ROUTES as SCORES
 from gateway.upstreams.upstream_scores import scores_of
@@ -221,7 +222,7 @@ class ResponseParser:
         except _MALFORMED as error:
             self._fail_for(error)
 
-    def _parse_answer(self, body: bytes) -> tuple[UsageCounter, Sequence[TextChunk], Receipt]:
+    def _parse_answer(self, body: bytes) -> tuple[UsageCounter, Sequence[TextChunk], AnyReceipt]:
         """Touches no state of the parser, since it may run in a thread."""
         usage = self._new_counter()
         if self._request.route in SCORES:
@@ -237,7 +238,7 @@ class ResponseParser:
         return usage, chunks, usage.receipt(FinishReason.STOP)
 
     def _take_answer(
-        self, usage: UsageCounter, chunks: Sequence[TextChunk], receipt: Receipt
+        self, usage: UsageCounter, chunks: Sequence[TextChunk], receipt: AnyReceipt
     ) -> None:
         self._usage = usage
         for chunk in chunks:
@@ -266,14 +267,16 @@ class ResponseParser:
             else:
                 self._mailbox.fail(error)
 
-    def _with_receipt(self, reason: FinishReason, then: Callable[[Receipt], None]) -> None:
+    def _with_receipt(self, reason: FinishReason, then: Callable[[AnyReceipt], None]) -> None:
         """Make the receipt, in a thread if many tokens are to be counted for it."""
         if self._usage.uncounted <= _INLINE_BYTES:
             then(self._usage.receipt(reason))
         else:
             self._task = asyncio.create_task(self._count_in_thread(reason, then))
 
-    async def _count_in_thread(self, reason: FinishReason, then: Callable[[Receipt], None]) -> None:
+    async def _count_in_thread(
+        self, reason: FinishReason, then: Callable[[AnyReceipt], None]
+    ) -> None:
         then(await asyncio.to_thread(self._usage.receipt, reason))
 
     def _close_once(self) -> bool:

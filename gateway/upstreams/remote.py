@@ -37,6 +37,7 @@ from gateway.upstreams.base import (
     reporting,
 )
 from gateway.upstreams.grammars import grammar_field
+from gateway.upstreams.receipts import AnyReceipt
 
 log = logging.getLogger("tollhouse.engine")
 _RETRY_S = 5.0
@@ -79,7 +80,7 @@ class RemoteEngine:
     ) -> None:
         """`on_stray_receipt` gets receipts whose request is over here, to record and acknowledge."""
         self.engine_id = engine_id
-        self.on_receipt: Callable[[str, Receipt], None] | None = None
+        self.on_receipt: Callable[[str, AnyReceipt], None] | None = None
         self.address = address
         self._keys = keys
         self._on_kv_events = on_kv_events

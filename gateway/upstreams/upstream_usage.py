@@ -8,15 +8,15 @@ proportion to the characters that were delivered.
 
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from core.events import CountedBy
-from engine.protocol import FinishReason, Receipt
+from engine.protocol import FinishReason
 from gateway.upstreams.base import Job
+from gateway.upstreams.receipts import UpstreamReceipt
 
 log = logging.getLogger("tollhouse.upstream")
 CountTokens = Callable[[str], int]
@@ -26,24 +26,6 @@ _LARGEST = 2**31 - 1  # the columns of usage events are 32-bit integers
 # Characters that are tokenized at once. The cut depends on the text alone, so that every chunking of
 # a text has the same count.
 _SEGMENT = 2048
-
-
-@dataclass(frozen=True, slots=True)
-class UpstreamReceipt(Receipt):
-    counted_by: CountedBy = CountedBy.ESTIMATE
-    reasoning: int = 0  # of `generated`
-    characters: int = 0  # of the reasoning, text and tool calls that the server sent
-    silent: int = 0  # of `generated`: reasoning whose text the server kept
-
-    def billed(self, delivered: int, *, answered: bool) -> int:
-        """Tokens to bill when `delivered` characters reached the client. `answered`: the request
-        ended with an answer, which may consist of reasoning alone."""
-        if delivered >= self.characters:
-            return self.generated if delivered or answered else 0
-        if not delivered:
-            return 0
-        visible = self.generated - self.silent
-        return self.silent + visible * delivered // self.characters
 
 
 class _Report(Struct, frozen=True):
