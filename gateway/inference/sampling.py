@@ -85,17 +85,22 @@ _DEFAULTS = _sampling_fields(SamplingBody())
 
 def sampling_of(body: SamplingBody) -> dict[str, Any]:
     """Keyword arguments of `InferenceRequest`."""
-    options = body.stream_options
-    streaming = {
-        "stream": bool(body.stream),
-        "include_usage": bool(options is not None and options.include_usage),
-        "continuous_usage": bool(
-            options is not None and options.include_usage and options.continuous_usage_stats
-        ),
-    }
+    streaming = streaming_of(body)
     return (
         streaming if _sampling_fields(body) == _DEFAULTS else streaming | _sampling_arguments(body)
     )
+
+
+def streaming_of(body: SamplingBody) -> dict[str, Any]:
+    """Those that say whether and how the answer is streamed."""
+    options = body.stream_options
+    if options is None:
+        return {"stream": bool(body.stream)}
+    return {
+        "stream": bool(body.stream),
+        "include_usage": bool(options.include_usage),
+        "continuous_usage": bool(options.include_usage and options.continuous_usage_stats),
+    }
 
 
 def _sampling_arguments(body: SamplingBody) -> dict[str, Any]:

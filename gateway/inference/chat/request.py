@@ -26,6 +26,7 @@ from gateway.inference.sampling import (
     check_logprob_ids,
     check_stream_options,
     sampling_of,
+    streaming_of,
 )
 from gateway.inference.structured import structured_of
 from gateway.prompts.predictions import text_of
@@ -154,6 +155,19 @@ _NOT_PLAIN = b'"tool_call'  # in a message that has more than a text
 def parse_chat(raw: bytes) -> InferenceRequest:
     extra_fields: dict[str, Any] = {}
     body, messages = _decoded(raw, extra_fields)
+    untuned = _is_untuned(body)
+    if messages is not None and untuned:  # all that is checked and converted below is not set
+        check_stream_options(body)
+        return InferenceRequest(
+            route=ROUTE,
+            model=body.model,
+            messages=messages,
+            max_tokens=body.max_completion_tokens or body.max_tokens,
+            end_user=check_label("user", body.user or None),
+            extra={"legacy_functions": False, "named": {}},
+            untuned=True,
+            **streaming_of(body),
+        )
     for name in PASSED:
         if (value := getattr(body, name)) is not None and value not in _IGNORED_VALUES[name]:
             extra_fields[name] = value
@@ -211,8 +225,21 @@ def parse_chat(raw: bytes) -> InferenceRequest:
         continue_final_message=_continues(body, messages),
         echo=bool(body.echo),
         include_reasoning=body.include_reasoning is not False,
+        untuned=untuned and not extra_fields,
         **sampling_of(body),
     )
+
+
+# What most requests set, and nothing else of a body's many fields, each of which is None otherwise.
+_usual = attrgetter(
+    *("model", "messages", "max_tokens", "max_completion_tokens", "user", "stream"),
+    "stream_options",
+)
+
+
+def _is_untuned(body: ChatBody) -> bool:
+    fields, usual = msgspec.structs.astuple(body), _usual(body)
+    return len(fields) - fields.count(None) == len(usual) - usual.count(None)
 
 
 def _decoded(
