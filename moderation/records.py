@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
+from math import floor
 from operator import attrgetter
 from typing import Any
 
@@ -136,7 +137,7 @@ def event_of(
 def _recorded(scores: Mapping[str, float]) -> dict[str, float]:
     """To four decimals, by arithmetic: `round` takes more than twice as long."""
     return {
-        name: (score * 10_000 + 0.5) // 1 / 10_000
+        name: floor(score * 10_000 + 0.5) / 10_000
         for name, score in scores.items()
         if score >= _MIN_SCORE
     }
