@@ -16,14 +16,14 @@ from core import metrics
 from core.clock import Clock
 from core.errors import BadRequest, SettingError, Unavailable
 from core.ids import REQUEST, new_id
-from engine.protocol import GenerateRequest, SamplingParams
+from engine.protocol import SamplingParams
 from gateway.catalog.catalog import Catalog, Target
 from gateway.inference.request import InferenceRequest
 from gateway.metering.receipt_log import GUARD_NAMESPACE
 from gateway.prompts.prompt import Prompt
 from gateway.prompts.tokenizing import TextCodec
 from gateway.routing.router import Query, Router
-from gateway.upstreams.base import Generation, Job, TextChunk
+from gateway.upstreams.base import EngineRequest, Generation, Job, TextChunk
 from gateway.upstreams.config import HTTP
 from moderation.guards.base import Guard
 from moderation.guards.remote import RemoteModeration
@@ -134,7 +134,7 @@ class ModelGuardClient:
             ids = _ids(model.codec, question, chat)
         request_id = new_id(REQUEST)
         sampling = SamplingParams(max_tokens=_ANSWER_TOKENS, temperature=0.0)
-        engine_request = GenerateRequest(
+        engine_request = EngineRequest(
             request_id, GUARD_NAMESPACE, ids, sampling, priority=1, deadline_s=_TIMEOUT_S
         )
         target = Target(self._model, model)

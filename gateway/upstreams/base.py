@@ -7,10 +7,11 @@ gateway detokenises; text engines (OpenAI-compatible servers) return text with a
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from msgspec import Struct
+from msgspec import Struct, field
+from msgspec.structs import astuple, replace
 
 from core.errors import TollhouseError, Unavailable
 from core.events import engine_request_ids
@@ -20,6 +21,7 @@ from engine.protocol import (
     EngineStats,
     GenerateRequest,
     Receipt,
+    SamplingParams,
 )
 from engine.protocol import TokenChunk as TokenChunk  # re-exported: part of the interface
 from gateway.inference.request import InferenceRequest
@@ -75,10 +77,29 @@ def calls_text(calls: list[dict[str, Any]]) -> str:
 Chunk = TokenChunk | TextChunk
 
 
+class EngineRequest(Struct, frozen=True):
+    """What the built-in engine is sent (`GenerateRequest`, which describes the fields). Clients of
+    other servers read a few of them, so that theirs need not be made."""
+
+    request_id: str
+    namespace: str
+    prompt: list[int]
+    sampling: SamplingParams
+    adapter: str | None = None
+    weight: float = 1.0
+    priority: int = 0
+    deadline_s: float | None = None
+    note: str = ""
+    prediction: list[int] = field(default_factory=list)
+
+    def to_send(self) -> GenerateRequest:
+        return GenerateRequest(*astuple(self))
+
+
 class Job(Struct, frozen=True):
     """One admitted request in the forms that token engines and text engines need."""
 
-    engine_request: GenerateRequest
+    engine_request: EngineRequest
     request: InferenceRequest
     parts: tuple["Job", ...] = ()  # for several prompts: one job each, with its own request id
 
@@ -86,7 +107,7 @@ class Job(Struct, frozen=True):
     def from_context(cls, ctx: "RequestContext") -> "Job":
         principal, prompt, adapter = ctx.principal, ctx.prompt, ctx.target.adapter
         request = prompt.request
-        whole = GenerateRequest(
+        whole = EngineRequest(
             request_id=ctx.request_id,
             namespace=principal.tenant_id,
             prompt=prompt.ids,

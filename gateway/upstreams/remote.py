@@ -135,7 +135,7 @@ class RemoteEngine:
         mailbox = Mailbox(engine_request.request_id, self._abort, reporting(self))
         translated = partial(self._translated, request=job.request)
         try:
-            await wire.submit(engine_request, _Sink(mailbox, translated))
+            await wire.submit(engine_request.to_send(), _Sink(mailbox, translated))
         except EngineError as error:
             raise translated(error) from None
         return mailbox

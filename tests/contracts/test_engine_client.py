@@ -10,9 +10,9 @@ import pytest
 from aiohttp import web
 
 from core.errors import TollhouseError
-from engine.protocol import FinishReason, GenerateRequest, SamplingParams
+from engine.protocol import FinishReason, SamplingParams
 from gateway.inference.request import InferenceRequest
-from gateway.upstreams.base import Chunk, EngineClient, Generation, Job, TextChunk
+from gateway.upstreams.base import Chunk, EngineClient, EngineRequest, Generation, Job, TextChunk
 from gateway.upstreams.config import Upstream
 from gateway.upstreams.fake import FakeEngine
 from gateway.upstreams.local import EngineOptions, EngineProcess
@@ -24,7 +24,7 @@ def job(name: str, *, max_tokens: int = 6, n: int = 1, logprobs: int | None = No
     sampling = SamplingParams(
         max_tokens=max_tokens, n=n, ignore_eos=True, temperature=0.0, logprobs=logprobs
     )
-    request = GenerateRequest(name, "tenant", list(range(5, 25)), sampling, deadline_s=30.0)
+    request = EngineRequest(name, "tenant", list(range(5, 25)), sampling, deadline_s=30.0)
     messages = [{"role": "user", "content": "Hello"}]
     ask = InferenceRequest(
         "/v1/chat/completions",

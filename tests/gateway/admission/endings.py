@@ -23,7 +23,7 @@ from core.tenants.organisations import create_project, create_tenant
 from core.tenants.plans import DAY, LimitRule, Scope, Unit
 from core.tenants.scope import scope_of_operator
 from engine.demo.paths import MODEL_DIR
-from engine.protocol import FinishReason, GenerateRequest, Receipt, TokenChunk
+from engine.protocol import FinishReason, Receipt, TokenChunk
 from gateway.catalog.catalog import ServedModel
 from gateway.http.exchange import Exchange, Headers
 from gateway.inference.registry import inference_surfaces
@@ -34,7 +34,7 @@ from gateway.prompts.tokenizing import load_codec
 from gateway.screening.moderator import PromptBlocked, ScreeningResult
 from gateway.services import Services
 from gateway.streaming.output_guard import OutputGuard
-from gateway.upstreams.base import Generation, Job, Mailbox
+from gateway.upstreams.base import EngineRequest, Generation, Job, Mailbox
 from gateway.upstreams.clients import Engines
 from gateway.upstreams.config import Upstream
 from gateway.upstreams.fake import FakeEngine
@@ -96,7 +96,7 @@ class ScriptedEngine(FakeEngine):
             raise Unavailable("The upstream answered 500.", code="engine_unavailable")
         return await super().generate(job)
 
-    async def _run(self, engine_request: GenerateRequest, mailbox: Mailbox) -> None:
+    async def _run(self, engine_request: EngineRequest, mailbox: Mailbox) -> None:
         id, sent = engine_request.request_id, 0
         for index in range(self.tokens):
             token = engine_request.prompt[index % len(engine_request.prompt)]

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.protocol import GenerateRequest, Receipt, SamplingParams
+from engine.protocol import Receipt, SamplingParams
 from gateway.inference.chat.response import ChatSurface
 from gateway.inference.completions.response import CompletionsSurface
 from gateway.inference.messages.response import MessagesSurface
@@ -25,7 +25,7 @@ from gateway.inference.surface import ResponseInfo
 from gateway.screening.tenant_moderator import ChoiceGuard, GuardedResponse
 from gateway.streaming.deadlines import Deadlines
 from gateway.streaming.delivery import Delivery
-from gateway.upstreams.base import Chunk, Job, Mailbox
+from gateway.upstreams.base import Chunk, EngineRequest, Job, Mailbox
 from gateway.upstreams.http_pool import ServerDisconnected
 from gateway.upstreams.openai_response import ResponseParser
 from moderation.classifiers.load import load_classifier
@@ -127,7 +127,7 @@ class Run:
             include_usage=True,
             extra=EXTRA if surface.route == "/v1/responses" else {},
         )
-        self.job = Job(GenerateRequest("r", "t", [1] * 7, SamplingParams(5_000)), self.request)
+        self.job = Job(EngineRequest("r", "t", [1] * 7, SamplingParams(5_000)), self.request)
         self.parser: ResponseParser | None = None
         self.mailbox = kind("r", lambda _: self.parser.abort() if self.parser else None)
         self.parser = ResponseParser("e", self.job, self.mailbox, lambda _: None)

@@ -8,9 +8,9 @@ import weakref
 
 import pytest
 
-from engine.protocol import GenerateRequest, SamplingParams
+from engine.protocol import SamplingParams
 from gateway.inference.request import InferenceRequest
-from gateway.upstreams.base import Job, Mailbox
+from gateway.upstreams.base import EngineRequest, Job, Mailbox
 from gateway.upstreams.http_pool import HttpPool
 from gateway.upstreams.openai_response import ResponseParser
 from tests.gateway.upstreams.test_http_calls import against, read
@@ -56,7 +56,7 @@ async def _ended_call(
 ) -> tuple[weakref.ref[ResponseParser], Mailbox]:
     messages = [{"role": "user", "content": "Hi"}]
     request = InferenceRequest("/v1/chat/completions", "m", messages=messages)
-    job = Job(GenerateRequest("r", "t", [1] * 7, SamplingParams(500)), request)
+    job = Job(EngineRequest("r", "t", [1] * 7, SamplingParams(500)), request)
     over = asyncio.Event()
     mailbox = Mailbox("r", lambda _: None)
     parser = ResponseParser("e", job, mailbox, lambda _: over.set())

@@ -7,9 +7,9 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.protocol import GenerateRequest, SamplingParams
+from engine.protocol import SamplingParams
 from gateway.inference.request import InferenceRequest
-from gateway.upstreams.base import Job, Mailbox
+from gateway.upstreams.base import EngineRequest, Job, Mailbox
 from gateway.upstreams.openai_response import ResponseParser
 from gateway.upstreams.upstream_usage import UpstreamReceipt
 from tests.gateway.upstreams.test_plain_events import TEXT, USAGE
@@ -58,7 +58,7 @@ def taken(kind: type[ResponseParser], body: str, *, counts: bool) -> tuple[Any, 
     """(chunks, receipt, error, request ids that were closed)."""
     messages = [{"role": "user", "content": "Hi"}]
     request = InferenceRequest("/v1/chat/completions", "m", messages=messages)
-    job = Job(GenerateRequest("r", "t", [1] * 7, SamplingParams(500)), request)
+    job = Job(EngineRequest("r", "t", [1] * 7, SamplingParams(500)), request)
     closed: list[str] = []
     mailbox = Mailbox("r", lambda _: None)
     parser = kind("e", job, mailbox, closed.append, len if counts else None)

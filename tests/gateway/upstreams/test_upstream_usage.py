@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from core.errors import TollhouseError
 from core.events import CountedBy
 from engine.demo.paths import MODEL_DIR
-from engine.protocol import GenerateRequest, Receipt, SamplingParams
+from engine.protocol import Receipt, SamplingParams
 from gateway.inference.request import InferenceRequest
 from gateway.metering.meter import Ending, counts_of
 from gateway.prompts.tokenizing import load_codec
 from gateway.streaming.choices import ChoiceOutput
 from gateway.streaming.chunks import group_chunks
-from gateway.upstreams.base import Chunk, Job, Mailbox, TextChunk
+from gateway.upstreams.base import Chunk, EngineRequest, Job, Mailbox, TextChunk
 from gateway.upstreams.openai_response import ResponseParser
 from gateway.upstreams.upstream_usage import UpstreamReceipt
 from tests.gateway.deployment import MODEL, Deployment, running_deployment
@@ -44,7 +44,7 @@ def a_job(*, stream: bool, n: int = 1, max_tokens: int = 500) -> Job:
         stream=stream,
         n=n,
     )
-    return Job(GenerateRequest("r", "t", [1] * 7, SamplingParams(max_tokens)), request)
+    return Job(EngineRequest("r", "t", [1] * 7, SamplingParams(max_tokens)), request)
 
 
 def event(text: str, reason: str | None = None, usage: Any = None, **delta: Any) -> dict[str, Any]:
@@ -325,7 +325,7 @@ async def test_events_that_came_before_the_end_are_all_counted(ending: str) -> N
 
 def test_embeddings_have_no_output_whatever_the_report_says() -> None:
     request = InferenceRequest("/v1/embeddings", "m", inputs=["a gate"])
-    job = Job(GenerateRequest("r", "t", [1] * 7, SamplingParams(max_tokens=1)), request)
+    job = Job(EngineRequest("r", "t", [1] * 7, SamplingParams(max_tokens=1)), request)
     body = {"data": [{"index": 0, "embedding": [0.5]}], "usage": usage(9, 4)}
     pieces = [json.dumps(body).encode()]
     billed, waived, receipt = asyncio.run(

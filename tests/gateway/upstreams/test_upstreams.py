@@ -20,10 +20,10 @@ from core.counters_redis import RedisCounters
 from core.errors import SettingError, TollhouseError
 from core.settings import Settings
 from engine.demo.paths import MODEL_DIR
-from engine.protocol import GenerateRequest, SamplingParams
+from engine.protocol import SamplingParams
 from gateway.inference.request import InferenceRequest
 from gateway.streaming import delivery
-from gateway.upstreams.base import Job
+from gateway.upstreams.base import EngineRequest, Job
 from gateway.upstreams.clients import make_engines
 from gateway.upstreams.config import Upstream, read_upstreams
 from gateway.upstreams.openai import OpenAIEngine
@@ -293,7 +293,7 @@ def job(name: str, namespace: str = "t1", adapter: str | None = None, **more: An
     asked = InferenceRequest(
         "/v1/chat/completions", "m", messages=[{"role": "user", "content": "Hi"}], **more
     )
-    return Job(GenerateRequest(name, namespace, [1], SamplingParams(2), adapter), asked)
+    return Job(EngineRequest(name, namespace, [1], SamplingParams(2), adapter), asked)
 
 
 async def test_adapters_are_loaded_by_its_endpoints_under_their_weights_name() -> None:
