@@ -200,6 +200,11 @@ def _biases(given: dict[str, float] | None) -> dict[int, float]:
     return biases
 
 
+def tier_of(given: str | None) -> str | None:
+    """None: the plan's own priority and price."""
+    return None if given in ("auto", "default") else given
+
+
 def check_stream_options(body: SamplingBody) -> None:
     if body.stream_options is not None and not body.stream:
         raise BadRequest(

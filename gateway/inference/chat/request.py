@@ -8,6 +8,7 @@ from msgspec import Meta
 
 from core.errors import BadRequest, UnsupportedParameter
 from gateway.inference.chat import legacy, media_parts
+from gateway.inference.chat.untuned import is_untuned
 from gateway.inference.decoding import (
     Metadata,
     Request,
@@ -27,6 +28,7 @@ from gateway.inference.sampling import (
     check_stream_options,
     sampling_of,
     streaming_of,
+    tier_of,
 )
 from gateway.inference.structured import structured_of
 from gateway.prompts.predictions import text_of
@@ -155,7 +157,7 @@ _NOT_PLAIN = b'"tool_call'  # in a message that has more than a text
 def parse_chat(raw: bytes) -> InferenceRequest:
     extra_fields: dict[str, Any] = {}
     body, messages = _decoded(raw, extra_fields)
-    untuned = _is_untuned(body)
+    untuned = is_untuned(body)
     if messages is not None and untuned:  # all that is checked and converted below is not set
         check_stream_options(body)
         return InferenceRequest(
@@ -230,18 +232,6 @@ def parse_chat(raw: bytes) -> InferenceRequest:
     )
 
 
-# What most requests set, and nothing else of a body's many fields, each of which is None otherwise.
-_usual = attrgetter(
-    *("model", "messages", "max_tokens", "max_completion_tokens", "user", "stream"),
-    "stream_options",
-)
-
-
-def _is_untuned(body: ChatBody) -> bool:
-    fields, usual = msgspec.structs.astuple(body), _usual(body)
-    return len(fields) - fields.count(None) == len(usual) - usual.count(None)
-
-
 def _decoded(
     raw: bytes, extra_fields: dict[str, Any]
 ) -> tuple[ChatBody, list[dict[str, Any]] | None]:
@@ -274,16 +264,9 @@ def messages_of(body: ChatBody) -> list[Message]:
 
 def effort_of(given: str | None, name: str = "reasoning_effort") -> str | None:
     """`name`: of the parameter, in the error."""
-    if given is None:
-        return None
-    if given not in _EFFORTS:
+    if given is not None and given not in _EFFORTS:
         raise _invalid(name, f"one of {', '.join(_EFFORTS)}")
     return None if given == "none" else given
-
-
-def tier_of(given: str | None) -> str | None:
-    """None: the plan's own priority and price."""
-    return None if given in ("auto", "default") else given
 
 
 def _continues(body: ChatBody, messages: list[dict[str, Any]]) -> bool:

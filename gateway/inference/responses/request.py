@@ -34,6 +34,7 @@ from gateway.inference.sampling import (
     StreamOptions,
     client_id_of,
     stops_of,
+    tier_of,
 )
 
 ROUTE = "/v1/responses"
@@ -159,7 +160,7 @@ def parse_responses(raw: bytes) -> InferenceRequest:
         client_request_id=client_id_of(body.request_id),
         seed=body.seed,
         reasoning_effort=effort_of(body.reasoning),
-        service_tier=request.tier_of(body.service_tier),
+        service_tier=tier_of(body.service_tier),
         stop=stops_of("stop", body.stop),
         ignore_eos=bool(body.ignore_eos),
         min_tokens=body.min_tokens or 0,
