@@ -1,6 +1,10 @@
 """Closed days: frozen, signed, and enough for an audit that reads only what came since."""
 
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +16,9 @@ from billing.archive import moving
 from billing.closing import DAY, signed_days_are_unchanged
 from billing.guards import allow_maintenance
 from billing.models import ClosedDay, MovedDay, UsageRetention
-from tests.billing.conftest import Deployment
+from core.clock import FakeClock
+from core.database import Database
+from tests.billing.conftest import Deployment, deployment_of
 from tests.billing.test_audit_faults import grant, record
 
 KEY, NEWER = "a" * 32, "b" * 32
@@ -63,6 +69,29 @@ def two_months(made: Deployment) -> None:
     for tenant_id in ("acme", "zeta"):
         record(made, [made.event(tenant_id=tenant_id, output_tokens=700_000)])
     made.rate()
+
+
+@pytest.fixture(scope="module")
+def written(
+    tmp_path_factory: pytest.TempPathFactory, migrated_sqlite: Path
+) -> tuple[Path, Deployment]:
+    """The file of `two_months`, and the deployment that wrote it."""
+    file = tmp_path_factory.mktemp("written") / "tollhouse.db"
+    shutil.copy(migrated_sqlite, file)
+    made = deployment_of(Database(f"sqlite:///{file}"), FakeClock())
+    two_months(made)
+    made.database.close()
+    return file, made
+
+
+@pytest.fixture
+def months(written: tuple[Path, Deployment], sqlite_url: str) -> Iterator[Deployment]:
+    """A copy of `two_months`, of this test's own."""
+    file, made = written
+    shutil.copy(file, sqlite_url.removeprefix("sqlite:///"))
+    database = Database(sqlite_url)
+    yield replace(made, database=database, clock=FakeClock(made.clock.now()))
+    database.close()
 
 
 def test_an_audit_of_open_days_needs_no_row_of_closed_ones(deployment: Deployment) -> None:
@@ -116,14 +145,13 @@ _NAMED |= {"lost": "events/charges"}
 
 @pytest.mark.parametrize("name", OPEN_FAULTS)
 def test_a_fault_of_an_open_day_is_found_without_the_closed_rows(
-    lite: Deployment, name: str
+    months: Deployment, name: str
 ) -> None:
-    two_months(lite)
-    with lite.database.transaction() as session:
+    with months.database.transaction() as session:
         unguarded(session)
         changed = session.execute(text(OPEN_FAULTS[name]))
         assert changed.rowcount > 0  # type: ignore[attr-defined]
-    assert _NAMED.get(name, name) in {each.check for each in open_audit(lite).differences}
+    assert _NAMED.get(name, name) in {each.check for each in open_audit(months).differences}
 
 
 @pytest.mark.parametrize(
@@ -138,14 +166,13 @@ def test_a_fault_of_an_open_day_is_found_without_the_closed_rows(
     ],
 )
 def test_a_changed_row_of_a_closed_day_is_found(
-    lite: Deployment, statement: str, finds: str
+    months: Deployment, statement: str, finds: str
 ) -> None:
-    two_months(lite)
-    assert messages(lite) == []
-    with lite.database.transaction() as session:
+    assert messages(months) == []
+    with months.database.transaction() as session:
         unguarded(session)
         session.execute(text(statement))
-    assert any(finds in each for each in messages(lite)), messages(lite)
+    assert any(finds in each for each in messages(months)), messages(months)
 
 
 def signed(made: Deployment) -> None:

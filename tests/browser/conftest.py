@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -50,10 +51,24 @@ def busy_deployment(folder: Path) -> Iterator[Deployment]:
         yield made
 
 
+@pytest.fixture(scope="session")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The folder of a busy deployment that has stopped, and its tenant's key."""
+    folder = tmp_path_factory.mktemp("filled")
+    with busy_deployment(folder) as made:
+        return folder, made.key
+
+
 @pytest.fixture(scope="module")
-def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    with busy_deployment(tmp_path_factory.mktemp("browser")) as made:
-        yield made
+def deployment(
+    filled: tuple[Path, str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Deployment]:
+    """On a copy of those data: what one file of tests changes no other one meets."""
+    written, key = filled
+    folder = tmp_path_factory.mktemp("browser")
+    shutil.copytree(written, folder, dirs_exist_ok=True)
+    with running_deployment(folder, token_delay_s=0.01) as made:
+        yield replace(made, key=key)
 
 
 @pytest.fixture(scope="module")
