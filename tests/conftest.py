@@ -69,7 +69,6 @@ def pytest_collection_finish() -> None:
     """What was imported stays: the garbage collector need not look over it again and again, for seconds
     each time on a slow machine, while a server in a thread waits. Nor does it look for cycles after every
     700 new objects, which took a tenth of the time of a test on money."""
-    gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 50)
     gc.enable()
