@@ -17,6 +17,8 @@ class ChdbClient:
         from chdb.session import Session
 
         self.session = Session(str(folder))
+        # A query of a few rows on a thread for each core costs more than it reads.
+        self.session.query("set max_threads = 1, max_insert_threads = 1")
 
     def ping(self) -> None:
         self.session.query("select 1")
