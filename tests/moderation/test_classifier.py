@@ -9,8 +9,8 @@ import pytest
 from moderation.categories import HEADS, PROMPT_ATTACK, SCORED
 from moderation.classifiers.ensemble import blend_any_harm
 from moderation.classifiers.load import SHIPPED, load_classifier
-from moderation.classifiers.train import normal_form
 from moderation.classifiers.train_pairs import pair_examples
+from moderation.classifiers.train_split import normal_form
 from moderation.classifiers.train_synthetic import composites, read_families, synthetic_examples
 from moderation.policy import default_policy
 from moderation.screener import Screener
