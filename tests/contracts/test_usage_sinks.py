@@ -35,8 +35,8 @@ from moderation.models import Decision
 from tests.conftest import need_nats
 from tests.contracts.usage_streams import kafka_url, nats_url, opened, store_waiting
 from tests.core.batches.test_jobs import batch as started_batch
+from tests.gateway.metering.spool_rows import NOW
 from tests.gateway.metering.test_refusals import event, parked, price_of, stored
-from tests.gateway.metering.test_spool import NOW
 
 
 @dataclass

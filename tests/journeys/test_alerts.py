@@ -31,7 +31,7 @@ from gateway.worker import make_worker
 from tests.billing.conftest import Deployment as Ledger
 from tests.conftest import RABBITMQ, REDIS, need_nats, need_rabbitmq, need_redis
 from tests.contracts.usage_streams import nats_url
-from tests.gateway.metering.test_spool import closed
+from tests.gateway.metering.spool_rows import closed
 from tests.journeys.deployments import (
     ROOT,
     Command,

@@ -18,7 +18,7 @@ from gateway.admission.limiter import Admission, Limiter
 from gateway.admission.prices import CostBounds, PriceList
 from gateway.admission.request import AdmissionRequest
 from gateway.admission.reservation import NO_LIMIT
-from tests.gateway.metering.test_spool import closed
+from tests.gateway.metering.spool_rows import closed
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 REQUEST = AdmissionRequest(

@@ -23,7 +23,7 @@ from gateway.admission.reservation import (
     output_tokens_covered,
     plan_buckets,
 )
-from tests.gateway.metering.test_spool import closed
+from tests.gateway.metering.spool_rows import closed
 
 UNIT = 1000  # picounits of a nano-unit
 RULES = (

@@ -22,7 +22,7 @@ from gateway.metering.batch_shippers import ProcessShipper, ProcessShipperFailed
 from gateway.metering.shipper import Shipper
 from gateway.metering.spool import Spool, SpoolFile
 from gateway.metering.usage_sink import SqlUsageSink
-from tests.gateway.metering.test_spool import closed
+from tests.gateway.metering.spool_rows import closed
 from tests.migrated import migrated
 
 

@@ -9,7 +9,8 @@ import pytest
 from core.errors import Unavailable
 from gateway.metering.shipper import Shipper
 from gateway.metering.spool import Spool, SpoolFile
-from tests.gateway.metering.test_spool import Books, closed, opened
+from tests.gateway.metering.spool_rows import closed, opened
+from tests.gateway.metering.test_spool import Books
 from tests.small_disk import fill, free, small_disk
 
 pytestmark = pytest.mark.proof

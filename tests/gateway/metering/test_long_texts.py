@@ -13,7 +13,7 @@ from billing.prices import ensure_default_prices
 from core.clock import SystemClock
 from core.database import Database
 from tests.gateway.deployment import MODEL, running_deployment
-from tests.gateway.metering.test_spool import closed
+from tests.gateway.metering.spool_rows import closed
 
 
 def test_the_longest_user_that_is_accepted_reaches_the_ledger(

@@ -29,7 +29,8 @@ from gateway.metering.spool import read_outbox as read
 from gateway.metering.spool_records import decode_outbox
 from gateway.metering.spool_statements import Statement, insert_receipt
 from gateway.upstreams.upstream_usage import UpstreamReceipt
-from tests.gateway.metering.test_spool import NOW, opened, receipt
+from tests.gateway.metering.spool_rows import NOW, opened
+from tests.gateway.metering.test_spool import receipt
 
 LEFT = Ending(3, 5, "abort", 499, prompt_done=True)
 ANSWERED = Ending(6, 7, "stop", 200, prompt_done=True, counted_by=CountedBy.ENGINE)

@@ -28,6 +28,7 @@ from gateway.metering.receipt_notes import ReceiptNote, opened_of
 from gateway.metering.spool import SpoolFile
 from gateway.metering.spool_statements import insert_opened, move_to_outbox
 from tests.gateway.metering import test_spool as spooled
+from tests.gateway.metering.spool_rows import closed, opened
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
@@ -193,7 +194,7 @@ def test_requests_that_may_still_run_are_left_alone(files: Files) -> None:
 def test_what_waits_in_a_spool_of_this_machine_is_known(files: Files) -> None:
     running, ended = files.id(), files.id()
     spool = SpoolFile(files.settings.data_dir / "spool" / "1.db")
-    spool.commit([insert_opened(spooled.opened(running)), *move_to_outbox(spooled.closed(ended))])
+    spool.commit([insert_opened(opened(running)), *move_to_outbox(closed(ended))])
     files.write([files.receipt(running), files.receipt(ended)])
     assert files.lost() == ()
     found = files.recover()

@@ -22,7 +22,8 @@ from gateway.metering.spool_records import decode_outbox
 from gateway.metering.spool_statements import insert_opened
 from gateway.metering.usage_sink import SqlUsageSink
 from tests.gateway.deployment import MODEL, Deployment, running_deployment
-from tests.gateway.metering.test_spool import Receipts, _ignore, as_if_killed, opened, receipt
+from tests.gateway.metering.spool_rows import opened
+from tests.gateway.metering.test_spool import Receipts, _ignore, as_if_killed, receipt
 
 
 @pytest.fixture(scope="module")

@@ -15,15 +15,8 @@ from gateway.metering.recovery import Recovery, event_of_receipt
 from gateway.metering.spool import SpoolFile
 from gateway.metering.spool_statements import insert_opened, move_to_outbox, move_to_parked
 from gateway.upstreams.base import RequestStillRunning
-from tests.gateway.metering.test_spool import (
-    NOW,
-    Books,
-    Receipts,
-    closed,
-    opened,
-    receipt,
-    recovery,
-)
+from tests.gateway.metering.spool_rows import NOW, closed, opened
+from tests.gateway.metering.test_spool import Books, Receipts, receipt, recovery
 
 
 def leave(path: Path, *names: str) -> None:

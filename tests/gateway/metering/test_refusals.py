@@ -31,15 +31,8 @@ from gateway.metering.spool_statements import (
 )
 from gateway.metering.usage_sink import SqlUsageSink
 from migrations.run import downgrade, upgrade
-from tests.gateway.metering.test_spool import (
-    NOW,
-    Books,
-    Receipts,
-    closed,
-    opened,
-    receipt,
-    recovery,
-)
+from tests.gateway.metering.spool_rows import NOW, closed, opened
+from tests.gateway.metering.test_spool import Books, Receipts, receipt, recovery
 
 
 @pytest.fixture

@@ -29,9 +29,10 @@ from gateway.metering.spool_statements import (
     move_to_parked,
     park_opened,
 )
+from tests.gateway.metering.spool_rows import NOW, closed, opened
 from tests.gateway.metering.test_batch_shippers import booked, event
 from tests.gateway.metering.test_refusals import price_of
-from tests.gateway.metering.test_spool import NOW, Books, EngineCount, closed, opened
+from tests.gateway.metering.test_spool import Books, EngineCount
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import threading
 import time
 import zlib
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
@@ -21,9 +21,9 @@ from sqlalchemy.exc import OperationalError
 from core.clock import FakeClock
 from core.database import Database
 from core.errors import Unavailable
-from core.events import EngineCount, OpenedRequest, SettledBy, UsageEvent, UsageKind
+from core.events import EngineCount, OpenedRequest, SettledBy, UsageEvent
 from engine.protocol import FinishReason, Receipt
-from gateway.metering.meter import Counts, Ending, counts_of, usage_event
+from gateway.metering.meter import Ending, counts_of
 from gateway.metering.recovery import Recovery
 from gateway.metering.shipper import Shipper
 from gateway.metering.spool import Spool, SpoolFile
@@ -37,38 +37,8 @@ from gateway.metering.spool_statements import (
 from gateway.metering.usage_sink import SqlUsageSink, stored_counts
 from gateway.upstreams.base import RequestStillRunning
 from tests.gateway.deployment import MODEL, Deployment
+from tests.gateway.metering.spool_rows import NOW, closed, opened
 from tests.migrated import migrated
-
-NOW = datetime(2026, 1, 1, tzinfo=UTC)
-
-
-def opened(name: str) -> OpenedRequest:
-    return OpenedRequest(
-        request_id=name,
-        tenant_id="org_a",
-        project_id="proj_a",
-        key_id="key_a",
-        kind=UsageKind.GENERATION,
-        route="/v1/chat/completions",
-        model="m",
-        adapter=None,
-        adapter_digest=None,
-        price_version="price_1",
-        opened_at=NOW,
-        prompt_tokens=10,
-        engine_id="engine",
-    )
-
-
-def closed(name: str, output: int = 5) -> UsageEvent:
-    return usage_event(
-        opened(name),
-        Counts(10, 4, output, 1),
-        finished_at=NOW,
-        finish_reason="stop",
-        status=200,
-        settled_by=SettledBy.GATEWAY,
-    )
 
 
 def receipt(name: str, *, generated: int = 7, delivered: int = 6) -> Receipt:

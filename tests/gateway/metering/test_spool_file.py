@@ -28,7 +28,8 @@ from gateway.metering.spool_statements import (
     move_to_outbox,
     move_to_parked,
 )
-from tests.gateway.metering.test_spool import NOW, Books, EngineCount, closed, opened
+from tests.gateway.metering.spool_rows import NOW, closed, opened
+from tests.gateway.metering.test_spool import Books, EngineCount
 
 
 def test_the_file_is_a_write_ahead_log_that_the_shipper_checkpoints(tmp_path: Path) -> None:

@@ -34,14 +34,8 @@ from gateway.metering.spool_statements import (
     update_opened,
 )
 from gateway.metering.spool_watch import requests_in_spools, spool_counts
-from tests.gateway.metering.test_spool import (
-    NOW,
-    Books,
-    EngineCount,
-    as_if_killed,
-    closed,
-    opened,
-)
+from tests.gateway.metering.spool_rows import NOW, closed, opened
+from tests.gateway.metering.test_spool import Books, EngineCount, as_if_killed
 
 ROOT = Path(__file__).parents[3]
 
@@ -382,7 +376,7 @@ import sys, threading
 from pathlib import Path
 from gateway.metering.spool import SpoolFile
 from gateway.metering.spool_statements import insert_opened, move_to_outbox
-from tests.gateway.metering.test_spool import closed, opened
+from tests.gateway.metering.spool_rows import closed, opened
 
 file = SpoolFile(Path(sys.argv[1]))
 

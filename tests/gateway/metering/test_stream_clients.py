@@ -23,8 +23,8 @@ from gateway.metering.streams.messages import (
 )
 from gateway.metering.streams.opening import open_stream
 from gateway.metering.streams.storing import StreamStore
+from tests.gateway.metering.spool_rows import NOW
 from tests.gateway.metering.test_refusals import event
-from tests.gateway.metering.test_spool import NOW
 
 confluent = pytest.importorskip("confluent_kafka")
 api = pytest.importorskip("nats.js.api")

@@ -20,7 +20,7 @@ from core.clock import FakeClock
 from core.settings import Settings
 from gateway.metering.streams import consumer
 from gateway.metering.streams.base import Lag
-from tests.gateway.metering.test_spool import NOW
+from tests.gateway.metering.spool_rows import NOW
 
 
 class Stopping(threading.Event):
