@@ -98,6 +98,9 @@ class BucketGrant(Struct, frozen=True):
     slots_used: tuple[int, ...]
     held: int  # nano-units
     shadow: tuple[str, ...] = ()  # shadow keys that were over their limit
+    takes: tuple[
+        Take, ...
+    ] = ()  # of the request that was granted: those of `buckets`, in their order
 
 
 class HeldMoney(Struct, frozen=True):

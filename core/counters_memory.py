@@ -246,7 +246,7 @@ class MemoryCounters:
         for account in accounts:
             account.held += granted
         used = tuple([len(held) for held in holders])
-        grant = BucketGrant(tuple(states), used, granted, shadow)
+        grant = BucketGrant(tuple(states), used, granted, shadow, takes)
         if bucket_request.lease_ms == 0:
             return grant
         expires = now + bucket_request.lease_ms

@@ -257,7 +257,7 @@ def _decode_reply(bucket_request: BucketRequest, raw: bytes) -> BucketGrant | De
     shadows |= {slot.key for slot in bucket_request.slots if slot.shadow}
     shadow = tuple(key for key in full if key in shadows)
     if granted == _GRANTED:
-        return BucketGrant(buckets, tuple(counts), held, shadow)
+        return BucketGrant(buckets, tuple(counts), held, shadow, bucket_request.takes)
     caps = bucket_request.hold.caps if bucket_request.hold else ()
     need = bucket_request.hold.need if bucket_request.hold else 0
     short_caps = tuple(cap.key for cap, each in zip(caps, left, strict=True) if each < need)

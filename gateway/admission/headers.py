@@ -8,7 +8,7 @@ from operator import attrgetter
 from msgspec import Struct
 
 from core.counters import BucketState
-from core.tenants.plans import Plan
+from core.tenants.plans import LimitRule, Plan
 from gateway.http.exchange import Headers
 
 # The draft registers no quota unit for tokens; the prefix avoids a clash with other vendors.
@@ -32,10 +32,12 @@ _ANTHROPIC_NAMES = (
 class _Kind(Struct, frozen=True):
     """The headers of one kind of limit."""
 
-    limit: bytes
+    # By the index of each of its buckets: the header that tells the limit.
+    limits: dict[int, tuple[bytes, bytes]]
     remaining: bytes
     reset: bytes
-    indices: tuple[int, ...]  # of its buckets
+    first: int
+    others: tuple[int, ...]  # indices of its buckets after the first
 
 
 class _Template(Struct, frozen=True):
@@ -48,9 +50,12 @@ class _Template(Struct, frozen=True):
 
 
 _CONSTANT = attrgetter("key", "capacity", "period_ms")  # for a plan
+_MAX_TEMPLATES = 20_000
+# By the id of a plan's rules for one key and model: themselves, and their template.
+_of_rules: dict[int, tuple[tuple[LimitRule, ...], _Template]] = {}
 
 
-@lru_cache(maxsize=20_000)
+@lru_cache(maxsize=_MAX_TEMPLATES)
 def _template(fields: tuple[tuple[str, int, int], ...]) -> _Template:
     policies, states = [], []
     for key, capacity, period_ms in fields:
@@ -58,66 +63,86 @@ def _template(fields: tuple[tuple[str, int, int], ...]) -> _Template:
         unit = f';qu="{_TOKEN_UNIT}"' if "tokens" in name else ""
         policies.append(f'"{name}";q={capacity};w={period_ms // 1000}{unit}')
         states.append(f'"{name.replace("%", "%%")}";r=%d;t=%d')
-    units = [key.split(":", 2)[1] for key, _, _ in fields]
+    limits = [(key.split(":", 2)[1], b"%d" % n) for key, n, _ in fields]
     return _Template(
-        _kinds(units, _OPENAI, _OPENAI_NAMES),
-        _kinds(units, _ANTHROPIC, _ANTHROPIC_NAMES),
+        _kinds(limits, _OPENAI, _OPENAI_NAMES),
+        _kinds(limits, _ANTHROPIC, _ANTHROPIC_NAMES),
         (b"ratelimit-policy", ", ".join(policies).encode()),
         ", ".join(states).encode(),
     )
 
 
 def _kinds(
-    units: Sequence[str], kinds: tuple[tuple[str, str], ...], names: tuple[str, ...]
+    given: Sequence[tuple[str, bytes]], kinds: tuple[tuple[str, str], ...], names: tuple[str, ...]
 ) -> tuple[_Kind, ...]:
-    """The kinds that have buckets."""
+    """The kinds that have buckets. `given`: unit and limit of each bucket."""
     found = []
     for kind, suffix in kinds:
-        indices = tuple([index for index, unit in enumerate(units) if unit.endswith(suffix)])
-        if indices:
-            limit, remaining, reset = [name.format(kind).encode() for name in names]
-            found.append(_Kind(limit, remaining, reset, indices))
+        limit, remaining, reset = [name.format(kind).encode() for name in names]
+        limits = {n: (limit, of) for n, (unit, of) in enumerate(given) if unit.endswith(suffix)}
+        if limits:
+            first, *others = limits
+            found.append(_Kind(limits, remaining, reset, first, tuple(others)))
     return tuple(found)
 
 
-def bucket_headers(style: str, buckets: Sequence[BucketState], now: datetime) -> Headers:
-    """Those of the API style (openai or anthropic), and the IETF draft's."""
+def _template_of(buckets: Sequence[BucketState], rules: tuple[LimitRule, ...]) -> _Template:
+    known = _of_rules.get(id(rules))
+    if known is not None and known[0] is rules:
+        return known[1]
+    template = _template(tuple(map(_CONSTANT, buckets)))
+    if rules:
+        if len(_of_rules) >= _MAX_TEMPLATES:
+            _of_rules.clear()
+        _of_rules[id(rules)] = rules, template
+    return template
+
+
+def bucket_headers(
+    style: str, buckets: Sequence[BucketState], now: datetime, rules: tuple[LimitRule, ...] = ()
+) -> Headers:
+    """Those of the API style (openai or anthropic), and the IETF draft's. `rules`: as in `LimitState`."""
     if not buckets:
         return []
-    template = _template(tuple(map(_CONSTANT, buckets)))
+    template = _template_of(buckets, rules)
     headers: Headers = []
     if style == "anthropic":
         for kind in template.anthropic:
-            state = _tightest(buckets, kind.indices)
+            index = _tightest(buckets, kind)
+            state = buckets[index]
             full = now + timedelta(milliseconds=state.reset_ms)
             reset = full.isoformat(timespec="seconds").replace("+00:00", "Z")
-            headers += _of_kind(kind, state, reset)
+            headers += (
+                kind.limits[index],
+                (kind.remaining, b"%d" % state.remaining),
+                (kind.reset, reset.encode()),
+            )
     else:  # `x-ratelimit-*` for the tightest bucket of each kind
         for kind in template.openai:
-            state = _tightest(buckets, kind.indices)
-            headers += _of_kind(kind, state, go_duration(state.reset_ms))
+            index = _tightest(buckets, kind)
+            state = buckets[index]
+            headers += (
+                kind.limits[index],
+                (kind.remaining, b"%d" % state.remaining),
+                (kind.reset, go_duration(state.reset_ms).encode()),
+            )
     # `RateLimit-Policy` and `RateLimit`; `t` is the seconds until the bucket is full again.
     values: list[int] = []
     for state in buckets:
-        values += (state.remaining, -(-state.reset_ms // 1000))
+        values.append(state.remaining)
+        values.append((state.reset_ms + 999) // 1000)
     headers += (template.policies, (b"ratelimit", template.states % tuple(values)))
     return headers
 
 
-def _of_kind(kind: _Kind, state: BucketState, reset: str) -> Headers:
-    return [
-        (kind.limit, b"%d" % state.capacity),
-        (kind.remaining, b"%d" % state.remaining),
-        (kind.reset, reset.encode()),
-    ]
-
-
-def _tightest(buckets: Sequence[BucketState], indices: tuple[int, ...]) -> BucketState:
-    tightest = buckets[indices[0]]
-    for index in indices[1:]:
+def _tightest(buckets: Sequence[BucketState], kind: _Kind) -> int:
+    """The index of the kind's bucket that has the smallest part of its limit left."""
+    tightest = kind.first
+    remaining, capacity = buckets[tightest].remaining, buckets[tightest].capacity
+    for index in kind.others:
         state = buckets[index]
-        if state.remaining * tightest.capacity < tightest.remaining * state.capacity:
-            tightest = state
+        if state.remaining * capacity < remaining * state.capacity:
+            tightest, remaining, capacity = index, state.remaining, state.capacity
     return tightest
 
 

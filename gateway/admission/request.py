@@ -11,7 +11,7 @@ from billing.pricing import Counts, PriceVersion
 from core.counters import BucketState
 from core.events import UsageEvent
 from core.tenants.keys import Principal
-from core.tenants.plans import Plan
+from core.tenants.plans import LimitRule, Plan
 
 if TYPE_CHECKING:
     from gateway.context import RequestContext
@@ -144,3 +144,5 @@ class LimitState(Struct, frozen=True):
     mode: str = "shared"
     queued_ms: int = 0
     shadow: tuple[str, ...] = ()
+    # The very tuple that all states of the same keys, capacities and periods have, where one is known.
+    rules: tuple[LimitRule, ...] = ()

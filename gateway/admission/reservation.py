@@ -98,7 +98,11 @@ class Reservation(Struct, eq=False):
         return self.grant.shadow
 
     def limits(self) -> LimitState:
-        return LimitState(self.grant.buckets, self.mode, self.queued_ms, self.grant.shadow)
+        """The grant may be of other limits than planned: an earlier one of the same id, or one of this
+        process alone while Redis is down."""
+        grant, planned = self.grant, self.planned
+        rules = planned.rules if grant.takes is planned.bucket_request.takes else ()
+        return LimitState(grant.buckets, self.mode, self.queued_ms, grant.shadow, rules)
 
     async def extend(self, output_tokens: int) -> bool:
         """Cover at least `output_tokens` in total; False when the money does not suffice."""
