@@ -4,11 +4,13 @@ import asyncio
 import re
 from collections.abc import Callable
 from functools import cache
-from operator import attrgetter
+from itertools import compress, repeat
+from operator import attrgetter, is_not
 from typing import Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import Meta
+from msgspec.structs import astuple
 
 from core import lengths
 from core.errors import BadRequest, UnsupportedParameter
@@ -148,6 +150,15 @@ def _reader(names: tuple[str, ...]) -> Callable[[msgspec.Struct], tuple[Any, ...
     if len(names) == 1:
         return lambda body: (getattr(body, names[0]),)
     return attrgetter(*names)
+
+
+def given_names(body: msgspec.Struct) -> tuple[str, ...]:
+    """The names of the fields that are set, in the order of the fields."""
+    names, values = body.__struct_fields__, astuple(body)
+    given = tuple(compress(names, values))
+    if len(given) + values.count(None) == len(values):
+        return given
+    return tuple(compress(names, map(is_not, values, repeat(None))))  # some are 0, false or empty
 
 
 def check_range(name: str, value: float | None, low: float, high: float) -> None:

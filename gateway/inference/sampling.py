@@ -1,6 +1,7 @@
 """The parameters that all text surfaces share, and their conversion for `InferenceRequest`."""
 
-from operator import attrgetter
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -52,10 +53,10 @@ class SamplingBody(Request):
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
+    length_penalty: float | None = None  # vLLM's
     seed: int | None = None
     n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
-    use_beam_search: bool | None = None  # vLLM's, as is the next
-    length_penalty: float | None = None
+    use_beam_search: bool | None = None  # vLLM's
     stop: str | list[str] | None = None
     prompt_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     stop_token_ids: Annotated[list[Count], Meta(max_length=64)] | None = None
@@ -73,22 +74,20 @@ class SamplingBody(Request):
     user: str | None = None
 
 
-# Most requests set none of these, which one comparison detects.
-_SAMPLING_FIELDS = [
-    name
-    for name in SamplingBody.__struct_fields__
-    if name not in ("stream", "stream_options", "user")
-]
-_sampling_fields = attrgetter(*_SAMPLING_FIELDS)
-_DEFAULTS = _sampling_fields(SamplingBody())
-
-
-def sampling_of(body: SamplingBody) -> dict[str, Any]:
-    """Keyword arguments of `InferenceRequest`."""
-    streaming = streaming_of(body)
-    return (
-        streaming if _sampling_fields(body) == _DEFAULTS else streaming | _sampling_arguments(body)
-    )
+def sampling_of(body: SamplingBody, given: Sequence[str]) -> dict[str, Any]:
+    """Keyword arguments of `InferenceRequest`. `given`: the names of the fields that are set, in their
+    order: others cost nothing."""
+    arguments = streaming_of(body)
+    for name in given:
+        if name in _RANGES:
+            value = arguments[name] = getattr(body, name)
+            check_range(name, value, *_RANGES[name])
+    for name in given:
+        if name in _CONVERTED:
+            renamed, converted = _CONVERTED[name]
+            value = getattr(body, name)
+            arguments[renamed] = value if converted is None else converted(value)
+    return arguments
 
 
 def streaming_of(body: SamplingBody) -> dict[str, Any]:
@@ -103,64 +102,9 @@ def streaming_of(body: SamplingBody) -> dict[str, Any]:
     }
 
 
-def _sampling_arguments(body: SamplingBody) -> dict[str, Any]:
-    check_range("temperature", body.temperature, 0, 2)
-    check_range("top_p", body.top_p, 0, 1)
-    check_range("min_p", body.min_p, 0, 1)
-    check_range("typical_p", body.typical_p, 0.001, 1)
-    check_range("top_n_sigma", body.top_n_sigma, 0, 100)
-    check_range("dry_multiplier", body.dry_multiplier, 0, 100)
-    check_range("dry_base", body.dry_base, 1, 4)
-    check_range("lz_penalty", body.lz_penalty, 0, 10)
-    check_range("repetition_penalty", body.repetition_penalty, 0.01, 100)
-    check_range("frequency_penalty", body.frequency_penalty, -2, 2)
-    check_range("presence_penalty", body.presence_penalty, -2, 2)
-    check_range("length_penalty", body.length_penalty, -10, 10)
-    check_range("seed", body.seed, -(2**63), 2**63 - 1)
-    return {
-        "temperature": body.temperature,
-        "top_p": body.top_p,
-        "top_k": body.top_k if body.top_k is None or body.top_k > 0 else 0,
-        "min_p": body.min_p,
-        "typical_p": body.typical_p,
-        "top_n_sigma": body.top_n_sigma,
-        "dry_multiplier": body.dry_multiplier,
-        "dry_base": body.dry_base,
-        "dry_allowed_length": body.dry_allowed_length,
-        "dry_sequence_breakers": _words(body.dry_sequence_breakers),
-        "lz_penalty": body.lz_penalty,
-        "bad_words": _words(body.bad_words) or (),
-        "allowed_token_ids": tuple(body.allowed_token_ids or ()),
-        "repetition_penalty": body.repetition_penalty,
-        "frequency_penalty": body.frequency_penalty,
-        "presence_penalty": body.presence_penalty,
-        "logit_bias": _biases(body.logit_bias),
-        "seed": body.seed,
-        "n": body.n or 1,
-        "use_beam_search": bool(body.use_beam_search),
-        "length_penalty": body.length_penalty,
-        "stop": stops_of("stop", body.stop),
-        "prompt_logprobs": body.prompt_logprobs,
-        "stop_token_ids": tuple(body.stop_token_ids or ()),
-        "min_tokens": body.min_tokens or 0,
-        "ignore_eos": bool(body.ignore_eos),
-        "include_stop_str_in_output": bool(body.include_stop_str_in_output),
-        "truncate_prompt_tokens": body.truncate_prompt_tokens,
-        "truncation_side": body.truncation_side or "left",
-        "return_tokens_as_token_ids": bool(body.return_tokens_as_token_ids),
-        "return_token_ids": bool(body.return_token_ids),
-        "client_request_id": client_id_of(body.request_id),
-        "logprob_token_ids": tuple(dict.fromkeys(body.logprob_token_ids or ())),
-    }
-
-
 def client_id_of(given: str | None) -> str | None:
     """The client's own id of its request, as it may also send it in x-request-id."""
     return check_label("request_id", given or None, lengths.CLIENT_REQUEST_ID)
-
-
-def _words(given: list[str] | None) -> tuple[str, ...] | None:
-    return None if given is None else tuple(given)
 
 
 def stops_of(name: str, value: str | list[str] | None) -> tuple[str, ...]:
@@ -198,6 +142,53 @@ def _biases(given: dict[str, float] | None) -> dict[int, float]:
         check_range("logit_bias", bias, -100, 100)
         biases[int(token)] = bias
     return biases
+
+
+def _once(ids: list[int]) -> tuple[int, ...]:
+    return tuple(dict.fromkeys(ids))
+
+
+# Both are in the order of the fields, in which what is wrong is told: ranges before all others.
+_RANGES: dict[str, tuple[float, float]] = {
+    "temperature": (0, 2),
+    "top_p": (0, 1),
+    "min_p": (0, 1),
+    "typical_p": (0.001, 1),
+    "top_n_sigma": (0, 100),
+    "dry_multiplier": (0, 100),
+    "dry_base": (1, 4),
+    "lz_penalty": (0, 10),
+    "repetition_penalty": (0.01, 100),
+    "frequency_penalty": (-2, 2),
+    "presence_penalty": (-2, 2),
+    "length_penalty": (-10, 10),
+    "seed": (-(2**63), 2**63 - 1),
+}
+# The name in `InferenceRequest`, and the conversion if there is one.
+_CONVERTED: dict[str, tuple[str, Callable[[Any], Any] | None]] = {
+    "top_k": ("top_k", partial(max, 0)),
+    "dry_allowed_length": ("dry_allowed_length", None),
+    "dry_sequence_breakers": ("dry_sequence_breakers", tuple),
+    "bad_words": ("bad_words", tuple),
+    "allowed_token_ids": ("allowed_token_ids", tuple),
+    "logit_bias": ("logit_bias", _biases),
+    "n": ("n", None),
+    "use_beam_search": ("use_beam_search", None),
+    "stop": ("stop", partial(stops_of, "stop")),
+    "prompt_logprobs": ("prompt_logprobs", None),
+    "stop_token_ids": ("stop_token_ids", tuple),
+    "min_tokens": ("min_tokens", None),
+    "ignore_eos": ("ignore_eos", None),
+    "include_stop_str_in_output": ("include_stop_str_in_output", None),
+    "truncate_prompt_tokens": ("truncate_prompt_tokens", None),
+    "truncation_side": ("truncation_side", None),
+    "return_tokens_as_token_ids": ("return_tokens_as_token_ids", None),
+    "return_token_ids": ("return_token_ids", None),
+    "logprob_token_ids": ("logprob_token_ids", _once),
+    "request_id": ("client_request_id", client_id_of),
+}
+# Fields that are checked by themselves alone, but for what `check_stream_options` looks at.
+CHECKED_ALONE = (_RANGES.keys() | _CONVERTED.keys()) - {"logprob_token_ids"}
 
 
 def tier_of(given: str | None) -> str | None:

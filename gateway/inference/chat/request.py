@@ -8,12 +8,13 @@ from msgspec import Meta
 
 from core.errors import BadRequest, UnsupportedParameter
 from gateway.inference.chat import legacy, media_parts
-from gateway.inference.chat.untuned import is_untuned
+from gateway.inference.chat.untuned import is_simple, is_untuned
 from gateway.inference.decoding import (
     Metadata,
     Request,
     check_label,
     decode_open,
+    given_names,
     refuse_unsupported,
 )
 from gateway.inference.plain_messages import plain_messages
@@ -27,7 +28,6 @@ from gateway.inference.sampling import (
     check_logprob_ids,
     check_stream_options,
     sampling_of,
-    streaming_of,
     tier_of,
 )
 from gateway.inference.structured import structured_of
@@ -158,7 +158,8 @@ def parse_chat(raw: bytes) -> InferenceRequest:
     extra_fields: dict[str, Any] = {}
     body, messages = _decoded(raw, extra_fields)
     untuned = is_untuned(body)
-    if messages is not None and untuned:  # all that is checked and converted below is not set
+    given = () if untuned else given_names(body)
+    if messages is not None and is_simple(given):  # nothing else that is checked below is set
         check_stream_options(body)
         return InferenceRequest(
             route=ROUTE,
@@ -167,8 +168,8 @@ def parse_chat(raw: bytes) -> InferenceRequest:
             max_tokens=body.max_completion_tokens or body.max_tokens,
             end_user=check_label("user", body.user or None),
             extra={"legacy_functions": False, "named": {}},
-            untuned=True,
-            **streaming_of(body),
+            untuned=untuned,
+            **sampling_of(body, given),
         )
     for name in PASSED:
         if (value := getattr(body, name)) is not None and value not in _IGNORED_VALUES[name]:
@@ -228,7 +229,7 @@ def parse_chat(raw: bytes) -> InferenceRequest:
         echo=bool(body.echo),
         include_reasoning=body.include_reasoning is not False,
         untuned=untuned and not extra_fields,
-        **sampling_of(body),
+        **sampling_of(body, given),
     )
 
 

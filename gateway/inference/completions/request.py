@@ -6,7 +6,7 @@ import msgspec
 from msgspec import Meta
 
 from core.errors import BadRequest
-from gateway.inference.decoding import check_label, decode_open, refuse_unsupported
+from gateway.inference.decoding import check_label, decode_open, given_names, refuse_unsupported
 from gateway.inference.request import InferenceRequest
 from gateway.inference.sampling import (
     Count,
@@ -48,7 +48,7 @@ def parse_completion(raw: bytes) -> InferenceRequest:
     check_stream_options(body)
     _check_best_of(body)
     check_logprob_ids(body, scored=body.logprobs is not None and body.max_tokens != 0)
-    options = sampling_of(body)
+    options = sampling_of(body, given_names(body))
     if body.echo and body.logprobs is not None:
         if body.stream:
             raise not_streamed("echo")
