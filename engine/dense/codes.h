@@ -61,34 +61,47 @@ INLINE Codes codes_in(char *memory, int64_t rows, const Coded *m) {
     return c;
 }
 
+typedef int8_t Bytes __attribute__((vector_size(16)));
+
+INLINE int32_t total_of(const Flags *given) {
+    int32_t each[LANES], sum = 0;
+    memcpy(each, given, 64);
+    for (int i = 0; i < LANES; i++) sum += each[i];
+    return sum;
+}
+
+/* The greatest size of a group, or the bits of something that is not finite. */
+INLINE int32_t greatest_of(const Lanes part[2]) {
+    const Flags one = (Flags)part[0] & 0x7fffffff, two = (Flags)part[1] & 0x7fffffff, more = one > two;
+    const Flags greater = (more & one) | (~more & two);
+    int32_t each[LANES], top = 0;
+    memcpy(each, &greater, 64);
+    for (int i = 0; i < LANES; i++) top = each[i] > top ? each[i] : top;
+    return top;
+}
+
 /* One row, x [groups * 32], to codes. A row that is not finite keeps a scale that is not a number, so that its
  * results are none either. */
 INLINE void to_codes(const float *x, const Codes *to, int64_t row) {
     const size_t block = (size_t)(row / EIGHT), at_row = (size_t)(row % EIGHT);
     for (int32_t g = 0; g < to->groups; g++) {
         const size_t place = (block * to->groups + g) * EIGHT + at_row;
-        int8_t *codes = to->codes + place * GROUP;
-        float part[GROUP];
+        Lanes part[2];
         memcpy(part, x + g * GROUP, sizeof(part));
-        int32_t bits[GROUP], top = 0;
-        memcpy(bits, part, sizeof(part));
-        for (int i = 0; i < GROUP; i++) {
-            int32_t size = bits[i] & 0x7fffffff;
-            top = size > top ? size : top;
-        }
+        const int32_t top = greatest_of(part);
+        const int finite = top < 0x7f800000;
         float most;
         memcpy(&most, &top, 4);
-        int finite = top < 0x7f800000;
-        float scale = finite ? most / 127.0f : NAN;
-        float by = finite && most > 1e-30f ? 127.0f / most : 0.0f;
-        int32_t sums[2] = {0, 0}, whole[GROUP];
-        for (int i = 0; i < GROUP; i++) {
-            float shifted = (finite ? part[i] * by : 0.0f) + 12582912.0f;
-            memcpy(&whole[i], &shifted, 4);
-            whole[i] -= 0x4b400000;
+        const float scale = finite ? most / 127.0f : NAN, by = finite && most > 1e-30f ? 127.0f / most : 0.0f;
+        int32_t sums[2];
+        for (int h = 0; h < 2; h++) {
+            if (!finite) part[h] = (Lanes){0};
+            const Lanes shifted = part[h] * by + 12582912.0f;
+            const Flags whole = (Flags)shifted - 0x4b400000;
+            const Bytes codes = __builtin_convertvector(whole, Bytes);
+            memcpy(to->codes + place * GROUP + h * LANES, &codes, sizeof(codes));
+            sums[h] = total_of(&whole);
         }
-        for (int i = 0; i < GROUP; i++) codes[i] = (int8_t)whole[i];
-        for (int i = 0; i < 16; i++) sums[0] += whole[i], sums[1] += whole[i + 16];
         to->scales[place] = scale;
         if (to->step == GROUP) sums[0] += sums[1];
         for (int h = 0; h < GROUP / to->step; h++) {
