@@ -71,7 +71,7 @@ INLINE int32_t total_of(const Flags *given) {
 }
 
 /* The greatest size of a group, or the bits of something that is not finite. */
-INLINE int32_t greatest_of(const Lanes part[2]) {
+INLINE int32_t greatest_size(const Lanes part[2]) {
     const Flags one = (Flags)part[0] & 0x7fffffff, two = (Flags)part[1] & 0x7fffffff, more = one > two;
     const Flags greater = (more & one) | (~more & two);
     int32_t each[LANES], top = 0;
@@ -88,7 +88,7 @@ INLINE void to_codes(const float *x, const Codes *to, int64_t row) {
         const size_t place = (block * to->groups + g) * EIGHT + at_row;
         Lanes part[2];
         memcpy(part, x + g * GROUP, sizeof(part));
-        const int32_t top = greatest_of(part);
+        const int32_t top = greatest_size(part);
         const int finite = top < 0x7f800000;
         float most;
         memcpy(&most, &top, 4);
