@@ -5,7 +5,6 @@ attached to an active page"), and a navigation that is under way ends one that b
 again.
 """
 
-import time
 from collections.abc import Callable
 
 from playwright.sync_api import Error, Page
@@ -15,19 +14,20 @@ _REPLACED = (
     "interrupted by another navigation",
     "net::ERR_ABORTED",
 )
-_ATTEMPTS, _PAUSE_S = 20, 0.1
+_ATTEMPTS, _PAUSE_MS = 40, 100
 
 
 def visit(page: Page, url: str) -> None:
-    _asked_again(lambda: page.goto(url))
+    _asked_again(page, lambda: page.goto(url))
 
 
 def reload(page: Page) -> None:
-    _asked_again(page.reload)
+    _asked_again(page, page.reload)
 
 
-def _asked_again(act: Callable[[], object]) -> None:
-    """Raises any other error, and the last of these."""
+def _asked_again(page: Page, act: Callable[[], object]) -> None:
+    """Raises any other error, and the last of these. Pauses let what the page itself asks for be answered,
+    which a sleep would not."""
     for left in reversed(range(_ATTEMPTS)):
         try:
             act()
@@ -35,4 +35,4 @@ def _asked_again(act: Callable[[], object]) -> None:
         except Error as error:
             if left == 0 or not any(words in error.message for words in _REPLACED):
                 raise
-        time.sleep(_PAUSE_S)
+        page.wait_for_timeout(_PAUSE_MS)
