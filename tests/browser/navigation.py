@@ -26,8 +26,8 @@ def reload(page: Page) -> None:
 
 
 def _asked_again(page: Page, act: Callable[[], object]) -> None:
-    """Raises any other error, and the last of these. Pauses let what the page itself asks for be answered,
-    which a sleep would not."""
+    """Raises any other error, and the last of these. Pauses let what the page itself asks for be
+    answered, which a sleep would not."""
     for left in reversed(range(_ATTEMPTS)):
         try:
             act()
