@@ -98,9 +98,8 @@ class BucketGrant(Struct, frozen=True):
     slots_used: tuple[int, ...]
     held: int  # nano-units
     shadow: tuple[str, ...] = ()  # shadow keys that were over their limit
-    takes: tuple[
-        Take, ...
-    ] = ()  # of the request that was granted: those of `buckets`, in their order
+    # Of the request that was granted: those of `buckets`, in their order.
+    takes: tuple[Take, ...] = ()
 
 
 class HeldMoney(Struct, frozen=True):

@@ -184,12 +184,12 @@ EQUAL_PARTS(TARGET_BRAIN, pairs_fetching, PAIRS_FETCHING)
 
 /* One tile after the other, which a processor reads from memory in one stream: one to four rows take 0.8 of
  * the time of two tiles at once. */
-INLINE void one_by_one(const Part *p, float (*sums)[BLOCK][LANES], Sums sums_of) {
+TARGET_BRAIN INLINE void pairs_one_by_one(const Part *p, float (*sums)[BLOCK][LANES]) {
     Part one = *p;
     one.tiles = 1;
     for (int t = 0; t < p->tiles; t++) {
         one.weights[0] = p->weights[t];
-        sums_of(&one, sums + t);
+        pairs_near(&one, sums + t);
     }
 }
 
@@ -197,7 +197,7 @@ INLINE void one_by_one(const Part *p, float (*sums)[BLOCK][LANES], Sums sums_of)
  * gate and up in memory, seven to nine rows take 0.7 of the time and 24 take 0.9; up to four, which have one
  * stream of weights, would take 1.2, because memory has no time to spare. */
 TARGET_BRAIN static void sums_brain(const Part *p, float (*sums)[BLOCK][LANES]) {
-    if (p->rows <= FEW) one_by_one(p, sums, pairs_near);
+    if (p->rows <= FEW) pairs_one_by_one(p, sums);
     else if (p->next[0]) pairs_fetching(p, sums);
     else pairs_near(p, sums);
 }

@@ -14,7 +14,7 @@ _REPLACED = (
     "interrupted by another navigation",
     "net::ERR_ABORTED",
 )
-_ATTEMPTS, _PAUSE_MS = 40, 100
+_ATTEMPTS, _PAUSE_MS = 20, 100
 
 
 def visit(page: Page, url: str) -> None:
