@@ -94,12 +94,20 @@ class BucketState(Struct, frozen=True):
 
 
 class BucketGrant(Struct, frozen=True):
-    buckets: tuple[BucketState, ...]
-    slots_used: tuple[int, ...]
+    remaining: tuple[int, ...]  # by bucket, in the order of `takes`
+    reset_ms: tuple[int, ...]  # until the bucket is full again
     held: int  # nano-units
+    slots_used: tuple[int, ...] = ()
     shadow: tuple[str, ...] = ()  # shadow keys that were over their limit
-    # Of the request that was granted: those of `buckets`, in their order.
-    takes: tuple[Take, ...] = ()
+    takes: tuple[Take, ...] = ()  # of the request that was granted
+
+    @property
+    def buckets(self) -> tuple[BucketState, ...]:
+        states = []
+        for take, left, reset in zip(self.takes, self.remaining, self.reset_ms, strict=True):
+            wait = 0 if take.amount <= take.capacity else None
+            states.append(BucketState(take.key, take.capacity, take.period_ms, left, reset, wait))
+        return tuple(states)
 
 
 class HeldMoney(Struct, frozen=True):
@@ -187,12 +195,12 @@ class Counters(Protocol):
     async def close(self) -> None: ...
 
 
-def state_of(take: Take, used: int, carry: int, *, taken: bool) -> BucketState:
-    """The public state of a bucket. `used` includes the take if `taken`."""
+def refused_state(take: Take, used: int, carry: int) -> BucketState:
+    """The public state of a bucket from which nothing was taken."""
     remaining = max(0, take.capacity - used)
-    short = 0 if taken else used + take.amount - take.capacity
-    wait = _ms_until(short, carry, take) if take.amount <= take.capacity else None
-    reset = _ms_until(used, carry, take)
+    short = used + take.amount - take.capacity
+    wait = ms_until(short, carry, take) if take.amount <= take.capacity else None
+    reset = ms_until(used, carry, take)
     return BucketState(take.key, take.capacity, take.period_ms, remaining, reset, wait)
 
 
@@ -209,5 +217,6 @@ def nano_floor(picounits: int) -> int:
     return min(_MOST, picounits // PICO_PER_NANO)
 
 
-def _ms_until(units: int, carry: int, take: Take) -> int:
+def ms_until(units: int, carry: int, take: Take) -> int:
+    """Until a bucket from which `units` and `carry` are taken has refilled them."""
     return -(-(units * take.period_ms - carry) // take.capacity) if units > 0 else 0

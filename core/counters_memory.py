@@ -1,10 +1,9 @@
 """In-memory counters of one process, behind one lock: for a single worker, tests and demos."""
 
-import heapq
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import attrgetter, sub
+from operator import sub
 
 from msgspec import Struct
 
@@ -22,10 +21,10 @@ from core.counters import (
     Slot,
     Take,
 )
+from core.expiries import Expiries
 
 _IDLE_MS = 2 * DAY_MS
 _SWEEP_EVERY = 5_000  # reservations
-_amount_of = attrgetter("amount")
 _MAX_TUPLES = 4_096  # of takes whose buckets are known
 
 
@@ -45,16 +44,27 @@ class _MoneyAccount:
     seeded: bool = True
 
 
-_Pair = tuple[Take, _Bucket]
+_Row = tuple[_Bucket, int, int, int, int, Take]
+
+
+class _Taken(Struct, frozen=True):
+    """Takes with their buckets, and what a reservation reckons with of each."""
+
+    group: str
+    takes: Sequence[Take]
+    amounts: tuple[int, ...]
+    # Bucket, capacity, period in ms, amount in the bucket's unit, the most debt beside it, take. Of
+    # two takes from one bucket each is measured against what was taken before both.
+    rows: tuple[_Row, ...]
 
 
 class _Record(Struct):
     bucket_request: BucketRequest
-    amounts: list[int]
+    amounts: Sequence[int]
     held: int
     expires: int
     grant: BucketGrant
-    pairs: Sequence[_Pair] = ()  # of its takes; empty: to be looked up
+    taken: _Taken | None = None  # None: to be looked up
     kept: bool = False  # its money outlives the lease
     live: bool = True  # False once the lease expired
 
@@ -64,13 +74,12 @@ class MemoryCounters:
         self._clock = clock
         self._lock = threading.Lock()
         self._buckets: dict[str, dict[str, _Bucket]] = {}  # by group and key
-        # By the id of a tuple of takes, which requests of one size share: itself, its group, and each
-        # with its bucket.
-        self._of_takes: dict[int, tuple[Sequence[Take], str, list[_Pair]]] = {}
+        # By the id of a tuple of takes, which requests of one size share.
+        self._of_takes: dict[int, _Taken] = {}
         self._slots: dict[tuple[str, str], set[str]] = {}
         self._accounts: dict[tuple[str, str], _MoneyAccount] = {}
         self._records: dict[tuple[str, str], _Record] = {}
-        self._leases: list[tuple[int, str, str]] = []
+        self._leases = Expiries()
         self._writes = 0
         self._born = self._now()
 
@@ -84,7 +93,7 @@ class MemoryCounters:
         """`reserve` for callers without an event loop."""
         with self._lock:
             now = self._now()
-            if self._leases and self._leases[0][0] <= now:
+            if self._leases.soonest <= now:
                 self._expire(now)
             known = self._records.get((bucket_request.group, bucket_request.id))
             if known is not None:
@@ -107,12 +116,13 @@ class MemoryCounters:
     async def settle(self, group: str, id: str, amounts: Sequence[int], spent: int) -> bool:
         with self._lock:
             now = self._now()
-            if self._leases and self._leases[0][0] <= now:
+            if self._leases.soonest <= now:
                 self._expire(now)
             record = self._records.pop((group, id), None)
             if record is None:
                 return False
-            if amounts and amounts != record.amounts:
+            self._leases.remove((group, id), record.expires)
+            if amounts:
                 self._set_amounts(group, record, amounts, now)
             self._release_slots(record)
             self._return_money(record, spent)
@@ -123,7 +133,9 @@ class MemoryCounters:
 
     def keep_now(self, group: str, id: str) -> None:
         with self._lock:
-            self._expire(self._now())
+            now = self._now()
+            if self._leases.soonest <= now:
+                self._expire(now)
             record = self._records.get((group, id))
             if record is not None:
                 record.kept = True
@@ -135,8 +147,9 @@ class MemoryCounters:
             for id in ids:
                 record = self._records.get((group, id))
                 if record is not None and record.live:
+                    self._leases.remove((group, id), record.expires)
                     record.expires = now + lease_ms
-                    heapq.heappush(self._leases, (record.expires, group, id))
+                    self._leases.add((group, id), record.expires)
 
     async def restore(self, bucket_request: BucketRequest, held: int) -> bool:
         with self._lock:
@@ -144,12 +157,12 @@ class MemoryCounters:
             if (group, id) in self._records:
                 return False
             now = self._now()
-            takes = [0] * len(bucket_request.takes)
+            amounts = [0] * len(bucket_request.takes)
             expires = now + bucket_request.lease_ms
             self._records[(group, id)] = _Record(
-                bucket_request, takes, held, expires, BucketGrant((), (), held)
+                bucket_request, amounts, held, expires, BucketGrant((), (), held)
             )
-            heapq.heappush(self._leases, (expires, group, id))
+            self._leases.add((group, id), expires)
             for slot in bucket_request.slots:
                 self._slots.setdefault((group, slot.key), set()).add(id)
             for cap in bucket_request.hold.caps if bucket_request.hold else ():
@@ -192,17 +205,23 @@ class MemoryCounters:
         self._writes += 1
         if self._writes % _SWEEP_EVERY == 0:
             self._sweep(now)
-        pairs = self._pairs_of(group, takes, now)
+        taken = self._taken_of(group, takes, now)
         full: list[Take | Slot] = []
-        for take, bucket in pairs:
-            capacity = take.capacity
+        remaining: list[int] = []
+        reset_ms: list[int] = []
+        # Taken at once, and given back if anything refuses the request.
+        for bucket, capacity, period_ms, amount, most, take in taken.rows:
             debt = bucket.debt
             if bucket.at < now:
                 debt -= (now - bucket.at) * capacity
-                bucket.debt = debt = debt if debt > 0 else 0
+                debt = debt if debt > 0 else 0
                 bucket.at = now
-            if debt > (capacity - take.amount) * take.period_ms:
+            if debt > most:
                 full.append(take)
+            bucket.debt = debt = debt + amount
+            left = capacity + -debt // period_ms
+            remaining.append(left if left > 0 else 0)
+            reset_ms.append(-(-debt // capacity))
         holders = []
         for slot in bucket_request.slots:
             held = self._slots.get((group, slot.key))
@@ -216,7 +235,7 @@ class MemoryCounters:
         accounts = self._accounts_of(group, hold) if hold is not None else []
         if accounts is None:
             counts = tuple([len(held) for held in holders])
-            return Denial(_states(pairs), counts, refused, shadow=shadow, unseeded=True)
+            return Denial(_given_back(taken), counts, refused, shadow=shadow, unseeded=True)
         free: list[int] = []
         granted = need = 0
         if hold is not None and accounts:
@@ -226,52 +245,47 @@ class MemoryCounters:
         if refused or (free and min(free) < need):
             caps = hold.caps if hold is not None else ()
             return Denial(
-                _states(pairs),
+                _given_back(taken),
                 tuple([len(held) for held in holders]),
                 refused,
                 tuple([cap.key for cap, left in zip(caps, free, strict=True) if left < need]),
                 shadow,
                 max(0, min(free, default=0)),
             )
-        states: list[BucketState] = []
-        for take, bucket in pairs:
-            amount, capacity, period = take.amount, take.capacity, take.period_ms
-            bucket.debt = debt = bucket.debt + amount * period
-            left, reset = capacity + -debt // period, -(-debt // capacity)
-            wait = 0 if amount <= capacity else None
-            left = left if left > 0 else 0
-            states.append(BucketState(take.key, capacity, period, left, reset, wait))
         for held in holders:
             held.add(bucket_request.id)
         for account in accounts:
             account.held += granted
         used = tuple([len(held) for held in holders])
-        grant = BucketGrant(tuple(states), used, granted, shadow, takes)
+        grant = BucketGrant(tuple(remaining), tuple(reset_ms), granted, used, shadow, takes)
         if bucket_request.lease_ms == 0:
             return grant
         expires = now + bucket_request.lease_ms
-        self._records[(group, bucket_request.id)] = _Record(
-            bucket_request, list(map(_amount_of, takes)), granted, expires, grant, pairs
-        )
-        heapq.heappush(self._leases, (expires, group, bucket_request.id))
+        key = group, bucket_request.id
+        self._records[key] = _Record(bucket_request, taken.amounts, granted, expires, grant, taken)
+        self._leases.add(key, expires)
         return grant
 
-    def _pairs_of(self, group: str, takes: Sequence[Take], now: int) -> list[_Pair]:
+    def _taken_of(self, group: str, takes: Sequence[Take], now: int) -> _Taken:
         """The takes with their buckets, as they were left. A new one is full."""
         known = self._of_takes.get(id(takes))
-        if known is not None and known[0] is takes and known[1] == group:
-            return known[2]
+        if known is not None and known.takes is takes and known.group == group:
+            return known
         of_group = self._buckets.setdefault(group, {})
-        pairs = []
+        rows: list[_Row] = []
         for take in takes:
             bucket = of_group.get(take.key)
             if bucket is None:
                 bucket = of_group[take.key] = _Bucket(0, now)
-            pairs.append((take, bucket))
+            capacity, period_ms, amount = take.capacity, take.period_ms, take.amount
+            most = (capacity - amount) * period_ms
+            most += sum([row[3] for row in rows if row[0] is bucket])
+            rows.append((bucket, capacity, period_ms, amount * period_ms, most, take))
         if len(self._of_takes) >= _MAX_TUPLES:
             self._of_takes.clear()
-        self._of_takes[id(takes)] = takes, group, pairs
-        return pairs
+        amounts = tuple([take.amount for take in takes])
+        made = self._of_takes[id(takes)] = _Taken(group, takes, amounts, tuple(rows))
+        return made
 
     def _accounts_of(self, group: str, hold: Hold) -> list[_MoneyAccount] | None:
         """The caps' accounts, after `spent` is applied; None where one is unseeded, and the hold does
@@ -309,37 +323,34 @@ class MemoryCounters:
 
     def _set_amounts(self, group: str, record: _Record, amounts: Sequence[int], now: int) -> None:
         """Set the takes to `amounts`; takes beyond its length are unchanged."""
-        takes, held = record.bucket_request.takes, record.amounts
-        pairs = record.pairs or self._pairs_of(group, takes, now)
-        for number, more in enumerate(map(sub, amounts, tuple(held))):
+        taken = record.taken or self._taken_of(group, record.bucket_request.takes, now)
+        for row, more in zip(taken.rows, map(sub, amounts, record.amounts), strict=False):
             if more == 0:
                 continue
-            take, bucket = pairs[number]
+            bucket, capacity, period_ms = row[:3]
             debt = bucket.debt
             if bucket.at < now:
-                debt -= (now - bucket.at) * take.capacity
+                debt -= (now - bucket.at) * capacity
                 debt, bucket.at = debt if debt > 0 else 0, now
-            debt += more * take.period_ms
+            debt += more * period_ms
             bucket.debt = debt if debt > 0 else 0
-            held[number] += more
+        record.amounts = [*amounts, *record.amounts[len(amounts) :]]
 
     def _expire(self, now: int) -> None:
         """Expired leases return their slots and the amounts above `keep`, and their money too unless
         the reservation is kept: then it is returned `KEPT_MS` later."""
-        while self._leases and self._leases[0][0] <= now:
-            _, group, id = heapq.heappop(self._leases)
-            record = self._records.get((group, id))
-            if record is None or record.expires > now:
-                continue
+        for key in self._leases.due(now):
+            record = self._records[key]
+            group = key[0]
             waits = record.live and record.kept and record.held > 0
             if record.live:
                 self._end_lease(group, record, now)
             if waits:
                 record.expires = now + KEPT_MS
-                heapq.heappush(self._leases, (record.expires, group, id))
+                self._leases.add(key, record.expires)
             else:
                 self._return_money(record, 0)
-                del self._records[(group, id)]
+                del self._records[key]
 
     def _end_lease(self, group: str, record: _Record, now: int) -> None:
         record.live = False
@@ -363,7 +374,7 @@ class MemoryCounters:
         """Drop buckets unused for longer than the longest period."""
         self._of_takes.clear()
         for record in self._records.values():
-            record.pairs = ()
+            record.taken = None
         for group, buckets in list(self._buckets.items()):
             left = {key: each for key, each in buckets.items() if now - each.at <= _IDLE_MS}
             if left:
@@ -375,14 +386,16 @@ class MemoryCounters:
         return round(self._clock.monotonic() * 1000)
 
 
-def _states(pairs: Sequence[_Pair]) -> tuple[BucketState, ...]:
-    """The states of buckets from which nothing was taken."""
+def _given_back(taken: _Taken) -> tuple[BucketState, ...]:
+    """The states of the buckets after the takes are undone, since the request is refused."""
+    for bucket, _, _, amount, _, _ in taken.rows:
+        bucket.debt -= amount
     states = []
-    for take, bucket in pairs:
-        capacity, period, debt = take.capacity, take.period_ms, bucket.debt
-        remaining, reset = max(0, capacity + -debt // period), -(-debt // capacity)
+    for bucket, capacity, period_ms, amount, _, take in taken.rows:
+        debt = bucket.debt
+        remaining, reset = max(0, capacity + -debt // period_ms), -(-debt // capacity)
         wait = None
         if take.amount <= capacity:
-            wait = max(0, -(-(debt - (capacity - take.amount) * period) // capacity))
-        states.append(BucketState(take.key, capacity, period, remaining, reset, wait))
+            wait = max(0, -(-(debt + amount - capacity * period_ms) // capacity))
+        states.append(BucketState(take.key, capacity, period_ms, remaining, reset, wait))
     return tuple(states)

@@ -17,7 +17,15 @@ from redis.exceptions import NoScriptError, RedisError
 
 from core.adaptive_timeout import AdaptiveTimeout
 from core.clock import Clock
-from core.counters import BucketGrant, BucketRequest, Cap, Denial, HeldMoney, state_of
+from core.counters import (
+    BucketGrant,
+    BucketRequest,
+    Cap,
+    Denial,
+    HeldMoney,
+    ms_until,
+    refused_state,
+)
 from core.errors import DependencyDown
 from core.redis_client import check_mode, connect
 from core.redis_pipeline import pipeline_for
@@ -249,15 +257,21 @@ class RedisCounters:
 
 def _decode_reply(bucket_request: BucketRequest, raw: bytes) -> BucketGrant | Denial:
     granted, states, counts, full, left, held = _decode(raw)
-    buckets = tuple(
-        state_of(take, used, carry, taken=granted == _GRANTED)
-        for take, used, carry in zip(bucket_request.takes, states[::2], states[1::2], strict=True)
-    )
-    shadows = {take.key for take in bucket_request.takes if take.shadow}
+    takes = bucket_request.takes
+    rows = list(zip(takes, states[::2], states[1::2], strict=True))
+    shadows = {take.key for take in takes if take.shadow}
     shadows |= {slot.key for slot in bucket_request.slots if slot.shadow}
     shadow = tuple(key for key in full if key in shadows)
     if granted == _GRANTED:
-        return BucketGrant(buckets, tuple(counts), held, shadow, bucket_request.takes)
+        return BucketGrant(
+            tuple([max(0, take.capacity - used) for take, used, _ in rows]),
+            tuple([ms_until(used, carry, take) for take, used, carry in rows]),
+            held,
+            tuple(counts),
+            shadow,
+            takes,
+        )
+    buckets = tuple([refused_state(take, used, carry) for take, used, carry in rows])
     caps = bucket_request.hold.caps if bucket_request.hold else ()
     need = bucket_request.hold.need if bucket_request.hold else 0
     short_caps = tuple(cap.key for cap, each in zip(caps, left, strict=True) if each < need)

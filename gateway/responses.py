@@ -141,7 +141,7 @@ def _with_dropped(headers: Headers, event: UsageEvent | None) -> Headers:
 
 def _limits(ctx: RequestContext, error: TollhouseError) -> LimitState:
     if isinstance(error, Rejection) and error.buckets:
-        return LimitState(error.buckets)
+        return LimitState.of(error.buckets)
     return ctx.reservation.limits() if ctx.reservation is not None else LimitState()
 
 

@@ -7,8 +7,8 @@ from operator import attrgetter
 
 from msgspec import Struct
 
-from core.counters import BucketState
 from core.tenants.plans import LimitRule, Plan
+from gateway.admission.request import LimitState
 from gateway.http.exchange import Headers
 
 # The draft registers no quota unit for tokens; the prefix avoids a clash with other vendors.
@@ -36,8 +36,7 @@ class _Kind(Struct, frozen=True):
     limits: dict[int, tuple[bytes, bytes]]
     remaining: bytes
     reset: bytes
-    first: int
-    others: tuple[int, ...]  # indices of its buckets after the first
+    buckets: tuple[tuple[int, int], ...]  # the index and the limit of each
 
 
 class _Template(Struct, frozen=True):
@@ -63,7 +62,7 @@ def _template(fields: tuple[tuple[str, int, int], ...]) -> _Template:
         unit = f';qu="{_TOKEN_UNIT}"' if "tokens" in name else ""
         policies.append(f'"{name}";q={capacity};w={period_ms // 1000}{unit}')
         states.append(f'"{name.replace("%", "%%")}";r=%d;t=%d')
-    limits = [(key.split(":", 2)[1], b"%d" % n) for key, n, _ in fields]
+    limits = [(key.split(":", 2)[1], capacity) for key, capacity, _ in fields]
     return _Template(
         _kinds(limits, _OPENAI, _OPENAI_NAMES),
         _kinds(limits, _ANTHROPIC, _ANTHROPIC_NAMES),
@@ -73,24 +72,25 @@ def _template(fields: tuple[tuple[str, int, int], ...]) -> _Template:
 
 
 def _kinds(
-    given: Sequence[tuple[str, bytes]], kinds: tuple[tuple[str, str], ...], names: tuple[str, ...]
+    given: Sequence[tuple[str, int]], kinds: tuple[tuple[str, str], ...], names: tuple[str, ...]
 ) -> tuple[_Kind, ...]:
     """The kinds that have buckets. `given`: unit and limit of each bucket."""
     found = []
     for kind, suffix in kinds:
         limit, remaining, reset = [name.format(kind).encode() for name in names]
-        limits = {n: (limit, of) for n, (unit, of) in enumerate(given) if unit.endswith(suffix)}
-        if limits:
-            first, *others = limits
-            found.append(_Kind(limits, remaining, reset, first, tuple(others)))
+        of_kind = [(n, of) for n, (unit, of) in enumerate(given) if unit.endswith(suffix)]
+        if of_kind:
+            limits = {n: (limit, b"%d" % of) for n, of in of_kind}
+            found.append(_Kind(limits, remaining, reset, tuple(of_kind)))
     return tuple(found)
 
 
-def _template_of(buckets: Sequence[BucketState], rules: tuple[LimitRule, ...]) -> _Template:
+def _template_of(state: LimitState) -> _Template:
+    rules = state.rules
     known = _of_rules.get(id(rules))
     if known is not None and known[0] is rules:
         return known[1]
-    template = _template(tuple(map(_CONSTANT, buckets)))
+    template = _template(tuple(map(_CONSTANT, state.buckets)))
     if rules:
         if len(_of_rules) >= _MAX_TEMPLATES:
             _of_rules.clear()
@@ -98,51 +98,44 @@ def _template_of(buckets: Sequence[BucketState], rules: tuple[LimitRule, ...]) -
     return template
 
 
-def bucket_headers(
-    style: str, buckets: Sequence[BucketState], now: datetime, rules: tuple[LimitRule, ...] = ()
-) -> Headers:
-    """Those of the API style (openai or anthropic), and the IETF draft's. `rules`: as in `LimitState`."""
-    if not buckets:
+def bucket_headers(style: str, state: LimitState, now: datetime) -> Headers:
+    """Those of the API style (openai or anthropic), and the IETF draft's."""
+    if not state.buckets:
         return []
-    template = _template_of(buckets, rules)
+    template, remaining, reset_ms = _template_of(state), state.remaining, state.reset_ms
     headers: Headers = []
     if style == "anthropic":
         for kind in template.anthropic:
-            index = _tightest(buckets, kind)
-            state = buckets[index]
-            full = now + timedelta(milliseconds=state.reset_ms)
+            index = _tightest(remaining, kind)
+            full = now + timedelta(milliseconds=reset_ms[index])
             reset = full.isoformat(timespec="seconds").replace("+00:00", "Z")
             headers += (
                 kind.limits[index],
-                (kind.remaining, b"%d" % state.remaining),
+                (kind.remaining, b"%d" % remaining[index]),
                 (kind.reset, reset.encode()),
             )
     else:  # `x-ratelimit-*` for the tightest bucket of each kind
         for kind in template.openai:
-            index = _tightest(buckets, kind)
-            state = buckets[index]
+            index = _tightest(remaining, kind)
             headers += (
                 kind.limits[index],
-                (kind.remaining, b"%d" % state.remaining),
-                (kind.reset, go_duration(state.reset_ms).encode()),
+                (kind.remaining, b"%d" % remaining[index]),
+                (kind.reset, go_duration(reset_ms[index]).encode()),
             )
     # `RateLimit-Policy` and `RateLimit`; `t` is the seconds until the bucket is full again.
-    values: list[int] = []
-    for state in buckets:
-        values.append(state.remaining)
-        values.append((state.reset_ms + 999) // 1000)
+    values = [0] * (2 * len(remaining))
+    values[::2] = remaining
+    values[1::2] = [(each + 999) // 1000 for each in reset_ms]
     headers += (template.policies, (b"ratelimit", template.states % tuple(values)))
     return headers
 
 
-def _tightest(buckets: Sequence[BucketState], kind: _Kind) -> int:
+def _tightest(remaining: Sequence[int], kind: _Kind) -> int:
     """The index of the kind's bucket that has the smallest part of its limit left."""
-    tightest = kind.first
-    remaining, capacity = buckets[tightest].remaining, buckets[tightest].capacity
-    for index in kind.others:
-        state = buckets[index]
-        if state.remaining * capacity < remaining * state.capacity:
-            tightest, remaining, capacity = index, state.remaining, state.capacity
+    tightest, left, limit = 0, 1, 0  # more than any
+    for index, capacity in kind.buckets:
+        if remaining[index] * limit < left * capacity:
+            tightest, left, limit = index, remaining[index], capacity
     return tightest
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 
 from billing.pricing import Counts, PriceVersion
-from core.counters import BucketState
+from core.counters import BucketState, Take
 from core.events import UsageEvent
 from core.tenants.keys import Principal
 from core.tenants.plans import LimitRule, Plan
@@ -140,9 +140,17 @@ UNUSED = SettledUsage(0, 0, 0, requests=0)  # of a request that never reached an
 class LimitState(Struct, frozen=True):
     """The state of the limits, for the response headers."""
 
-    buckets: tuple[BucketState, ...] = ()
+    buckets: tuple[BucketState | Take, ...] = ()
+    remaining: tuple[int, ...] = ()  # in each of them
+    reset_ms: tuple[int, ...] = ()  # until it is full again
     mode: str = "shared"
     queued_ms: int = 0
     shadow: tuple[str, ...] = ()
     # The very tuple that all states of the same keys, capacities and periods have, where one is known.
     rules: tuple[LimitRule, ...] = ()
+
+    @classmethod
+    def of(cls, buckets: tuple[BucketState, ...]) -> "LimitState":
+        """That of a request which was refused."""
+        remaining = tuple([each.remaining for each in buckets])
+        return cls(buckets, remaining, tuple([each.reset_ms for each in buckets]))

@@ -102,7 +102,15 @@ class Reservation(Struct, eq=False):
         process alone while Redis is down."""
         grant, planned = self.grant, self.planned
         rules = planned.rules if grant.takes is planned.bucket_request.takes else ()
-        return LimitState(grant.buckets, self.mode, self.queued_ms, grant.shadow, rules)
+        return LimitState(
+            grant.takes,
+            grant.remaining,
+            grant.reset_ms,
+            self.mode,
+            self.queued_ms,
+            grant.shadow,
+            rules,
+        )
 
     async def extend(self, output_tokens: int) -> bool:
         """Cover at least `output_tokens` in total; False when the money does not suffice."""

@@ -84,7 +84,7 @@ def response_headers(request_id: str, millis: int, extra: Headers) -> Headers:
 
 def limit_headers(style: str, state: LimitState, plan: Plan | None, now: datetime) -> Headers:
     """The rate limit headers of the surface's API style."""
-    headers = bucket_headers(style, state.buckets, now, state.rules)
+    headers = bucket_headers(style, state, now)
     if plan is not None:
         headers += tollhouse_headers(
             plan, mode=state.mode, queued_ms=state.queued_ms, shadow=state.shadow

@@ -20,7 +20,7 @@ from gateway.admission.headers import (
     tollhouse_headers,
 )
 from gateway.admission.limiter import Limiter
-from gateway.admission.request import AdmissionRequest
+from gateway.admission.request import AdmissionRequest, LimitState
 from gateway.admission.reservation import Reservation, plan_buckets
 from gateway.http.exchange import Headers
 
@@ -38,7 +38,7 @@ def _read(headers: Headers) -> dict[str, str]:
 
 
 def test_openais_headers_tell_the_tightest_limit() -> None:
-    found = _read(bucket_headers("openai", BUCKETS, NOW))
+    found = _read(bucket_headers("openai", LimitState.of(BUCKETS), NOW))
     assert {name: value for name, value in found.items() if name.startswith("x-")} == {
         "x-ratelimit-limit-requests": "1000",
         "x-ratelimit-remaining-requests": "10",
@@ -50,7 +50,7 @@ def test_openais_headers_tell_the_tightest_limit() -> None:
 
 
 def test_anthropics_headers_part_input_from_all_tokens() -> None:
-    found = _read(bucket_headers("anthropic", BUCKETS, NOW))
+    found = _read(bucket_headers("anthropic", LimitState.of(BUCKETS), NOW))
     assert found["anthropic-ratelimit-tokens-limit"] == "20000"
     assert found["anthropic-ratelimit-input-tokens-remaining"] == "8999"
     assert found["anthropic-ratelimit-tokens-reset"] == "2026-03-01T12:00:15Z"
@@ -58,12 +58,12 @@ def test_anthropics_headers_part_input_from_all_tokens() -> None:
 
 
 def test_the_drafts_headers_name_every_policy_with_its_unit() -> None:
-    found = _read(bucket_headers("openai", BUCKETS, NOW))
+    found = _read(bucket_headers("openai", LimitState.of(BUCKETS), NOW))
     policies = found["ratelimit-policy"].split(", ")
     assert policies[0] == '"tenant-requests-60";q=100;w=60'
     assert policies[2] == '"tenant-total_tokens-60";q=20000;w=60;qu="tollhouse-tokens"'
     assert found["ratelimit"].split(", ")[3] == '"tenant-input_tokens-60";r=8999;t=1'
-    assert bucket_headers("openai", (), NOW) == []
+    assert bucket_headers("openai", LimitState(), NOW) == []
 
 
 async def test_the_limits_of_a_grant_are_told_and_not_those_that_were_planned(
@@ -82,8 +82,8 @@ async def test_the_limits_of_a_grant_are_told_and_not_those_that_were_planned(
         assert isinstance(grant, BucketGrant)
         settler = Limiter(counters, FakeClock())
         limits = Reservation(request, planned, grant, counters, settler, 0, 0).limits()
-        found = bucket_headers("openai", limits.buckets, NOW, limits.rules)
-        assert found == bucket_headers("openai", limits.buckets, NOW)
+        found = bucket_headers("openai", limits, NOW)
+        assert found == bucket_headers("openai", LimitState.of(grant.buckets), NOW)
         return bool(limits.rules), _read(found)["x-ratelimit-limit-requests"]
 
     wide, narrow = [

@@ -171,7 +171,7 @@ class Settler:
 
 
 def reserved(settler: Settler, covered: int = 10) -> Reservation:
-    grant = BucketGrant((), (), 0, ("key:requests:60:key_a",))
+    grant = BucketGrant((), (), 0, (), ("key:requests:60:key_a",))
     counters = MemoryCounters(FakeClock())
     return Reservation(REQUEST, plan_buckets(REQUEST, 1), grant, counters, settler, covered, 0)
 
