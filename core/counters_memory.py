@@ -3,17 +3,14 @@
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import sub
 
 from msgspec import Struct
 
 from core.clock import Clock
 from core.counters import (
-    DAY_MS,
     KEPT_MS,
     BucketGrant,
     BucketRequest,
-    BucketState,
     Cap,
     Denial,
     HeldMoney,
@@ -22,19 +19,9 @@ from core.counters import (
     Take,
 )
 from core.expiries import Expiries
+from core.token_buckets import BucketTakes, TokenBuckets, change_amounts, give_back, take_all
 
-_IDLE_MS = 2 * DAY_MS
 _SWEEP_EVERY = 5_000  # reservations
-_MAX_TUPLES = 4_096  # of takes whose buckets are known
-
-
-@dataclass(slots=True)
-class _Bucket:
-    """`debt` is the amount taken and not yet refilled, in units times the period's milliseconds:
-    each millisecond refills exactly `capacity` of it, without rounding."""
-
-    debt: int
-    at: int  # ms
 
 
 @dataclass(slots=True)
@@ -44,27 +31,13 @@ class _MoneyAccount:
     seeded: bool = True
 
 
-_Row = tuple[_Bucket, int, int, int, int, Take]
-
-
-class _Taken(Struct, frozen=True):
-    """Takes with their buckets, and what a reservation reckons with of each."""
-
-    group: str
-    takes: Sequence[Take]
-    amounts: tuple[int, ...]
-    # Bucket, capacity, period in ms, amount in the bucket's unit, the most debt beside it, take. Of
-    # two takes from one bucket each is measured against what was taken before both.
-    rows: tuple[_Row, ...]
-
-
 class _Record(Struct):
     bucket_request: BucketRequest
     amounts: Sequence[int]
     held: int
     expires: int
     grant: BucketGrant
-    taken: _Taken | None = None  # None: to be looked up
+    taken: BucketTakes | None = None  # None: to be looked up
     kept: bool = False  # its money outlives the lease
     live: bool = True  # False once the lease expired
 
@@ -73,9 +46,7 @@ class MemoryCounters:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._buckets: dict[str, dict[str, _Bucket]] = {}  # by group and key
-        # By the id of a tuple of takes, which requests of one size share.
-        self._of_takes: dict[int, _Taken] = {}
+        self._buckets = TokenBuckets()
         self._slots: dict[tuple[str, str], set[str]] = {}
         self._accounts: dict[tuple[str, str], _MoneyAccount] = {}
         self._records: dict[tuple[str, str], _Record] = {}
@@ -205,23 +176,9 @@ class MemoryCounters:
         self._writes += 1
         if self._writes % _SWEEP_EVERY == 0:
             self._sweep(now)
-        taken = self._taken_of(group, takes, now)
-        full: list[Take | Slot] = []
-        remaining: list[int] = []
-        reset_ms: list[int] = []
-        # Taken at once, and given back if anything refuses the request.
-        for bucket, capacity, period_ms, amount, most, take in taken.rows:
-            debt = bucket.debt
-            if bucket.at < now:
-                debt -= (now - bucket.at) * capacity
-                debt = debt if debt > 0 else 0
-                bucket.at = now
-            if debt > most:
-                full.append(take)
-            bucket.debt = debt = debt + amount
-            left = capacity + -debt // period_ms
-            remaining.append(left if left > 0 else 0)
-            reset_ms.append(-(-debt // capacity))
+        taken = self._buckets.of(group, takes, now)
+        over, remaining, reset_ms = take_all(taken, now)
+        full: list[Take | Slot] = [*over]
         holders = []
         for slot in bucket_request.slots:
             held = self._slots.get((group, slot.key))
@@ -235,7 +192,7 @@ class MemoryCounters:
         accounts = self._accounts_of(group, hold) if hold is not None else []
         if accounts is None:
             counts = tuple([len(held) for held in holders])
-            return Denial(_given_back(taken), counts, refused, shadow=shadow, unseeded=True)
+            return Denial(give_back(taken), counts, refused, shadow=shadow, unseeded=True)
         free: list[int] = []
         granted = need = 0
         if hold is not None and accounts:
@@ -245,7 +202,7 @@ class MemoryCounters:
         if refused or (free and min(free) < need):
             caps = hold.caps if hold is not None else ()
             return Denial(
-                _given_back(taken),
+                give_back(taken),
                 tuple([len(held) for held in holders]),
                 refused,
                 tuple([cap.key for cap, left in zip(caps, free, strict=True) if left < need]),
@@ -265,27 +222,6 @@ class MemoryCounters:
         self._records[key] = _Record(bucket_request, taken.amounts, granted, expires, grant, taken)
         self._leases.add(key, expires)
         return grant
-
-    def _taken_of(self, group: str, takes: Sequence[Take], now: int) -> _Taken:
-        """The takes with their buckets, as they were left. A new one is full."""
-        known = self._of_takes.get(id(takes))
-        if known is not None and known.takes is takes and known.group == group:
-            return known
-        of_group = self._buckets.setdefault(group, {})
-        rows: list[_Row] = []
-        for take in takes:
-            bucket = of_group.get(take.key)
-            if bucket is None:
-                bucket = of_group[take.key] = _Bucket(0, now)
-            capacity, period_ms, amount = take.capacity, take.period_ms, take.amount
-            most = (capacity - amount) * period_ms
-            most += sum([row[3] for row in rows if row[0] is bucket])
-            rows.append((bucket, capacity, period_ms, amount * period_ms, most, take))
-        if len(self._of_takes) >= _MAX_TUPLES:
-            self._of_takes.clear()
-        amounts = tuple([take.amount for take in takes])
-        made = self._of_takes[id(takes)] = _Taken(group, takes, amounts, tuple(rows))
-        return made
 
     def _accounts_of(self, group: str, hold: Hold) -> list[_MoneyAccount] | None:
         """The caps' accounts, after `spent` is applied; None where one is unseeded, and the hold does
@@ -323,17 +259,8 @@ class MemoryCounters:
 
     def _set_amounts(self, group: str, record: _Record, amounts: Sequence[int], now: int) -> None:
         """Set the takes to `amounts`; takes beyond its length are unchanged."""
-        taken = record.taken or self._taken_of(group, record.bucket_request.takes, now)
-        for row, more in zip(taken.rows, map(sub, amounts, record.amounts), strict=False):
-            if more == 0:
-                continue
-            bucket, capacity, period_ms = row[:3]
-            debt = bucket.debt
-            if bucket.at < now:
-                debt -= (now - bucket.at) * capacity
-                debt, bucket.at = debt if debt > 0 else 0, now
-            debt += more * period_ms
-            bucket.debt = debt if debt > 0 else 0
+        taken = record.taken or self._buckets.of(group, record.bucket_request.takes, now)
+        change_amounts(taken, record.amounts, amounts, now)
         record.amounts = [*amounts, *record.amounts[len(amounts) :]]
 
     def _expire(self, now: int) -> None:
@@ -371,31 +298,9 @@ class MemoryCounters:
             self._slots[(record.bucket_request.group, slot.key)].discard(record.bucket_request.id)
 
     def _sweep(self, now: int) -> None:
-        """Drop buckets unused for longer than the longest period."""
-        self._of_takes.clear()
         for record in self._records.values():
             record.taken = None
-        for group, buckets in list(self._buckets.items()):
-            left = {key: each for key, each in buckets.items() if now - each.at <= _IDLE_MS}
-            if left:
-                self._buckets[group] = left
-            else:
-                del self._buckets[group]
+        self._buckets.sweep(now)
 
     def _now(self) -> int:
         return round(self._clock.monotonic() * 1000)
-
-
-def _given_back(taken: _Taken) -> tuple[BucketState, ...]:
-    """The states of the buckets after the takes are undone, since the request is refused."""
-    for bucket, _, _, amount, _, _ in taken.rows:
-        bucket.debt -= amount
-    states = []
-    for bucket, capacity, period_ms, amount, _, take in taken.rows:
-        debt = bucket.debt
-        remaining, reset = max(0, capacity + -debt // period_ms), -(-debt // capacity)
-        wait = None
-        if take.amount <= capacity:
-            wait = max(0, -(-(debt + amount - capacity * period_ms) // capacity))
-        states.append(BucketState(take.key, capacity, period_ms, remaining, reset, wait))
-    return tuple(states)
