@@ -5,6 +5,7 @@
  */
 #include "attention.h"
 #include "codes.h"
+#include "crew.h"
 #include "kv_codes.h"
 #include "mixture.h"
 #include "pointwise.h"
@@ -13,7 +14,7 @@
 #endif
 
 #define ALONE (1 << 16) /* multiplications, below which waking a second thread costs more */
-#define ATTEND_ALONE (1 << 19) /* the same of attention */
+#define ATTEND_ALONE (crew ? 1 << 15 : 1 << 19) /* the same of attention; threads of a crew are awake */
 #define LONG (1 << 22)  /* multiplications, from which on the interpreter's lock is released */
 
 typedef struct {
@@ -361,22 +362,6 @@ static int choose(const char *name) {
     return -1;
 }
 
-typedef struct {
-    void (*part)(void *, int, int);
-    void *work;
-} Job;
-
-static void on_thread(void *given) {
-    Job *job = given;
-    job->part(job->work, thread_number(), thread_count());
-}
-
-static void run(void (*part)(void *, int, int), void *work, int threads) {
-    Job job = {part, work};
-    if (parallel && threads > 1) parallel(on_thread, &job, (unsigned)threads, 0);
-    else part(work, 0, 1);
-}
-
 /* A thread's share of work whose rows are computed one by one. */
 #define ROWS_PART(name, Type)                                                                \
     static void name##_part(void *given, int number, int count) {                            \
@@ -392,31 +377,33 @@ ROWS_PART(route, Routing)
 ROWS_PART(combine, Combining)
 
 /* Threads take the next units when they are done with some: another program may hold one of them up.
- * The first take many at once, because a processor reads ahead in neighbouring memory. */
-static int64_t take_units(Work *w, int threads, int64_t *first) {
-    *first = __atomic_load_n(&w->next, __ATOMIC_RELAXED);
-    int64_t count;
+ * The first take many at once, because a processor reads ahead in neighbouring memory. before: units with which
+ * threads begin. */
+static int64_t take_units(Work *w, int threads, int64_t before, int64_t *first) {
+    int64_t taken = __atomic_load_n(&w->next, __ATOMIC_RELAXED), count;
     do {
-        const int64_t left = w->units - *first;
+        const int64_t left = w->units - before - taken;
         if (left <= 0) return 0;
         count = left / (2 * threads);
         if (threads == 1) count = left;
         if (count < 1) count = 1;
-    } while (!__atomic_compare_exchange_n(&w->next, first, *first + count, 1, __ATOMIC_RELAXED,
+    } while (!__atomic_compare_exchange_n(&w->next, &taken, taken + count, 1, __ATOMIC_RELAXED,
                                           __ATOMIC_RELAXED));
+    *first = before + taken;
     return count;
 }
 
 static void multiply_part(void *given, int number, int count) {
     Work *w = given;
     const Group *group = w->groups;
-    int64_t before = 0, unit, many;
-    (void)number;
-    while ((many = take_units(w, count, &unit)) > 0)
+    const int64_t own = count > 1 ? first_units(w->units, count) : 0;
+    int64_t before = 0, unit = number * own, many = own;
+    do
         for (; many > 0; many--, unit++) {
             while (unit >= group->units) before = group->units, group++;
             (w->coded ? level->coded : level->unit)(w, group, unit - before);
         }
+    while ((many = take_units(w, count, own * count, &unit)) > 0);
 }
 
 /* Bytes for the rows of x as products read them; 0 where they are read as they lie. */

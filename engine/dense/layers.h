@@ -112,8 +112,44 @@ static void attend_rows(const Layers *l, const Attention *tiles, int count, floa
     }
 }
 
-/* memory: rows of each width that follows, then what attention needs. */
-static void all_layers(const Layers *l, Attention *tiles, const int64_t *first, int count, char *memory) {
+/* What a crew fetches while it waits: the weights of a site's first matrix. */
+static void announce(const Layers *l, const int64_t *matrix, int64_t width) {
+    if (!crew || !matrix) return;
+    Ahead a = {.units = (matrix[OUTPUTS] + LANES - 1) / LANES};
+    int64_t tiles = 1; /* of a unit */
+    if (!matrix[ITS_GATE]) tiles = 2, a.units = (a.units + 1) / 2;
+    for (int n = WEIGHTS; n <= ITS_GATE; n += ITS_GATE - WEIGHTS) {
+        const void *weights = (const void *)(uintptr_t)matrix[n];
+        if (!weights) continue;
+        if (!matrix[IS_CODED]) {
+            a.at[a.streams] = weights, a.bytes[a.streams++] = tiles * width * LANES * (l->brain ? 2 : 4);
+            continue;
+        }
+        const Coded *m = weights;
+        const Weights from = weights_of(m, 0);
+        const int64_t scales = tiles * m->scale_count * LANES * 2;
+        a.at[a.streams] = (const char *)from.codes, a.bytes[a.streams++] = tiles * m->groups * m->bits * 64;
+        a.at[a.streams] = (const char *)from.scales, a.bytes[a.streams++] = scales;
+        if (from.minima) a.at[a.streams] = (const char *)from.minima, a.bytes[a.streams++] = scales;
+    }
+    crew->ahead = a;
+}
+
+typedef struct {
+    const Layers *layers;
+    Attention *tiles;
+    const int64_t *first; /* row of each tile */
+    int count;
+    char *memory; /* rows of each width that follows, then what attention needs */
+} Pass;
+
+static void all_layers(void *given) {
+    const Pass *pass = given;
+    const Layers *l = pass->layers;
+    Attention *tiles = pass->tiles;
+    const int64_t *first = pass->first;
+    const int count = pass->count;
+    char *memory = pass->memory;
     const int size = l->brain ? 2 : 4;
     const Attention *a = &l->attention;
     const int32_t q_width = a->kv_heads * a->group * a->dim, kv_width = a->kv_heads * a->dim;
@@ -125,6 +161,7 @@ static void all_layers(const Layers *l, Attention *tiles, const int64_t *first, 
         const int64_t *at = l->table + (int64_t)n * ADDRESSES;
 #define AT(name) ((const void *)(uintptr_t)at[name])
         norm_rows(l, at[INPUT_NORM], normed);
+        announce(l, AT(O), q_width);
         multiply_rows(l, (Site){AT(QKV), l->hidden, q_width + 2 * kv_width, 0, n, OF_QKV, {q_width, q_width + kv_width}},
                       normed, qkv, NULL);
         norm_heads(l, at[Q_NORM], qkv, a->kv_heads * a->group);
@@ -138,6 +175,7 @@ static void all_layers(const Layers *l, Attention *tiles, const int64_t *first, 
             tiles[t].pool = AT(POOL);
         }
         attend_rows(l, tiles, count, rest);
+        announce(l, at[MIXTURE] ? NULL : AT(GATE_UP), l->hidden);
         multiply_rows(l, (Site){AT(O), q_width, l->hidden, 0, n, OF_O, {0}}, attended, l->x, l->x);
         norm_rows(l, at[MLP_NORM], normed);
         if (at[MIXTURE]) {
@@ -145,7 +183,9 @@ static void all_layers(const Layers *l, Attention *tiles, const int64_t *first, 
             mix_rows(&mixture, normed, l->x, l->x, l->rows, l->brain, l->kind, l->threads, l->mixing);
             continue;
         }
+        announce(l, AT(DOWN), l->inner);
         multiply_rows(l, (Site){AT(GATE_UP), l->hidden, l->inner, 0, n, OF_GATE_UP, {0}}, normed, inner, NULL);
+        if (n + 1 < l->layers) announce(l, (const int64_t *)(uintptr_t)at[ADDRESSES + QKV], l->hidden);
         multiply_rows(l, (Site){AT(DOWN), l->inner, l->hidden, 0, n, OF_DOWN, {0}}, inner, l->x, l->x);
 #undef AT
     }
@@ -203,8 +243,9 @@ static PyObject *layers(PyObject *Py_UNUSED(module), PyObject *args) {
                            + (size_t)l.threads * attention_floats(a) * sizeof(float));
     if (!memory) return PyMem_Free(l.adapters.all), NULL;
     l.adapters.inner = memory, l.coded = memory + shrunk, l.widened = l.coded + coded, l.mixing = l.widened + widened;
+    Pass pass = {&l, tiles, first, count, l.mixing + mixing};
     Py_BEGIN_ALLOW_THREADS
-    all_layers(&l, tiles, first, count, l.mixing + mixing);
+    with_crew(all_layers, &pass, l.threads);
     Py_END_ALLOW_THREADS
     PyMem_Free(l.adapters.all);
     Py_RETURN_NONE;
