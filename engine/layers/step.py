@@ -167,12 +167,12 @@ class StepPlanner:
     def _kv_slots(self, slots: list[int]) -> list[torch.Tensor]:
         """KV slots in the first layer of each kind, [tokens, cached heads]; see `KvPool`."""
         size = self.pool.block_size
-        heads, places = torch.arange(self.pool.heads), torch.tensor(slots)
+        heads, places = np.arange(self.pool.heads), np.array(slots, dtype=np.int64)
         blocks, offsets = places // size, (places % size)[:, None]
         found = []
         for kind, rows in enumerate(self.pool.row_counts[: 1 + max(self.pool.kinds)]):
-            numbers = torch.tensor(self.pool.part_slots(blocks.tolist())) if kind else blocks
-            found.append(((numbers * rows)[:, None] + heads) * size + offsets)
+            numbers = np.array(self.pool.part_slots(blocks.tolist()), np.int64) if kind else blocks
+            found.append(torch.from_numpy(((numbers * rows)[:, None] + heads) * size + offsets))
         return found
 
     def _sampled(self, decodes: list[Row], prefills: list[Row]) -> Queries:
