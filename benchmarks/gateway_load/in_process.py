@@ -163,12 +163,13 @@ async def own(home: Path) -> AsyncIterator[tuple[Make, str]]:
     os.environ["TOLLHOUSE_DATA_DIR"] = str(home)
     os.environ["TOLLHOUSE_UPSTREAMS"] = json.dumps([{**entry, "context_length": 8192}])
     os.environ["TOLLHOUSE_TRUSTED_PROXIES"] = "127.0.0.1"
+    from core import collector
     from core.clock import SystemClock
     from core.database import Database
     from core.settings import load_settings
     from gateway.app import create_app
     from gateway.http.http_protocol import BoundedHttp
-    from gateway.http.serving import _config, spare_collector
+    from gateway.http.serving import _config
     from gateway.http.startup import prepare
     from gateway.wiring import build
 
@@ -188,7 +189,7 @@ async def own(home: Path) -> AsyncIterator[tuple[Make, str]]:
     await asyncio.sleep(0.1)  # those that wait for the first round have begun their own work
     for task in services._tasks:
         task.cancel()
-    spare_collector()
+    collector.spare_all()
     yield _protocols(BoundedHttp, _config(create_app(services), 1)), key
 
 

@@ -29,7 +29,7 @@ from engine.worker.grammar_queue import GrammarQueue
 from engine.worker.listener import Listener
 from engine.worker.monitor import Monitor
 from engine.worker.options import parse
-from engine.worker.threads import bound_spinning
+from engine.worker.threads import bound_spinning, uncollected
 
 log = logging.getLogger("tollhouse.engine")
 
@@ -357,7 +357,7 @@ def make_runner(config: EngineConfig, fake: bool) -> Runner:
         from engine.execution.fake_runner import FakeRunner
 
         return FakeRunner(config)
-    with imports_of("engine", "The engine"):
+    with imports_of("engine", "The engine"), uncollected():
         loading = importlib.import_module("engine.execution.cpu_runner")
     runner: Runner = loading.load_runner(config)
     return runner

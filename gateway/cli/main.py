@@ -12,6 +12,7 @@ import pkgutil
 import sys
 from types import ModuleType
 
+from core import collector
 from core.errors import BadRequest, Conflict, NotFound, SettingError, TollhouseError
 
 USAGE_ERRORS = (SettingError, BadRequest, NotFound, Conflict)
@@ -20,7 +21,8 @@ USAGE_ERRORS = (SettingError, BadRequest, NotFound, Conflict)
 def main(argv: list[str] | None = None) -> int:
     args = sys.argv[1:] if argv is None else argv
     try:
-        return _run(args)
+        with collector.rarer():
+            return _run(args)
     except TollhouseError as error:
         if os.environ.get("TOLLHOUSE_DEBUG"):
             raise
@@ -70,7 +72,8 @@ def _parser(args: list[str], names: list[str]) -> argparse.ArgumentParser:
 
 
 def _module(name: str) -> ModuleType:
-    return importlib.import_module(f"gateway.cli.commands.{name.replace('-', '_')}")
+    with collector.paused():
+        return importlib.import_module(f"gateway.cli.commands.{name.replace('-', '_')}")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import gc
 import os
 import signal
 import socket
@@ -14,6 +13,7 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 
+from core import collector
 from core.settings import Settings
 from gateway.app import create_app, create_metrics_app
 from gateway.http import memory
@@ -24,8 +24,6 @@ from gateway.wiring import build
 # Seconds that a thread waits for the GIL after a system call. The default of 5 ms is as long as
 # five responses take.
 _SWITCH_INTERVAL_S = 0.0005
-# New objects between two garbage collections: a request makes hundreds, hardly any in a cycle.
-_GC_THRESHOLD = 20_000
 
 
 def serve_on(
@@ -41,9 +39,11 @@ def serve_on(
     `ready` is called in a thread once the server accepts requests. When the process `parent` ends,
     this one does too."""
     memory.bound_arenas()
-    services = build(settings)
+    with collector.paused():
+        services = build(settings)
+        app = create_app(services)
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
-    config = _config(create_app(services), max(1, round(settings.drain_timeout_s)))
+    config = _config(app, max(1, round(settings.drain_timeout_s)))
     beside = None
     if metrics_listener is not None:
         beside = _serve_beside(create_metrics_app(services), metrics_listener)
@@ -116,20 +116,12 @@ async def _serve(
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def spare_collector() -> None:
-    """Objects from startup live as long as the process: exempt them from garbage collection, and collect
-    others more rarely."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(_GC_THRESHOLD, 20, 20)
-
-
 async def _watch(
     server: uvicorn.Server, ready: Callable[[], None] | None, parent: int | None
 ) -> None:
     while not server.started:
         await asyncio.sleep(0.01)
-    spare_collector()
+    collector.spare_all()
     if ready is not None:
         try:
             await asyncio.to_thread(ready)

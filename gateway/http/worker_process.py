@@ -7,7 +7,7 @@ import os
 import socket
 import sys
 
-from core import logs
+from core import collector, logs
 from core.settings import load_settings
 from gateway.http import cpu_affinity, numpy_threads
 
@@ -17,8 +17,9 @@ def main() -> None:
     logs.configure(settings.log_level, settings.log_format)
     if settings.pin_workers:
         cpu_affinity.pin_to_core(int(sys.argv[2]))
-    numpy_threads.load_numpy()
-    from gateway.http.serving import serve_on
+    with collector.paused():
+        numpy_threads.load_numpy()
+        from gateway.http.serving import serve_on
 
     listener, *others = [socket.socket(fileno=int(each)) for each in sys.argv[1].split(",")]
     serve_on(

@@ -5,7 +5,7 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from core import logs
+from core import collector, logs
 from core.clock import SystemClock
 from core.data_dir import make_data_dir
 from core.database import Database
@@ -51,7 +51,8 @@ def run(arguments: argparse.Namespace) -> int:
     logs.configure(settings.log_level, settings.log_format)
     if settings.pin_workers and settings.workers == 1:
         cpu_affinity.pin_to_core(0)
-    numpy_threads.load_numpy()
+    with collector.paused():
+        numpy_threads.load_numpy()
 
     if not settings.upstreams:
         require(
@@ -69,13 +70,14 @@ def run(arguments: argparse.Namespace) -> int:
         make_data_dir(settings.data_dir)
         served = settings if settings.upstreams else _resolved(settings)
 
-        from gateway.catalog.model_files import served_names
-        from gateway.http import ready, startup
-        from gateway.http.serving import serve_on
-        from gateway.http.serving_record import write_record
-        from gateway.http.workers import serve_with_workers
+        with collector.paused():
+            from gateway.catalog.model_files import served_names
+            from gateway.http import ready, startup
+            from gateway.http.serving import serve_on
+            from gateway.http.serving_record import write_record
+            from gateway.http.workers import serve_with_workers
 
-        startup_info = startup.prepare(settings, database, SystemClock())
+            startup_info = startup.prepare(settings, database, SystemClock())
     finally:
         database.close()
     urls = ready.Urls(url, url)
