@@ -15,7 +15,7 @@ from billing import invoices, organisations
 from billing.accounts import Periods, ensure_accounts, lock_accounts
 from billing.invoice_builder import open_builder
 from billing.models import BillingAccount, BillingPeriod, Invoice, Subscription
-from billing.rating_worker import rate_all
+from billing.rating_worker import TAKE_OVER_S, rate_all
 from billing.tax_quotes import with_taxes
 from billing.taxes import TaxService
 from core.clock import Clock
@@ -63,11 +63,13 @@ def run(
     current: bool = True,
     progress: Progress | None = None,
     taxes: TaxService | None = None,
+    patience_s: float = TAKE_OVER_S,
 ) -> RunResult:
     """Finalize due periods and draft the others; `current` includes the running period. `taxes` is a
-    remote tax service; None applies our own rates.
+    remote tax service; None applies our own rates. `patience_s` is how long usage that another worker
+    rates is waited for, in seconds.
     """
-    rate_all(database, clock)
+    rate_all(database, clock, patience_s=patience_s)
     chosen = sorted(tenant_ids) if tenant_ids is not None else _everybody(database)
     job = _Job(database, clock, RunResult(), final, current, taxes)
     done = 0

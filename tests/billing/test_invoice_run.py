@@ -91,7 +91,7 @@ def test_one_tenant_that_cannot_be_billed_does_not_hold_up_the_others(
         busy.scalars(
             select(UsageBatch).where(UsageBatch.rated_at.is_(None)).with_for_update()
         ).all()
-        result = invoice_run.run(deployment.database, clock, names, current=False)
+        result = invoice_run.run(deployment.database, clock, names, current=False, patience_s=1.0)
     assert list(result.failed) == ["org_002"] and "not rated" in result.failed["org_002"]
     assert len(result.finalised) == 4
     after = invoice_run.run(deployment.database, clock, names, current=False)
