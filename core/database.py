@@ -50,6 +50,8 @@ _NAMING = {
 
 # What every PostgreSQL transaction runs with; the time-outs are in milliseconds.
 _SESSION = {"timezone": "UTC", "lock_timeout": "30000", "statement_timeout": "300000"}
+# Of SQLite, for each connection: of a list of ids of another length each, a hundred take megabytes.
+_CACHED_STATEMENTS = 32
 
 
 class Base(DeclarativeBase):
@@ -289,7 +291,14 @@ def _make_engine(url: str, dialect: str, pool_size: int, connect_timeout_s: int)
     path = make_url(url).database
     if path and path != ":memory:":
         Path(path).parent.mkdir(parents=True, exist_ok=True)
-    db_engine = create_engine(url, connect_args={"timeout": 30, "check_same_thread": False})
+    db_engine = create_engine(
+        url,
+        connect_args={
+            "timeout": 30,
+            "check_same_thread": False,
+            "cached_statements": _CACHED_STATEMENTS,
+        },
+    )
     event.listen(db_engine, "connect", _prepare_sqlite)
     event.listen(db_engine, "begin", _begin_sqlite)
     return db_engine

@@ -22,7 +22,7 @@ IDLE_TRIM_S = 20.0
 # A trim holds the arenas' locks for about 0.1 ms for each MiB that it returns, and may make the event
 # loop wait so long: often and little, rather than seldom and much.
 _LOOK_EVERY_S = 0.5
-_GROWTH = 16 << 20  # resident bytes since the last trim
+_GROWTH = 8 << 20  # resident bytes since the last trim
 _ARENAS = 2
 _M_ARENA_MAX = -8  # malloc.h
 _M_TRIM_THRESHOLD, _TRIM_THRESHOLD = -1, 32 << 20  # free bytes at the top of the heap

@@ -25,7 +25,7 @@ REPLACE_OPENED = "insert or replace into opened values (?, ?)"
 DELETIONS = (DELETE_SHIPPED, DELETE_ROW)  # from the outbox
 _READS_OUTBOX = (*DELETIONS, PARK_ROW)
 _ROW = 3  # values of a row of the outbox
-_MOST_ROWS = 200  # of one statement
+_MOST_ROWS = 256  # of one statement; a power of two
 # By their numbers in the log. A place is never given to another statement.
 LOGGED = (
     INSERT_OPENED,
@@ -74,7 +74,7 @@ def decode_operations(frames: Iterable[bytes]) -> list[Operation]:
 
 def folded(operations: list[Operation]) -> Iterator[tuple[str, Sequence[object]]]:
     """The statements that apply a log to the tables. SQLite releases the interpreter at each, and a
-    busy event loop takes it for half a millisecond: so rows of the outbox are inserted by the hundred.
+    busy event loop takes it for half a millisecond: so rows of the outbox are inserted many at once.
     """
     rows: list[object] = []
     for number, values in _without_ended(operations):
@@ -82,15 +82,24 @@ def folded(operations: list[Operation]) -> Iterator[tuple[str, Sequence[object]]
         if sql == INSERT_OUTBOX:
             rows += values
             if len(rows) >= _MOST_ROWS * _ROW:
-                yield _insert_rows(len(rows) // _ROW), rows
+                yield from _insertions(rows)
                 rows = []
             continue
         if rows and sql in _READS_OUTBOX:
-            yield _insert_rows(len(rows) // _ROW), rows
+            yield from _insertions(rows)
             rows = []
         yield REPLACE_OPENED if sql == INSERT_OPENED else sql, values
-    if rows:
-        yield _insert_rows(len(rows) // _ROW), rows
+    yield from _insertions(rows)
+
+
+def _insertions(rows: list[object]) -> Iterator[tuple[str, Sequence[object]]]:
+    """By powers of two: a connection keeps each of its last statements prepared, and one of a hundred
+    rows takes 50 KB."""
+    begin = 0
+    while left := (len(rows) - begin) // _ROW:
+        count = 1 << (left.bit_length() - 1)
+        yield _insert_rows(count), rows[begin : begin + count * _ROW]
+        begin += count * _ROW
 
 
 @cache

@@ -25,8 +25,11 @@ from gateway.metering.shipper import Shipper
 from gateway.metering.spool import Spool, SpoolFile, connect
 from gateway.metering.spool_log import logs_of
 from gateway.metering.spool_statements import (
+    INSERT_OUTBOX,
+    LOGGED,
     Statement,
     delete_shipped,
+    folded,
     insert_opened,
     insert_receipt,
     move_to_outbox,
@@ -103,6 +106,18 @@ def test_a_folded_log_is_what_commits_would_have_made(
     for file in (left, logged, plain):
         file.close()
     assert not list(folder.rglob("*.log-*"))
+
+
+def test_rows_of_any_number_are_inserted_in_order_by_a_handful_of_statements() -> None:
+    """A connection keeps its last statements prepared: one for each number of rows takes megabytes."""
+    texts: set[str] = set()
+    for count in range(600):
+        operations = [(LOGGED.index(INSERT_OUTBOX), (n, "usage", b"x")) for n in range(count)]
+        found = list(folded(operations))
+        assert [value for _, values in found for value in values[::3]] == list(range(count))
+        assert all(sql.count("(?, ?, ?)") * 3 == len(values) for sql, values in found)
+        texts.update(sql for sql, _ in found)
+    assert len(texts) == 9
 
 
 def test_a_torn_end_is_not_read_wherever_it_is_torn(tmp_path: Path) -> None:
