@@ -63,9 +63,7 @@ class MemoryCounters:
     def reserve_now(self, bucket_request: BucketRequest) -> BucketGrant | Denial:
         """`reserve` for callers without an event loop."""
         with self._lock:
-            now = self._now()
-            if self._leases.soonest <= now:
-                self._expire(now)
+            now = self._end_leases()
             known = self._records.get((bucket_request.group, bucket_request.id))
             if known is not None:
                 return known.grant
@@ -75,8 +73,7 @@ class MemoryCounters:
         self, group: str, id: str, amounts: Sequence[int], need: int, want: int
     ) -> int:
         with self._lock:
-            now = self._now()
-            self._expire(now)
+            now = self._end_leases()
             record = self._records.get((group, id))
             if record is None:
                 return -1
@@ -86,9 +83,7 @@ class MemoryCounters:
 
     async def settle(self, group: str, id: str, amounts: Sequence[int], spent: int) -> bool:
         with self._lock:
-            now = self._now()
-            if self._leases.soonest <= now:
-                self._expire(now)
+            now = self._end_leases()
             record = self._records.pop((group, id), None)
             if record is None:
                 return False
@@ -104,17 +99,14 @@ class MemoryCounters:
 
     def keep_now(self, group: str, id: str) -> None:
         with self._lock:
-            now = self._now()
-            if self._leases.soonest <= now:
-                self._expire(now)
+            self._end_leases()
             record = self._records.get((group, id))
             if record is not None:
                 record.kept = True
 
     async def renew(self, group: str, ids: Sequence[str], lease_ms: int) -> None:
         with self._lock:
-            now = self._now()
-            self._expire(now)
+            now = self._end_leases()
             for id in ids:
                 record = self._records.get((group, id))
                 if record is not None and record.live:
@@ -157,7 +149,7 @@ class MemoryCounters:
 
     async def holds(self, group: str, keys: Sequence[str]) -> tuple[HeldMoney, ...]:
         with self._lock:
-            self._expire(self._now())
+            self._end_leases()
             reserved = dict.fromkeys(keys, 0)
             for (owner, _), record in self._records.items():
                 hold = record.bucket_request.hold if owner == group else None
@@ -263,9 +255,15 @@ class MemoryCounters:
         change_amounts(taken, record.amounts, amounts, now)
         record.amounts = [*amounts, *record.amounts[len(amounts) :]]
 
-    def _expire(self, now: int) -> None:
+    def _end_leases(self) -> int:
         """Expired leases return their slots and the amounts above `keep`, and their money too unless
-        the reservation is kept: then it is returned `KEPT_MS` later."""
+        the reservation is kept: then it is returned `KEPT_MS` later. Returns the time, in ms."""
+        now = self._now()
+        if self._leases.soonest <= now:
+            self._expire(now)
+        return now
+
+    def _expire(self, now: int) -> None:
         for key in self._leases.due(now):
             record = self._records[key]
             group = key[0]
