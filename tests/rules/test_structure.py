@@ -1,7 +1,6 @@
-"""The project's own rules, read from the tree: one direction, small files, and who may make what."""
+"""The project's own rules, read from the tree: one direction, one noun a file, and who may make what."""
 
 import ast
-import statistics
 import subprocess
 import sys
 from functools import cache
@@ -11,8 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("core", "gateway", "engine", "billing", "moderation", "dashboards", "migrations")
-MOST_LINES = 400
-MEDIAN_LINES = 120
+MOST_LINES = 700
 MOST_POSITIONAL = 6
 PIPELINE_LINES = 150  # `gateway/pipeline.py` is read as the path of a request
 
@@ -29,11 +27,6 @@ def lines_of(path: Path) -> int:
 def test_no_source_file_is_over_the_cap() -> None:
     long = {str(p.relative_to(ROOT)): lines_of(p) for p in sources() if lines_of(p) > MOST_LINES}
     assert not long, f"two nouns in one file? {long}"
-
-
-def test_the_median_source_file_is_short() -> None:
-    written = [lines_of(path) for path in sources() if path.name != "__init__.py"]
-    assert statistics.median(written) < MEDIAN_LINES
 
 
 def test_the_pipeline_is_read_on_one_screen() -> None:
