@@ -268,7 +268,7 @@ def watch_budgets(context: TaskContext) -> int:
     )
 
 
-@task("billing.deliver_messages", queue="default", every_s=15.0)
+@task("billing.deliver_messages", queue="messages", every_s=15.0)
 def deliver_messages(context: TaskContext) -> int:
     sender = outbox.NetworkSender(
         context.settings.smtp_url, networks=context.settings.webhook_networks

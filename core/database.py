@@ -5,6 +5,7 @@ an edge (a request handler, a task, a command); domain code flushes but never co
 """
 
 import sqlite3
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -52,6 +53,16 @@ _NAMING = {
 _SESSION = {"timezone": "UTC", "lock_timeout": "30000", "statement_timeout": "300000"}
 # Of SQLite, for each connection: of a list of ids of another length each, a hundred take megabytes.
 _CACHED_STATEMENTS = 32
+
+
+_writing = threading.local()
+
+
+def check_no_transaction(what: str) -> None:
+    """RuntimeError if this thread has an open write transaction: what waits for another machine would
+    keep its locks, on SQLite those of the whole database, for as long as that machine likes."""
+    if getattr(_writing, "count", 0):
+        raise RuntimeError(f"{what} inside a transaction; commit first, then send, then record")
 
 
 class Base(DeclarativeBase):
@@ -180,7 +191,11 @@ class Database:
     @contextmanager
     def transaction(self) -> Iterator[Session]:
         with self._writers.begin() as session:
-            yield session
+            _writing.count = getattr(_writing, "count", 0) + 1
+            try:
+                yield session
+            finally:
+                _writing.count -= 1
 
     def ping(self) -> None:
         """One round trip. DependencyDown if it fails."""

@@ -1,4 +1,5 @@
-"""HTTP to URLs that a tenant configured: public addresses only, pinned, without redirects.
+"""HTTP to URLs that a tenant configured: public addresses only, pinned, without redirects, and with a
+deadline for the whole exchange.
 
 The host name is resolved once and the connection goes to the checked address, which prevents DNS
 rebinding.
@@ -9,14 +10,18 @@ import ipaddress
 import json
 import socket
 import ssl
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 from urllib.parse import urlsplit
 
+from core.database import check_no_transaction
 from core.errors import BadRequest, Unavailable
 
 _MAX_READ_BYTES = 65_536
 _REFUSED = "address_refused"
+_AGAIN_S = 0.2
 _PORTS = {"http": 80, "https": 443}
 
 
@@ -65,8 +70,10 @@ def post_json(
     timeout_s: float,
     private: Sequence[str] = (),
 ) -> int:
-    """Returns the HTTP status of the response. `private` lists private networks (CIDR) that the
-    operator allows. Unavailable if the address is not allowed or cannot be reached."""
+    """Returns the HTTP status of the response. `timeout_s` is the limit of the whole exchange, however
+    slowly its bytes come. `private` lists private networks (CIDR) that the operator allows. Unavailable
+    if the address is not allowed, cannot be reached or takes longer. Not for use in a transaction."""
+    check_no_transaction("an HTTP request")
     check_address(url)
     parts = urlsplit(url)
     host, port = parts.hostname or "", parts.port or _PORTS[parts.scheme]
@@ -74,19 +81,62 @@ def post_json(
     connection = _PinnedConnection(host, port, address, timeout_s, secure=parts.scheme == "https")
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     all_headers = {"content-type": "application/json", "user-agent": "tollhouse", **headers}
+    is_late = False
     try:
-        connection.request("POST", path, encode_json(body), all_headers)
-        response = connection.getresponse()
-        response.read(_MAX_READ_BYTES)
-        return response.status
-    except (OSError, http.client.HTTPException) as error:
+        with hang_up_after(timeout_s, lambda: connection.sock) as deadline:
+            try:
+                connection.request("POST", path, encode_json(body), all_headers)
+                response = connection.getresponse()
+                response.read(_MAX_READ_BYTES)
+            finally:
+                is_late = deadline.is_over
+        if not is_late:
+            return response.status
+        raise TimeoutError
+    except (OSError, ValueError, http.client.HTTPException) as error:
         reason = getattr(error, "strerror", None) or type(error).__name__
+        if is_late or isinstance(error, TimeoutError):
+            reason = f"no complete response in {timeout_s:g} s"
         raise Unavailable(
             f"{host} does not answer: {reason}.",
             next_step="Check that the URL is right and its server is running.",
         ) from None
     finally:
         connection.close()
+
+
+class Deadline:
+    def __init__(self) -> None:
+        self.is_over = False
+
+
+@contextmanager
+def hang_up_after(
+    seconds: float, connection: Callable[[], socket.socket | None]
+) -> Iterator[Deadline]:
+    """Shuts the connection down when the body of the `with` has taken so long: a time-out of a socket
+    begins again with each byte, so a peer that sends one at a time would never reach it."""
+    deadline, ended = Deadline(), threading.Event()
+
+    def _watch() -> None:
+        wait_s = seconds
+        while not ended.wait(wait_s):
+            deadline.is_over, wait_s = (
+                True,
+                _AGAIN_S,
+            )  # the connection may be one that opens just now
+            open_socket = connection()
+            if open_socket is not None:
+                with suppress(OSError):  # it is closed already
+                    # Not SSLSocket's own method, which takes away what the other thread reads with.
+                    socket.socket.shutdown(open_socket, socket.SHUT_RDWR)
+
+    watcher = threading.Thread(target=_watch, name="tollhouse-deadline", daemon=True)
+    watcher.start()
+    try:
+        yield deadline
+    finally:
+        ended.set()
 
 
 def is_public(address: str, private: Sequence[str] = ()) -> bool:
@@ -129,4 +179,8 @@ class _PinnedConnection(http.client.HTTPConnection):
         self.sock = socket.create_connection((self._address, self.port), self.timeout)
         if self._secure:
             context = ssl.create_default_context()
-            self.sock = context.wrap_socket(self.sock, server_hostname=self.host)
+            secure = context.wrap_socket(
+                self.sock, server_hostname=self.host, do_handshake_on_connect=False
+            )
+            self.sock = secure  # before the handshake, so that a deadline can end it
+            secure.do_handshake()

@@ -1,5 +1,8 @@
 """Background tasks: one registry, two runners. Embedded: threads with a timer. Production: Celery.
 
+Each queue of the embedded runner has threads of its own, so that work that waits for a machine
+elsewhere, such as a receiver of messages, delays its own kind only.
+
 A task is a plain function of a TaskContext and JSON-serialisable arguments. It must be idempotent,
 because either runner may run it twice. Periodic tasks pick up any work whose message was lost, so a
 lost message delays the work but does not lose it.
@@ -43,7 +46,7 @@ class TaskContext:
 class Task:
     name: str  # "billing.rate_events"
     run: Callable[..., Any]  # run(context, **arguments)
-    queue: str  # rating | invoices | payments | exports | default
+    queue: str  # of QUEUES
     every_s: float | None  # period of the schedule; None: on demand only
     max_retries: int
     retry_base_s: float
@@ -57,7 +60,7 @@ class Task:
         return float(random.uniform(0.5, 1.0) * min(600.0, self.retry_base_s * 2 ** (attempt - 1)))
 
 
-QUEUES = ("rating", "invoices", "payments", "exports", "default")
+QUEUES = ("rating", "invoices", "payments", "exports", "messages", "default")
 TASKS: dict[str, Task] = {}
 
 
@@ -95,7 +98,7 @@ DeadLetterHandler = Callable[[Task, dict[str, Any], Exception, int], None]
 
 
 class InProcessQueue:
-    """Runs tasks in threads of this process.
+    """Runs tasks in threads of this process, `threads` of each queue.
 
     `on_dead_letter` receives tasks whose retries are used up.
     """
@@ -110,7 +113,11 @@ class InProcessQueue:
     ) -> None:
         self._context = context
         self._tasks = TASKS if tasks is None else tasks
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="tollhouse-task")
+        # A pool starts its threads when they are needed.
+        self._pools = {
+            queue: ThreadPoolExecutor(threads, thread_name_prefix=f"tollhouse-{queue}")
+            for queue in {each.queue for each in self._tasks.values()}
+        }
         self._on_dead_letter = on_dead_letter
         self._stopping = threading.Event()
         self._timers: set[threading.Timer] = set()
@@ -125,7 +132,7 @@ class InProcessQueue:
     def enqueue(self, name: str, **arguments: Any) -> None:
         task = self._tasks[name]
         if not self._stopping.is_set():
-            self._pool.submit(self._first_attempt, task, arguments, time.monotonic())
+            self._pools[task.queue].submit(self._first_attempt, task, arguments, time.monotonic())
 
     def stop(self, timeout_s: float = 10.0) -> None:
         self._stopping.set()
@@ -133,9 +140,15 @@ class InProcessQueue:
             timers = list(self._timers)
         for timer in timers:
             timer.cancel()
-        waiter = threading.Thread(target=self._pool.shutdown, kwargs={"cancel_futures": True})
+        waiter = threading.Thread(target=self._shut_down)
         waiter.start()
         waiter.join(timeout_s)
+
+    def _shut_down(self) -> None:
+        for pool in self._pools.values():
+            pool.shutdown(wait=False, cancel_futures=True)
+        for pool in self._pools.values():
+            pool.shutdown()
 
     def _first_attempt(self, task: Task, arguments: dict[str, Any], sent: float) -> None:
         metrics.queue_age_seconds.labels(task.queue).observe(time.monotonic() - sent)
@@ -165,7 +178,7 @@ class InProcessQueue:
 
     def _resubmit(self, task: Task, arguments: dict[str, Any], attempt: int) -> None:
         if not self._stopping.is_set():
-            self._pool.submit(self._attempt, task, arguments, attempt)
+            self._pools[task.queue].submit(self._attempt, task, arguments, attempt)
 
     def _schedule(self, task: Task, delay_s: float) -> None:
         self._later(delay_s, lambda: self._tick(task))
@@ -179,7 +192,7 @@ class InProcessQueue:
                 return
             self._running.add(task.name)
         try:
-            self._pool.submit(self._periodic, task)
+            self._pools[task.queue].submit(self._periodic, task)
         except RuntimeError:  # the pool was shut down after `_stopping` was checked
             with self._lock:
                 self._running.discard(task.name)

@@ -59,6 +59,7 @@ class OutboxMessage(Base):
     done_at: Mapped[datetime | None] = mapped_column(UtcDateTime)  # delivered, or given up
     failed: Mapped[bool] = mapped_column(default=False)
     last_error: Mapped[str | None] = mapped_column(Text)
+    leased_until: Mapped[datetime | None] = mapped_column(UtcDateTime)  # while it is being sent
 
 
 class WebhookEndpoint(Base):

@@ -1,27 +1,30 @@
 """What goes out: the signature of a webhook, by the specification's example, and a mail by SMTP."""
 
-import smtplib
+import ssl
+from dataclasses import replace
 from datetime import UTC, datetime
-from email.message import EmailMessage
+from email import message_from_string
 from typing import Any
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.x509.oid import NameOID
 
 from billing import signing
-from billing.models import OutboxMessage
-from billing.outbox import NetworkSender
+from billing.outbox import NetworkSender, Outgoing
 from core.errors import SettingError
 from tests.billing.conftest import START
+from tests.billing.mailbox import Mailbox
 
 
-def _message(**fields: Any) -> OutboxMessage:
-    plain = {
-        "channel": "webhook",
-        "target": "https://r.example",
-        "subject": "A bill",
-        "dedupe": "d",
-    }
-    return OutboxMessage(payload={"event": "x", "n": 1}, created_at=START, **plain | fields)
+def _message(**fields: Any) -> Outgoing:
+    plain = Outgoing(
+        1, "acme", "webhook", "https://r.example", "A bill", {"event": "x", "n": 1}, "d", 1
+    )
+    return replace(plain, **fields)
 
 
 def test_a_signature_is_that_of_the_specification() -> None:
@@ -38,58 +41,42 @@ def test_a_signature_is_that_of_the_specification() -> None:
     }
 
 
-class Server:
-    """Stands for a mail server."""
-
-    made: list[tuple[str, str, int, float]]
-    done: list[Any]
-
-    def __init__(self, kind: str, host: str, port: int, timeout: float) -> None:
-        self.made.append((kind, host, port, timeout))
-
-    def __enter__(self) -> "Server":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.done.append("closed")
-
-    def login(self, name: str, password: str) -> None:
-        self.done.append((name, password))
-
-    def send_message(self, mail: EmailMessage) -> None:
-        self.done.append(mail)
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> ssl.SSLContext:
+    """A server's, signed by itself."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")])
+    builder = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+    builder = builder.not_valid_before(START).not_valid_after(START.replace(year=2100))
+    path = tmp_path_factory.mktemp("mail") / "server.pem"
+    options = (Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    signed = builder.sign(key, hashes.SHA256()).public_bytes(Encoding.PEM)
+    path.write_bytes(key.private_bytes(*options) + signed)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(path)
+    return context
 
 
+@pytest.mark.parametrize("secure", [False, True])
 @pytest.mark.parametrize(
-    ("url", "made", "login"),
-    [
-        ("smtp://mail.example", ("SMTP", "mail.example", 25, 10.0), None),
-        ("smtps://mail.example:465", ("SMTP_SSL", "mail.example", 465, 10.0), None),
-        (
-            "smtp://a%40b:p%2Fq@mail.example:587",
-            ("SMTP", "mail.example", 587, 10.0),
-            ("a@b", "p/q"),
-        ),
-        ("smtp://a@mail.example", ("SMTP", "mail.example", 25, 10.0), ("a", "")),
-    ],
+    ("user", "logins"), [("", []), ("a%40b:p%2Fq@", [("a@b", "p/q")]), ("a@", [("a", "")])]
 )
 def test_a_mail_says_what_happened(
-    monkeypatch: pytest.MonkeyPatch, url: str, made: tuple[Any, ...], login: Any
+    certificate: ssl.SSLContext, user: str, logins: list[tuple[str, str]], *, secure: bool
 ) -> None:
-    Server.made, Server.done = [], []
-    for kind in ("SMTP", "SMTP_SSL"):
-        monkeypatch.setattr(
-            smtplib, kind, lambda *args, _kind=kind, **more: Server(_kind, *args, **more)
-        )
+    mailbox = Mailbox(certificate if secure else None)
     message = _message(channel="email", target="to@r.example")
-    message.payload = {"event": "x", "empty": "", "n": 0}
-    NetworkSender(url).send(message)
-    assert Server.made == [made]
-    *before, mail, closed = Server.done
-    assert before == ([login] if login else []) and closed == "closed"
+    message = replace(message, payload={"event": "x", "empty": "", "n": 0})
+    try:
+        NetworkSender(mailbox.url.replace("//", f"//{user}")).send(message)
+    finally:
+        mailbox.close()
+    assert mailbox.logins == logins
+    (text,) = mailbox.mails
+    mail = message_from_string(text)
     heads = (mail["Subject"], mail["From"], mail["To"])
     assert heads == ("A bill", "billing@tollhouse.invalid", "to@r.example")
-    assert mail.get_content() == "A bill.\n\nevent: x\nn: 0\n"
+    assert mail.get_payload().splitlines() == ["A bill.", "", "event: x", "n: 0"]
 
 
 @pytest.mark.parametrize("url", ["", "smtp://"])

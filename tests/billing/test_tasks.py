@@ -28,7 +28,7 @@ SCHEDULE: dict[str, tuple[str, float | None, float]] = {
     "billing.audit": ("invoices", 3600, 3600),
     "billing.audit_all": ("invoices", 86_400, 3600),
     "billing.close_days": ("invoices", 3600, 3600),
-    "billing.deliver_messages": ("default", 15, 300),
+    "billing.deliver_messages": ("messages", 15, 300),
     "billing.drop_old_usage": ("rating", 86_400, 300),
     "billing.dunning": ("payments", 60, 600),
     "billing.expire_credit": ("rating", 600, 300),

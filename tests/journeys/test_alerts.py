@@ -23,7 +23,7 @@ from core.celery_queue import CeleryQueue
 from core.clock import FakeClock, SystemClock
 from core.database import Database
 from core.dead_letters import keeper
-from core.queue import TASKS
+from core.queue import QUEUES, TASKS
 from core.settings import Settings
 from gateway.metering.spool import SpoolFile
 from gateway.metering.spool_statements import Statement, move_to_outbox
@@ -146,7 +146,8 @@ def site(tmp_path: Path, postgres_url: str, request: pytest.FixtureRequest) -> I
     gateway = serve(command)
     port = free_port()
     # The queue `rating` has no worker: usage waits.
-    options = ("--queues", "invoices,payments,exports,default", "--no-beat", "--concurrency", "2")
+    queues = ",".join(each for each in QUEUES if each != "rating")
+    options = ("--queues", queues, "--no-beat", "--concurrency", "2")
     worker = start_worker(command, prefix, *options, metrics_port=port)
     settings = Settings(
         data_dir=tmp_path, database_url=postgres_url, redis_url=REDIS, broker_url=RABBITMQ
