@@ -3,7 +3,7 @@
 import logging
 from dataclasses import dataclass, field
 from datetime import datetime
-from functools import cache
+from functools import cache, partial
 
 import orjson
 from prometheus_client import Counter, Histogram
@@ -26,6 +26,7 @@ from gateway.response_cache.replay import delivery_of
 from gateway.response_cache.rules import HEADER as CACHE_HEADER
 from gateway.routing.fallbacks import CANARY_HEADER, fallback_headers
 from gateway.screening.moderator import Moderator
+from gateway.screening.prompt_texts import continued_text
 from gateway.stored_responses.completions import StoredCompletions
 from gateway.streaming.deadlines import Deadlines
 from gateway.streaming.delivery import Delivery
@@ -61,7 +62,9 @@ class Responses:
             ctx.exchange,
             request,
             self._info(ctx, now),
-            guards=lambda: self.moderator.guard(ctx.request_id, ctx.principal, request.choices),
+            guards=lambda: self.moderator.guard(
+                ctx.request_id, ctx.principal, request.choices, partial(continued_text, request)
+            ),
             meter=meter,
             reservation=ctx.reservation,
             headers=lambda: response_headers(

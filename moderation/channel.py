@@ -13,7 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from moderation.loose import LooseStream
-from moderation.normalise import FoldStream, View, fold, lower
+from moderation.normalise import FoldStream, View, fold, lower, spaced
 from moderation.policy import ASYNC, FULL, WINDOW, Policy, Stage
 from moderation.rules import loose_spans, merged, spans_of, without_allowed
 from moderation.scoring import Scored, Successive, score_one, scores_below
@@ -90,15 +90,23 @@ class Channel:
     _coming: Successive | None = None
 
     def __init__(
-        self, policy: Policy, screener: Screener, findings: Findings, index: int = 0
+        self,
+        policy: Policy,
+        screener: Screener,
+        findings: Findings,
+        index: int = 0,
+        before: str = "",
     ) -> None:
+        """`before` is text that the channel's continues, and that was released: rules read over the
+        border, at negative offsets, and act on what is new."""
         self._policy = policy
         self._screen = policy.output
         self._screener = screener
         self._findings = findings
         self._index = index
-        self._fold = FoldStream()
+        self._fold = FoldStream.after(len(before))
         self._loose = LooseStream()
+        self._foreign = 0  # view characters of `before` that are kept
         self._schedule(0)
         self._waiting: list[Span] = []
         self.cuts: list[tuple[int, int]] = []  # removed text, of what was released so far
@@ -109,6 +117,17 @@ class Channel:
         self._rules_cut = self._screen.has_terms or (
             not self._toothless and self._screen.holds_acting
         )
+        if before:
+            self._begin_after(before)
+
+    def _begin_after(self, before: str) -> None:
+        self._length = self._settled = -len(before)
+        self._push(fold(before), len(before))
+        self._foreign = len(self._fold.view().text)
+        try:
+            self._settled = self._scan(final=False).hold
+        except Exception as error:  # the first verdict meets it again, and decides what follows
+            _log.error("the output rules failed: %s", type(error).__name__)
 
     @property
     def held(self) -> int:
@@ -173,7 +192,7 @@ class Channel:
         """The windows that end at the checkpoints of the folded `pieces`."""
         if self._screener.classifier is None:
             return None
-        text = self._fold.view().text[-OUTPUT_WINDOW:]
+        text = self._window()
         end, cuts = len(text), []
         for piece in pieces:
             end += len(piece)
@@ -228,6 +247,7 @@ class Channel:
         surplus = min(settled, len(plain.text) - OUTPUT_WINDOW)
         if surplus > _MAX_KEPT:
             self._fold.drop(surplus)
+            self._foreign = max(0, self._foreign - surplus)
             self._loose.drop(bisect_left(self._loose.view().starts, self._settled) - _CONTEXT)
 
     def _blocks(self, span: Span) -> bool:
@@ -240,7 +260,8 @@ class Channel:
             return
         settled = self._length if final else _before_cut_spans(scan.spans, scan.hold)
         fresh = [span for span in scan.spans if self._settled <= span.start < settled]
-        self._findings.add_spans(fresh, "plain")
+        own = [s if s.start >= 0 else replace(s, start=0) for s in fresh]
+        self._findings.add_spans(own, "plain")
         self._waiting += [s for s in fresh if self._effective_action(s.action) >= REDACT]
         self._settled = max(settled, self._settled)
 
@@ -268,8 +289,12 @@ class Channel:
     def _score(self) -> Scored:
         """The scores of the window at the present end of the text."""
         assert self._screener.classifier is not None
-        window = self._fold.view().text[-OUTPUT_WINDOW:]
-        return score_one(self._screener.classifier, window)
+        return score_one(self._screener.classifier, self._window())
+
+    def _window(self) -> str:
+        """What the classifier reads: the last of the channel's own text."""
+        text = self._fold.view().text
+        return text[max(self._foreign, len(text) - OUTPUT_WINDOW) :]
 
     def _scan(self, final: bool) -> _Scan:
         if final and self._settled >= self._length:
@@ -298,12 +323,14 @@ class Channel:
                 )
         if spans:
             spans = without_allowed(self._screen, plain, lowered, _distinct(spans))
+            if self._foreign:
+                spans = [span for span in spans if span.end > 0]
         return _Scan(spans, hold, strict)
 
     def _holds(self, plain: View, lowered: str, start: int) -> tuple[int, int]:
         """The first index at which a rule of the plain view may still match, and the first for a
         rule that redacts or blocks."""
-        text = plain.text
+        text = spaced(plain.text)
         acts = not self._toothless
         hold = strict = len(text)
         for each, on in self._screen.hold_matchers:
@@ -350,9 +377,10 @@ class Channel:
 
     def _clearly_harmless(self) -> bool:
         assert self._screener.classifier is not None
-        window = self._fold.view().text[-OUTPUT_WINDOW:]
         try:
-            return scores_below(self._screener.classifier, window, self._screen.clearly_harmless)
+            return scores_below(
+                self._screener.classifier, self._window(), self._screen.clearly_harmless
+            )
         except Exception as error:  # the checkpoint decides what follows from it
             _log.error("the classifier failed: %s", type(error).__name__)
             return False
@@ -369,7 +397,7 @@ class Channel:
         for start, end, category in merged(s for s in strict if s.start < limit):
             pieces += [self._consume(start), f"[{category.upper()}]"]
             self._consume(end)
-            self.cuts.append((start, end))
+            self.cuts.append((max(0, start), end))
         pieces.append(self._consume(limit))
         self._waiting = [span for span in self._waiting if span.end > self._released]
         return "".join(pieces)

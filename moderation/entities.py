@@ -16,8 +16,8 @@ from moderation.verdict import Action
 
 # An unfinished word: any entity without spaces may grow from it.
 _WORD_HEAD: Final = r"[^\s,;\"'<>()\[\]{}]+\Z"
-_NUMBER_HEAD: Final = r"[+(0-9][0-9 ().\-]*\Z"
-_IBAN_HEAD: Final = r"\b[A-Z]{2}[0-9]{2}[A-Z0-9 ]*\Z|\b[A-Z]{1,2}[0-9]?\Z"
+_NUMBER_HEAD: Final = r"[+(0-9][0-9 \t().\-]*\Z"
+_IBAN_HEAD: Final = r"\b[A-Z]{2}[0-9]{2}[A-Z0-9 \t]*\Z|\b[A-Z]{1,2}[0-9]?\Z"
 _PEM_HEAD: Final = (
     r"(?:-----BEGIN [A-Z0-9 ]{1,60}-----[A-Za-z0-9+/=\s\-]*"
     r"|-----BEGIN[A-Z0-9 ]{0,60}-{0,5}|-{1,5}(?:B|BE|BEG|BEGI|BEGIN)?)\Z"
@@ -26,8 +26,8 @@ _PEM_HEAD: Final = (
 # What `PatternMatcher.hold` looks at before it searches for a head, as its fields are named.
 _LOOKS: Final[Mapping[str, Mapping[str, Any]]] = {
     _WORD_HEAD: {"head_ends": frozenset(",;\"'<>()[]{}")},
-    _NUMBER_HEAD: {"head_of": "+(0123456789 ).-"},
-    _IBAN_HEAD: {"head_of": "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 "},
+    _NUMBER_HEAD: {"head_of": "+(0123456789 \t).-"},
+    _IBAN_HEAD: {"head_of": "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 \t"},
     _PEM_HEAD: {"head_from": "-"},
 }
 _DIGITS: Final = tuple("0123456789")
@@ -60,29 +60,29 @@ RECOGNISERS: Final = (
     Recogniser(
         "card",
         "luhn",
-        r"\b[0-9](?:[ \-]?[0-9]){12,18}\b",
+        r"\b[0-9](?:[ \t\-]{0,3}[0-9]){12,18}\b",
         validators.is_card,
-        longest=40,
+        longest=76,
         head=_NUMBER_HEAD,
-        part=r"[0-9](?:[ \-]?[0-9]){12}",
+        part=r"[0-9](?:[ \t\-]{0,3}[0-9]){12}",
     ),
     Recogniser(
         "iban",
         "mod97",
-        r"\b[A-Z]{2}[0-9]{2}(?: ?[A-Z0-9]{4}){2,7}(?: ?[A-Z0-9]{1,4})?\b",
+        r"\b[A-Z]{2}[0-9]{2}(?:[ \t]{0,3}[A-Z0-9]{4}){2,7}(?:[ \t]{0,3}[A-Z0-9]{1,4})?\b",
         validators.is_iban,
-        longest=48,
+        longest=64,
         head=_IBAN_HEAD,
         part=r"[A-Z]{2}[0-9]{2}",
     ),
     Recogniser(
         "us_ssn",
         "ssn",
-        r"\b[0-9]{3}[ \-][0-9]{2}[ \-][0-9]{4}\b",
+        r"\b[0-9]{3}[ \t\-]{1,3}[0-9]{2}[ \t\-]{1,3}[0-9]{4}\b",
         validators.is_us_ssn,
         longest=16,
         head=_NUMBER_HEAD,
-        part=r"[0-9]{3}[ \-][0-9]{2}[ \-][0-9]",
+        part=r"[0-9]{3}[ \t\-]{1,3}[0-9]{2}[ \t\-]{1,3}[0-9]",
     ),
     Recogniser(
         "phone",

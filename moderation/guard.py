@@ -5,7 +5,7 @@ stride after the last one). So the verdict is that of the whole text, however it
 chunks. Text may be released between checkpoints, which never changes the verdict.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 from msgspec.structs import replace
 
@@ -16,6 +16,8 @@ from moderation.rules import find_spans, redact
 from moderation.screener import Findings, Screener
 from moderation.verdict import ANNOTATE, BLOCK, Verdict
 
+CONTENT = "content"
+MOST_BEFORE = 1_024  # characters of the continued text that rules read
 _MOST_REMEMBERED = 4_096  # texts whose result `clean` keeps
 
 
@@ -24,8 +26,12 @@ class StreamGuard:
     arguments and so on). Not thread-safe.
     """
 
-    def __init__(self, policy: Policy, screener: Screener) -> None:
+    def __init__(
+        self, policy: Policy, screener: Screener, before: Callable[[int], str] | None = None
+    ) -> None:
+        """`before` gives the text that the content of a choice continues, such as a prefill."""
         self._policy = policy
+        self._before = before
         self._screener = screener
         self._channels: dict[tuple[int, Hashable], Channel] = {}
         self._blocked: set[int] = set()
@@ -34,7 +40,7 @@ class StreamGuard:
         self._cleaned: dict[str, str | None] = {}
 
     def feed(
-        self, choice: int, text: str, channel: Hashable = "content", *, last: bool = False
+        self, choice: int, text: str, channel: Hashable = CONTENT, *, last: bool = False
     ) -> Release:
         """Add a delta, exactly as the engine produced it, and return the text to release now. `last`:
         `finish` follows at once, so nothing is released before the verdict that it makes."""
@@ -44,30 +50,30 @@ class StreamGuard:
             return Release(text)
         return self._answer(choice, self._channel(choice, channel).feed(text, last=last))
 
-    def finish(self, choice: int, channel: Hashable = "content") -> Release:
+    def finish(self, choice: int, channel: Hashable = CONTENT) -> Release:
         """End one channel of a choice: judge the held text and return the rest."""
         if choice in self._blocked:
             return Release("", blocked=True)
         found = self._channels.get((choice, channel))
         return Release("") if found is None else self._answer(choice, found.end())
 
-    def held(self, choice: int, channel: Hashable = "content") -> int:
+    def held(self, choice: int, channel: Hashable = CONTENT) -> int:
         """Return how many characters of a channel wait for a verdict."""
         found = self._channels.get((choice, channel))
         return 0 if found is None else found.held
 
-    def needed(self, choice: int, channel: Hashable = "content") -> int:
+    def needed(self, choice: int, channel: Hashable = CONTENT) -> int:
         """Return how many characters must follow before any more of a channel can be released or
         blocked, at least 1: fewer may be fed later, together with them."""
         found = self._channels.get((choice, channel))
         return 1 if found is None else found.needed
 
-    def spare(self, choice: int, channel: Hashable = "content") -> int:
+    def spare(self, choice: int, channel: Hashable = CONTENT) -> int:
         """Return how many characters can be fed to a channel before a verdict that may block."""
         found = self._channels.get((choice, channel))
         return 0 if found is None else found.spare
 
-    def cuts(self, choice: int, channel: Hashable = "content") -> Sequence[tuple[int, int]]:
+    def cuts(self, choice: int, channel: Hashable = CONTENT) -> Sequence[tuple[int, int]]:
         """Return the text that was removed up to the last release: start and end, in order."""
         found = self._channels.get((choice, channel))
         return () if found is None else found.cuts
@@ -107,8 +113,17 @@ class StreamGuard:
         key = (choice, name)
         if key not in self._channels:
             index = len(self._channels)
-            self._channels[key] = Channel(self._policy, self._screener, self._findings, index)
+            self._channels[key] = Channel(
+                self._policy,
+                self._screener,
+                self._findings,
+                index,
+                self._text_before(choice)[-MOST_BEFORE:] if name == CONTENT else "",
+            )
         return self._channels[key]
+
+    def _text_before(self, choice: int) -> str:
+        return "" if self._before is None else self._before(choice)
 
     def _answer(self, choice: int, release: Release) -> Release:
         self._told = None

@@ -1,4 +1,5 @@
-"""The loose view: leetspeak undone, stretched letters squeezed and s-p-e-l-l-e-d words joined.
+"""The loose view: leetspeak undone, stretched letters squeezed, s-p-e-l-l-e-d words joined and
+fillers left out.
 
 It is made from the folded view and only adds to it, because "5" is a digit far more often than it
 is an "s".
@@ -10,7 +11,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from moderation.normalise import View, lower
+from moderation.normalise import FILLER, View, lower
 
 LEET: Final = {
     "0": "o",
@@ -114,6 +115,9 @@ class LooseStream(Struct):
         place = 0
         while place < len(text):
             character = text[place]
+            if character == FILLER:
+                place += 1
+                continue
             if self._spells((character, starts[place], ends[place])):
                 place += 1
                 continue
@@ -262,6 +266,10 @@ def _changes(run: str) -> bool:
 def _run_may_change(text: str) -> bool:
     """The same check without words spelled with spaces."""
     lowered = text.lower()
-    if any(map(lowered.__contains__, _TRIPLES)) or _SPELLED.search(text) is not None:
+    if (
+        FILLER in text
+        or any(map(lowered.__contains__, _TRIPLES))
+        or _SPELLED.search(text) is not None
+    ):
         return True
     return _LEET_SIGN.search(text) is not None and _READ_AS_LETTER.search(text) is not None

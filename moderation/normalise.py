@@ -14,12 +14,17 @@ from moderation.confusables import LOOKALIKES
 
 PLAIN = "plain"
 LOOSE = "loose"
+# Letters and symbols that show as nothing or as a gap (Hangul fillers, the empty Braille cell) fold to
+# this one. The plain view's rules read it as a space; the loose view leaves it out.
+FILLER = "\u2800"
 
 # One code point may expand to eighteen under NFKC; the limit keeps texts from growing that much.
 _LONGEST_EXPANSION = 4
 _UNTOUCHED = re.compile(r"[\t\n\r\x20-\x7e]*")
 _INVISIBLE = frozenset({"Cf", "Cc", "Mn", "Me", "Co"})
 _KEPT_CONTROLS = frozenset("\t\n\r")
+_LINE_BREAKS = frozenset("\x0b\x0c\x85")
+_FILLERS = frozenset("\u115f\u1160\u3164\uffa0\u2800\U0001d159")
 _SPACES = frozenset({"Zs", "Zl", "Zp"})
 _ACCENTED_SCRIPTS = ("LATIN", "GREEK", "CYRILLIC")
 
@@ -53,12 +58,22 @@ def _fold_character(character: str) -> str:
         return "\ufffd"
     if character in _KEPT_CONTROLS:
         return character
-    if category in _INVISIBLE:
+    if character in _LINE_BREAKS:
+        return "\n"
+    if character in _FILLERS:
+        return FILLER
+    if category in _INVISIBLE or _is_ignorable(character):
         return ""
     if category in _SPACES:
         return " "
     composed = unicodedata.normalize("NFKC", character)[:_LONGEST_EXPANSION]
     return "".join(_fold_composed(part) for part in composed)
+
+
+def _is_ignorable(character: str) -> bool:
+    """Whether an unassigned code point shows as nothing (Unicode's Default_Ignorable_Code_Point)."""
+    point = ord(character)
+    return point == 0x2065 or 0xFFF0 <= point <= 0xFFF8 or 0xE0000 <= point <= 0xE0FFF
 
 
 def _fold_composed(character: str) -> str:
@@ -89,6 +104,11 @@ def fold(text: str) -> View:
     return View("".join(pieces), starts, [start + 1 for start in starts])
 
 
+def spaced(text: str) -> str:
+    """The folded text with spaces for fillers, of the same length."""
+    return text.replace(FILLER, " ") if FILLER in text else text
+
+
 def lower(text: str) -> str:
     """Lower-case without changing the length."""
     lowered = text.lower()
@@ -107,6 +127,14 @@ class FoldStream(Struct):
     _starts: range | list[int] = range(0)  # ranges while every character stands for itself
     _ends: range | list[int] = range(1, 1)
     _length: int = 0
+
+    @classmethod
+    def after(cls, length: int) -> "FoldStream":
+        """One whose text comes after `length` characters pushed first: theirs are the negative
+        offsets."""
+        return cls(
+            _starts=range(-length, -length), _ends=range(1 - length, 1 - length), _length=-length
+        )
 
     def push(self, folded: View, length: int) -> None:
         """Append the next piece; `length` is the length of its original."""

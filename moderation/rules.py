@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from moderation.loose import LooseStream
 from moderation.matching import Hit
-from moderation.normalise import LOOSE, PLAIN, View, lower
+from moderation.normalise import LOOSE, PLAIN, View, lower, spaced
 from moderation.policy import Screen
 from moderation.verdict import Action, Span
 
@@ -25,12 +25,13 @@ def spans_of(screen: Screen, view: View, lowered: str, start: int, index: int) -
     """Return the spans that the plain view's rules find from view character `start` on."""
     hits: list[Hit] = []
     if screen.any_need is None or screen.any_need.search(view.text, start) is not None:
+        text = spaced(view.text)
         hits = [
             hit
             for group in screen.matchers_by_need
-            if group[0].may_find(view.text, start)
+            if group[0].may_find(text, start)
             for matcher in group
-            for hit in matcher.hits(view.text, start)
+            for hit in matcher.hits(text, start)
         ]
     if screen.deny:
         hits += screen.terms.find(lowered, start)

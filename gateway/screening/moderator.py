@@ -1,6 +1,6 @@
 """The moderation interface of the pipeline: prompt screening, and guards for the output."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from msgspec import Struct
@@ -10,6 +10,8 @@ from core.tenants.keys import Principal
 from gateway.http.exchange import Headers
 from gateway.inference.request import InferenceRequest
 from gateway.streaming.output_guard import OutputGuard
+
+Continued = Callable[[int], str]  # the number of a choice -> the text that it continues
 
 
 class ScreeningResult(Struct, frozen=True):
@@ -34,8 +36,11 @@ class Moderator(Protocol):
     ) -> ScreeningResult:
         """Raises PromptBlocked, also when a stage fails and the policy fails closed."""
 
-    def guard(self, request_id: str, principal: Principal, choices: int) -> Sequence[OutputGuard]:
-        """One guard per choice, or none when output is not moderated."""
+    def guard(
+        self, request_id: str, principal: Principal, choices: int, before: Continued | None = None
+    ) -> Sequence[OutputGuard]:
+        """One guard per choice, or none when output is not moderated. `before` gives the text that a
+        choice continues."""
 
     def close(self) -> None:
         """Write the gathered decisions to the spool at shutdown."""
@@ -49,7 +54,9 @@ class NoModeration:
     ) -> ScreeningResult:
         return ScreeningResult(request)
 
-    def guard(self, request_id: str, principal: Principal, choices: int) -> Sequence[OutputGuard]:
+    def guard(
+        self, request_id: str, principal: Principal, choices: int, before: Continued | None = None
+    ) -> Sequence[OutputGuard]:
         return ()
 
     def close(self) -> None:

@@ -1,15 +1,17 @@
 """The texts of a prompt as the model reads them, and the request with these texts replaced.
 
 A `Document` is what the rules and the classifier see as one text. A message is one: its name, its
-parts joined as templates join them, and its tool calls. Neighbouring messages of the same role are
-one too, up to `MAX_JOINED` characters, because many templates join them; no rule matches across
-messages of different roles. The definition of each tool is one document of the role `tools`, and so
-is each parameter that describes the answer's form.
+parts joined as templates join them, and its tool calls. Servers join parts with nothing between them
+or with a line break, so a message of several parts is two documents, one for each reading.
+Neighbouring messages of the same role are one document too, up to `MAX_JOINED` characters, because
+many templates join them; no rule matches across messages of different roles. The definition of each
+tool is one document of the role `tools`, and so is each parameter that describes the answer's form.
 """
 
 import json
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import repeat
+from itertools import chain, repeat
 from operator import eq
 from typing import Any
 
@@ -36,11 +38,13 @@ Change = Callable[[str, str], str]  # (text, separator before it) -> the text to
 
 
 class Document(Struct, frozen=True):
-    """`separators[i]` stands before `segments[i]`."""
+    """`separators[i]` stands before `segments[i]`. The second reading of the document before it has
+    the same segments."""
 
     role: str
     segments: tuple[str, ...]
     separators: tuple[str, ...]
+    second_reading: bool = False
 
     @property
     def text(self) -> str:
@@ -49,14 +53,36 @@ class Document(Struct, frozen=True):
         pairs = zip(self.separators, self.segments, strict=True)
         return "".join([part for pair in pairs for part in pair][1:])
 
-    def redacted(self, spans: Sequence[Span]) -> tuple[str, ...]:
-        """The segments with the spans cut out; a span's category stands where it begins."""
-        cuts, found, at = merged(spans), [], 0
+    def read_again(self) -> "Document | None":
+        """The reading with a line break between parts; None for a text without several parts."""
+        if "" not in self.separators[1:]:
+            return None
+        separators = tuple([each or "\n" for each in self.separators])
+        return Document(self.role, self.segments, separators, second_reading=True)
+
+    def spans_from(self, reading: "Document", spans: Iterable[Span]) -> list[Span]:
+        """Spans of another reading of the same segments as spans of this one."""
+        ours, theirs = self._starts(), reading._starts()
+
+        def _place(at: int) -> int:
+            number = max(0, bisect_right(theirs, at) - 1)
+            return ours[number] + min(at - theirs[number], len(self.segments[number]))
+
+        return [replace(each, start=_place(each.start), end=_place(each.end)) for each in spans]
+
+    def _starts(self) -> list[int]:
+        starts, at = [], 0
         for number, segment in enumerate(self.segments):
             at += len(self.separators[number]) if number else 0
-            found.append(_cut(segment, at, cuts))
+            starts.append(at)
             at += len(segment)
-        return tuple(found)
+        return starts
+
+    def redacted(self, spans: Sequence[Span]) -> tuple[str, ...]:
+        """The segments with the spans cut out; a span's category stands where it begins."""
+        cuts = merged(spans)
+        placed = zip(self.segments, self._starts(), strict=True)
+        return tuple([_cut(segment, at, cuts) for segment, at in placed])
 
 
 def _cut(segment: str, at: int, cuts: Iterable[tuple[int, int, str]]) -> str:
@@ -73,22 +99,30 @@ def _cut(segment: str, at: int, cuts: Iterable[tuple[int, int, str]]) -> str:
 
 
 def documents_of(request: InferenceRequest) -> list[Document]:
-    return [_document(role, segments) for role, segments in _walk(request)]
+    return [each for walked in _walk(request) for each in _readings(*walked)]
+
+
+def _readings(role: str, segments: Sequence[tuple[str, str]]) -> Iterator[Document]:
+    document = _document(role, segments)
+    yield document
+    if (second := document.read_again()) is not None:
+        yield second
 
 
 def screened_texts(request: InferenceRequest) -> list[ScreenedText]:
     """The role and text of each document."""
     texts = _texts_of_turns(request.messages) if request.messages else None
     if texts is None:
-        return [_text(role, segments) for role, segments in _walk(request)]
+        return [each for walked in _walk(request) for each in _texts_read(*walked)]
     tools = map(ScreenedText, repeat(TOOLS), _tool_texts(request))
-    return [*texts, *tools, *[_text(*each) for each in _parameters(request)]]
+    parameters = [text for each in _parameters(request) for text in _texts_read(*each)]
+    return [*texts, *tools, *parameters]
 
 
-def _text(role: str, segments: Sequence[tuple[str, str]]) -> ScreenedText:
+def _texts_read(role: str, segments: Sequence[tuple[str, str]]) -> list[ScreenedText]:
     if len(segments) == 1:
-        return ScreenedText(role, segments[0][0])
-    return ScreenedText(role, _document(role, segments).text)
+        return [ScreenedText(role, segments[0][0])]
+    return [ScreenedText(role, each.text) for each in _readings(role, segments)]
 
 
 def _texts_of_turns(messages: Sequence[Mapping[str, Any]]) -> list[ScreenedText] | None:
@@ -113,14 +147,42 @@ def _texts_of_turns(messages: Sequence[Mapping[str, Any]]) -> list[ScreenedText]
     return texts
 
 
+def continued_text(request: InferenceRequest, choice: int) -> str:
+    """The text that an answer continues, or that is delivered before it: the prompt of a completion,
+    a chat's last message where it is continued or echoed."""
+    if request.messages is None:
+        number = choice // request.n
+        prompt = request.prompts[number] if number < len(request.prompts) else ""
+        if isinstance(prompt, str):
+            return prompt
+        known = request.decoded_prompts
+        return known[number] if len(known) == len(request.prompts) else ""
+    if not (request.continue_final_message or request.echo):
+        return ""
+    last = request.messages[-1]
+    if last.get("role") != "assistant":
+        return ""
+    content = last.get("content") or ""
+    if isinstance(content, str):
+        return content
+    return "".join([part.get("text", "") for part in content])
+
+
 def with_redactions(request: InferenceRequest, spans: Sequence[Span]) -> InferenceRequest:
     """The request with the spans cut out of its texts. ContentBlocked for one that cannot be: the
     description of an answer's form."""
-    documents = documents_of(request)
     by_document: dict[int, list[Span]] = {}
     for span in spans:
         by_document.setdefault(span.index, []).append(span)
-    new = [each.redacted(by_document.get(index, ())) for index, each in enumerate(documents)]
+    read: list[tuple[Document, list[Span]]] = []
+    for index, document in enumerate(documents_of(request)):
+        cut = by_document.get(index, [])
+        if document.second_reading:
+            first, own = read[-1]
+            own += first.spans_from(document, cut)
+        else:
+            read.append((document, cut))
+    new = [document.redacted(cut) for document, cut in read]
     return _rebuilt(request, iter([text for segments in new for text in segments]))
 
 
@@ -228,11 +290,10 @@ def _message(message: Mapping[str, Any], change: Change) -> dict[str, Any]:
     if isinstance(content, str):
         new["content"] = change(content, "\n")
     elif isinstance(content, list):
+        separators = chain("\n", repeat(""))
         new["content"] = [
-            {**part, "text": change(part["text"], "" if number else "\n")}
-            if "text" in part
-            else part
-            for number, part in enumerate(content)
+            {**part, "text": change(part["text"], next(separators))} if "text" in part else part
+            for part in content
         ]
     if isinstance(message.get("refusal"), str):
         new["refusal"] = change(message["refusal"], "\n")

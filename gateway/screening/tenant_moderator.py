@@ -15,7 +15,7 @@ from core.tenants.keys import Principal
 from gateway.http.exchange import Headers
 from gateway.inference.request import InferenceRequest
 from gateway.screening.decisions import DecisionLog
-from gateway.screening.moderator import PromptBlocked, ScreeningResult
+from gateway.screening.moderator import Continued, PromptBlocked, ScreeningResult
 from gateway.screening.prompt_texts import screened_texts, with_redactions
 from gateway.screening.second_opinions import SecondOpinions
 from gateway.streaming.output_guard import OutputGuard
@@ -96,12 +96,14 @@ class TenantModerator:
             continue
         return work.verdict()
 
-    def guard(self, request_id: str, principal: Principal, choices: int) -> list[OutputGuard]:
+    def guard(
+        self, request_id: str, principal: Principal, choices: int, before: Continued | None = None
+    ) -> list[OutputGuard]:
         policy = self._policies.policy_of(principal)
         if policy.mode is OFF:
             return []
         answer = GuardedResponse(
-            StreamGuard(policy, self._screener),
+            StreamGuard(policy, self._screener, before),
             policy,
             lambda verdict, text: self._log.record(request_id, principal, "output", verdict, text),
         )

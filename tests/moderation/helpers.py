@@ -42,10 +42,10 @@ class BrokenClassifier:
 
 
 def stream(
-    policy: Policy, chunks: Sequence[str], screener: Screener | None = None
+    policy: Policy, chunks: Sequence[str], screener: Screener | None = None, before: str = ""
 ) -> tuple[str, Verdict, bool]:
     """Run chunks through a guard; return what left, the verdict, and whether it was blocked."""
-    guard = StreamGuard(policy, screener or Screener())
+    guard = StreamGuard(policy, screener or Screener(), lambda _: before)
     left, blocked = "", False
     for chunk in chunks:
         release = guard.feed(0, chunk)

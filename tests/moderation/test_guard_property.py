@@ -1,12 +1,14 @@
 """Invariant: the same verdict however a text is cut, and no flagged character leaves."""
 
+from dataclasses import replace
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moderation.classifiers.load import load_classifier
 from moderation.policy import Policy
 from moderation.screener import Screener
-from moderation.verdict import Action
+from moderation.verdict import Action, ScreenedText
 from tests.moderation.helpers import WordClassifier, cut, stream
 
 FRAGMENTS = [
@@ -22,6 +24,12 @@ FRAGMENTS = [
     "f-0-r-b-i-d",
     "-d-e-n",
     "secret plan",
+    "secret\n\tplan ",
+    "secret ",
+    " plan",
+    "sec\u3164ret\u2800plan",
+    "secret\u3164",
+    " " * 40,
     "secret planet ",
     "bob@example.com ",
     "bob@example",
@@ -65,6 +73,7 @@ def policy(action: str, **more: object) -> Policy:
 REDACTING = policy("redact")
 BLOCKING = policy("block")
 NOTING = policy("annotate")
+RULES = Screener()
 SCREENER = Screener(WordClassifier(violence="poison"))
 
 
@@ -74,8 +83,10 @@ SCORED = Policy.from_dict(
 )
 
 
-def facts(policy: Policy, chunks: list[str], screener: Screener = SCREENER) -> tuple[object, ...]:
-    left, verdict, blocked = stream(policy, chunks, screener)
+def facts(
+    policy: Policy, chunks: list[str], screener: Screener = SCREENER, before: str = ""
+) -> tuple[object, ...]:
+    left, verdict, blocked = stream(policy, chunks, screener, before)
     return (
         left if not blocked else "",
         blocked,
@@ -115,6 +126,13 @@ def test_one_character_at_a_time_is_no_different(text: str) -> None:
         assert facts(policy, list(text)) == facts(policy, [text])
 
 
+def bare(text: str) -> str:
+    """The text without the marks of redactions."""
+    for word in ("DENY_LIST", "EMAIL", "CARD", "US_SSN", "PHONE", "IBAN", "PATTERN"):
+        text = text.replace(f"[{word}]", "")
+    return text
+
+
 @settings(max_examples=300)
 @given(texts, cuts)
 def test_no_flagged_character_leaves(text: str, places: list[int]) -> None:
@@ -125,10 +143,32 @@ def test_no_flagged_character_leaves(text: str, places: list[int]) -> None:
         for place, character in enumerate(text)
         if not any(span.start <= place < span.end for span in spans)
     )
-    bare = left
-    for word in ("DENY_LIST", "EMAIL", "CARD", "US_SSN", "PHONE", "IBAN", "PATTERN"):
-        bare = bare.replace(f"[{word}]", "")
-    assert bare == kept if not blocked else kept.startswith(bare)
+    assert bare(left) == kept if not blocked else kept.startswith(bare(left))
+
+
+@settings(max_examples=300)
+@given(texts, texts, cuts, st.sampled_from([REDACTING, BLOCKING]))
+def test_a_continued_text_is_judged_with_what_it_continues(
+    before: str, text: str, places: list[int], policy: Policy
+) -> None:
+    """Rules alone: the classifier reads the new text only."""
+    left, _, blocked = stream(policy, cut(text, places), RULES, before)
+    assert facts(policy, cut(text, places), RULES, before) == facts(policy, [text], RULES, before)
+    whole = Screener().check_input(
+        [ScreenedText("user", before + text)], replace(policy, input=policy.output)
+    )
+    flagged = {
+        place - len(before)
+        for span in whole.spans
+        if span.action >= Action.REDACT
+        for place in range(max(span.start, len(before)), span.end)
+    }
+    if policy is BLOCKING:
+        assert blocked == bool(flagged)
+        assert text.startswith(left) and len(left) <= min(flagged, default=len(text))
+    else:
+        kept = "".join(c for place, c in enumerate(text) if place not in flagged)
+        assert bare(left) == kept
 
 
 @settings(max_examples=200)

@@ -288,16 +288,17 @@ def _result(where: str, block: Block, media: dict[str, str]) -> tuple[str, list[
     content = block.content or ""
     if isinstance(content, str):
         content = [{"type": "text", "text": content}]
-    text = ""
+    texts: list[str] = []
     images: list[dict[str, Any]] = []
     for index, each in enumerate(content if isinstance(content, list) else [None]):
         here = f"{where}.content[{index}]"
         if isinstance(each, dict) and each.get("type") == "image":
             images.append(_image(here, each.get("source"), media))
         elif isinstance(each, dict) and isinstance(each.get("text"), str):
-            text += each["text"]
+            texts.append(each["text"])
         else:
             raise _not_text(where)
+    text = "\n".join(texts)
     return (f"Error: {text}" if block.is_error else text), images
 
 

@@ -82,16 +82,16 @@ class Conversation:
             return output
         if not isinstance(output, list):
             raise _not_a_message(index)
-        text = ""
+        texts: list[str] = []
         for place, part in enumerate(output):
             if isinstance(part, dict) and part.get("type") == "input_image":
                 where = f"input[{index}].output[{place}]"
                 self._images.append(self._image(where, part.get("image_url"), part.get("detail")))
             elif isinstance(part, dict) and isinstance(part.get("text"), str):
-                text += part["text"]
+                texts.append(part["text"])
             else:
                 raise _not_a_message(index)
-        return text
+        return "\n".join(texts)
 
     def _message(self, index: int, item: Item) -> dict[str, Any]:
         if item.type not in (None, "message") or item.role is None or item.content is None:

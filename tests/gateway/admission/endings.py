@@ -31,7 +31,7 @@ from gateway.inference.request import InferenceRequest
 from gateway.metering.spool import read_outbox
 from gateway.metering.spool_records import decode_outbox
 from gateway.prompts.tokenizing import load_codec
-from gateway.screening.moderator import PromptBlocked, ScreeningResult
+from gateway.screening.moderator import Continued, PromptBlocked, ScreeningResult
 from gateway.services import Services
 from gateway.streaming.output_guard import OutputGuard
 from gateway.upstreams.base import EngineRequest, Generation, Job, Mailbox
@@ -173,7 +173,9 @@ class ScriptedModerator:
             raise PromptBlocked("Blocked.", paid_by=self.paid_by, next_step="", param="messages")
         return ScreeningResult(request)
 
-    def guard(self, request_id: str, principal: Principal, choices: int) -> Sequence[OutputGuard]:
+    def guard(
+        self, request_id: str, principal: Principal, choices: int, before: Continued | None = None
+    ) -> Sequence[OutputGuard]:
         if self.block == "answer":
             return [BlockingGuard(self.paid_by) for _ in range(choices)]
         return ()
