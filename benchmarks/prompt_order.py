@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.report import figure, progress
-from core.tenants.keys import KeyScopes, Principal
+from core.tenants.key_scopes import KeyScopes
+from core.tenants.keys import Principal
 from core.tenants.plans import PLANS
 from core.tenants.scope import scope_of_operator
 from engine.config import EngineConfig

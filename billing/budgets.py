@@ -23,6 +23,7 @@ from core.errors import BadRequest
 from core.ids import new_id
 from core.money import Money, decimal_of
 from core.outbound import check_address
+from core.tenants import attachments
 
 WINDOWS = ("day", "week", "month", "total")
 SCOPES = ("tenant", "project", "key")
@@ -55,8 +56,8 @@ def money_limits(
     at: datetime,
     unrated: UnratedUsage,
 ) -> list[MoneyLimit]:
-    """Every spending limit that applies to a request of this key at this moment. What is spent
-    counts `unrated` usage too."""
+    """Every spending limit that applies to a request of this key at this moment; `key_id` is that of
+    the first key of its chain of rotations. What is spent counts `unrated` usage too."""
     account = session.get(BillingAccount, tenant_id)
     zone = account.timezone if account else "UTC"
     scopes = {"tenant": tenant_id, "project": project_id, "key": key_id}
@@ -65,9 +66,11 @@ def money_limits(
         if scopes[budget.scope] == budget.scope_id:
             window = window_of(budget.window, at, zone)
             spent, back = spent_in(session, budget, window)
-            owner = {f"{budget.scope}_id": budget.scope_id}
-            if budget.scope != "tenant":
-                owner["tenant_id"] = tenant_id
+            owner = {"tenant_id": {tenant_id}}
+            if budget.scope == "project":
+                owner["project_id"] = {budget.scope_id}
+            if budget.scope == "key":
+                owner["key_id"] = set(attachments.ids_of_chain(session, budget.scope_id))
             spent += unrated.spent(owner, budget.currency, window.starts_at, window.ends_at)
             found.append(
                 MoneyLimit(
@@ -80,7 +83,7 @@ def money_limits(
                 )
             )
     if account is not None and account.prepaid_only:
-        waiting = unrated.spent({"tenant_id": tenant_id}, account.currency)
+        waiting = unrated.spent({"tenant_id": {tenant_id}}, account.currency)
         found.append(wallet_limit(session, account, at, waiting))
     return found
 
@@ -160,7 +163,7 @@ def create(
         id=new_id("bud"),
         tenant_id=tenant_id,
         scope=scope,
-        scope_id=scope_id,
+        scope_id=attachments.first_of(session, scope, scope_id),
         name=name,
         currency=cap.currency,
         cap=cap.units,
@@ -211,7 +214,8 @@ def spent_in(session: Session, budget: Budget, window: Window) -> tuple[int, int
         used = used.where(table.project_id == budget.scope_id)
         corrected = corrected.where(changed.project_id == budget.scope_id)
     if budget.scope == "key":
-        used = used.where(table.key_id == budget.scope_id)
+        chain = attachments.ids_of_chain(session, budget.scope_id)
+        used = used.where(table.key_id.in_(chain))
         corrected = corrected.where(false())
     if window.starts_at is not None and window.ends_at is not None:
         used = used.where(table.at >= window.starts_at, table.at < window.ends_at)

@@ -5,6 +5,7 @@ owner and hour, like the roll-ups that the budgets count. Under tiers the cost i
 of a period; rating replaces it by the exact one.
 """
 
+from collections.abc import Mapping, Set
 from datetime import UTC, datetime
 from typing import NamedTuple
 
@@ -49,18 +50,18 @@ class UnratedUsage:
 
     def spent(
         self,
-        scopes: dict[str, str],
+        scopes: Mapping[str, Set[str]],
         currency: str,
         start: datetime | None = None,
         end: datetime | None = None,
     ) -> int:
-        """Picounits of the usage whose tenant_id, project_id or key_id are those of `scopes`."""
+        """Picounits of the usage whose tenant_id, project_id or key_id are among those of `scopes`."""
         return sum(
             each.units
             for sums in self._batches.values()
             for each in sums
             if each.currency == currency
-            and all(getattr(each, name) == value for name, value in scopes.items())
+            and all(getattr(each, name) in values for name, values in scopes.items())
             and (start is None or each.at >= start)
             and (end is None or each.at < end)
         )

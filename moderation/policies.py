@@ -8,7 +8,7 @@ from sqlalchemy.orm import Session
 
 from core.clock import Clock
 from core.errors import BadRequest, NotFound
-from core.tenants import audit
+from core.tenants import attachments, audit
 from core.tenants.scope import TenantScope
 from moderation.categories import ENTITY_KINDS, RETIRED_ENTITY_KINDS
 from moderation.errors import BadPolicy
@@ -30,7 +30,7 @@ def put(
     """Validate a document and activate it at once; the active policy of that level is retired."""
     policy = Policy.from_dict(document)
     _check_entity_kinds(policy)
-    target_id = _target_id(scope, level, target)
+    target_id = _target_id(session, scope, level, target)
     before = _current(session, scope, level, target_id)
     if before is not None and before.version == policy.version:
         return policy
@@ -65,7 +65,7 @@ def retire(
     session: Session, scope: TenantScope, clock: Clock, *, level: str, target: str | None = None
 ) -> None:
     """Deactivate a policy, so that the next level's policy applies."""
-    target_id = _target_id(scope, level, target)
+    target_id = _target_id(session, scope, level, target)
     row = _current(session, scope, level, target_id)
     if row is None:
         raise NotFound(
@@ -85,7 +85,8 @@ def retire(
 
 
 def in_force(session: Session, scope: TenantScope, project_id: str, key_id: str) -> Policy:
-    """Return the policy that applies to a key. May be cached until the tenants' epoch changes."""
+    """Return the policy that applies to a key, by the id of the first key of its chain of rotations.
+    May be cached until the tenants' epoch changes."""
     targets = {"key": key_id, "project": project_id, "tenant": scope.tenant_id}
     rows = session.scalars(
         select(PolicyVersion)
@@ -131,14 +132,14 @@ def _check_entity_kinds(policy: Policy) -> None:
             )
 
 
-def _target_id(scope: TenantScope, level: str, target: str | None) -> str:
+def _target_id(session: Session, scope: TenantScope, level: str, target: str | None) -> str:
     if level not in LEVELS:
         raise BadRequest(f"level is {level!r}: use one of {', '.join(LEVELS)}.", param="level")
     if level == "tenant":
         return scope.tenant_id
     if not target:
         raise BadRequest(f"A {level} policy needs the {level}'s id as target.", param="target")
-    return target
+    return attachments.stored_target(session, scope, level, target)
 
 
 def _current(session: Session, scope: TenantScope, level: str, target: str) -> PolicyVersion | None:

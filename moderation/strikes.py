@@ -11,7 +11,7 @@ from core.clock import Clock
 from core.database import insert_new
 from core.errors import NotFound
 from core.events import ModerationEvent
-from core.tenants import audit, keys
+from core.tenants import attachments, audit, keys
 from core.tenants.models import ApiKey
 from core.tenants.scope import TenantScope
 from moderation.models import Strike, Suspension
@@ -38,14 +38,16 @@ def count_blocked(session: Session, events: Sequence[ModerationEvent]) -> int:
 
 
 def strikes_of(session: Session, key_id: str, clock: Clock, window_hours: int) -> int:
-    """Return how many strikes count against a key: inside the window, not voided, and after its
-    last suspension was lifted."""
+    """Return how many strikes count against a key and those that it was rotated from or to: inside the
+    window, not voided, and after the last suspension was lifted."""
     since = clock.now() - timedelta(hours=window_hours)
+    key = session.get(ApiKey, key_id)
+    chain = attachments.ids_of_chain(session, key.first_id) if key is not None else [key_id]
     freed = session.scalar(
-        select(func.max(Suspension.lifted_at)).where(Suspension.key_id == key_id)
+        select(func.max(Suspension.lifted_at)).where(Suspension.key_id.in_(chain))
     )
     query = select(func.count()).where(
-        Strike.key_id == key_id,
+        Strike.key_id.in_(chain),
         Strike.voided_at.is_(None),
         Strike.at > max(since, freed) if freed is not None else Strike.at > since,
     )
@@ -55,38 +57,44 @@ def strikes_of(session: Session, key_id: str, clock: Clock, window_hours: int) -
 def apply_rules(
     session: Session, clock: Clock, scope_of: Callable[[str, str], TenantScope]
 ) -> list[str]:
-    """Suspend every key that meets its policy's strike rule; returns their ids.
+    """Suspend every key that meets its policy's strike rule; returns their ids. A key that was rotated
+    is suspended with its successor.
 
     `scope_of` makes an operator's scope from a tenant and an actor: only tasks may pass it.
     """
     since = clock.now() - timedelta(hours=LONGEST_WINDOW_HOURS)
-    found = session.execute(
-        select(Strike.tenant_id, Strike.key_id)
+    found = session.scalars(
+        select(ApiKey)
+        .join(Strike, Strike.key_id == ApiKey.id)
         .where(Strike.at > since, Strike.voided_at.is_(None))
-        .distinct()
-    ).all()
+    ).unique()
     suspended = []
-    for tenant_id, key_id in found:
+    for first_id, tenant_id in {key.first_id: key.tenant_id for key in found}.items():
         scope = scope_of(tenant_id, SUSPENDED_BY)
-        if _suspend_if_due(session, scope, clock, key_id):
-            suspended.append(key_id)
+        suspended += _suspend_if_due(session, scope, clock, first_id)
     return suspended
 
 
-def _suspend_if_due(session: Session, scope: TenantScope, clock: Clock, key_id: str) -> bool:
-    key = session.get(ApiKey, key_id)
-    if key is None or key.revoked_at is not None:
-        return False
-    rule = in_force(session, scope, key.project_id, key_id).strikes
+def _suspend_if_due(session: Session, scope: TenantScope, clock: Clock, first_id: str) -> list[str]:
+    chain = attachments.chain_of(session, first_id)
+    live = [key for key in chain if keys.is_live(key, clock.now())]
+    if not live or live[-1].revoked_at is not None:
+        return []
+    current = live[-1]
+    rule = in_force(session, scope, current.project_id, first_id).strikes
     if rule is None:
-        return False
-    count = strikes_of(session, key_id, clock, rule.window_hours)
+        return []
+    count = strikes_of(session, current.id, clock, rule.window_hours)
     if count < rule.limit:
-        return False
-    keys.revoke(session, scope, clock, key_id)
-    session.add(Suspension(tenant_id=scope.tenant_id, key_id=key_id, at=clock.now(), strikes=count))
+        return []
+    for key in live:
+        keys.revoke(session, scope, clock, key.id)
+    suspension = Suspension(
+        tenant_id=scope.tenant_id, key_id=current.id, at=clock.now(), strikes=count
+    )
+    session.add(suspension)
     session.flush()
-    return True
+    return [key.id for key in live]
 
 
 def lift(session: Session, scope: TenantScope, clock: Clock, key_id: str) -> None:

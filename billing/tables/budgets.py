@@ -34,6 +34,8 @@ class Budget(Base):
     emails: Mapped[list[str]] = mapped_column(Json, default=list)
     created_at: Mapped[datetime] = mapped_column(UtcDateTime)
     ended_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    # Signs the messages to `webhooks`, so it is stored in plain text.
+    webhook_secret: Mapped[str | None] = mapped_column(String(80))
 
 
 class OutboxMessage(Base):

@@ -11,6 +11,7 @@ from typing import Any
 from sqlalchemy.orm import Session
 
 from core.errors import Forbidden
+from core.tenants.key_scopes import covers
 from core.tenants.models import ApiKey
 from core.tenants.scope import TenantScope
 
@@ -38,19 +39,26 @@ def check_issue(
 
 
 def check_unrestricted(session: Session, scope: TenantScope) -> None:
-    """Forbidden for a key with scopes: a member that it added could issue an unrestricted key."""
+    """Forbidden for a key with any bound: a member that it added could issue a key without it."""
     parent = session.get(ApiKey, scope.actor)
-    if parent is not None and parent.scopes:
-        raise Forbidden(
-            "This key is restricted to some models, adapters or routes, so it cannot change members.",
-            next_step="Use a key without scopes, or the dashboard.",
-        )
+    if parent is None:
+        return
+    for name, bound in (
+        ("scopes", parent.scopes),
+        ("addresses", parent.allowed_ips),
+        ("an end", parent.expires_at or parent.revoked_at),
+    ):
+        if bound:
+            raise Forbidden(
+                f"This key has {name}, so it cannot change members, who would not be bound by it.",
+                next_step="Use a key without scopes, addresses and end, or the dashboard.",
+            )
 
 
 def _covered(name: str, value: str, own: Iterable[str]) -> bool:
     if name != "routes":
         return value in own
-    return any(value.startswith(each[:-1]) if each.endswith("*") else value == each for each in own)
+    return any(covers(each, value) for each in own)
 
 
 def _inside(networks: list[str], own: list[str]) -> bool:

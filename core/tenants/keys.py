@@ -8,43 +8,23 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import Select, select
 from sqlalchemy.orm import Session
 
 from core.clock import Clock
 from core.errors import BadRequest, Forbidden, NotFound, Unauthenticated
 from core.ids import KEY, MEMBER, new_id
-from core.tenants import audit, key_bounds, key_routing, secrets
+from core.tenants import audit, key_bounds, key_routing, key_scopes, secrets
+from core.tenants.key_scopes import KeyScopes
 from core.tenants.limits import plan_of
-from core.tenants.models import ApiKey, Project, Tenant
+from core.tenants.models import ApiKey, Member, Project, Tenant
 from core.tenants.plans import Plan
 from core.tenants.response_cache import CacheRule, rule_of
-from core.tenants.roles import MEMBER_ROLES, may_grant
+from core.tenants.roles import MEMBER_ROLES, lower_role, may_grant
 from core.tenants.scope import TenantScope, scope_of_key
 
 KEY_ROLES = MEMBER_ROLES
 UNPAID = "unpaid"
-
-
-@dataclass(frozen=True, slots=True)
-class KeyScopes:
-    """What a key may use. None: everything that its tenant may use."""
-
-    models: frozenset[str] | None = None
-    adapters: frozenset[str] | None = None
-    routes: frozenset[str] | None = None  # "/v1/chat/completions", or a prefix such as "/v1/*"
-
-    def allows_route(self, route: str) -> bool:
-        if self.routes is None:
-            return True
-        return any(
-            route.startswith(allowed[:-1]) if allowed.endswith("*") else route == allowed
-            for allowed in self.routes
-        )
-
-    def as_json(self) -> dict[str, Any]:
-        named = {"models": self.models, "adapters": self.adapters, "routes": self.routes}
-        return {name: sorted(value) for name, value in named.items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +43,16 @@ class Principal:
     currency: str
     settings: dict[str, Any] = field(hash=False)
     unpaid: bool = False  # an invoice is overdue for longer than the plan allows
-    member_id: str | None = None  # the member who issued the key; usage is shown by member
+    member_id: str | None = None  # the member who answers for the key; usage is shown by member
+    # The first key of a chain of rotations: budgets, limits and policies are attached to it.
+    origin_id: str = ""
     # The scope's, as a field: a request reads it some seventeen times.
     tenant_id: str = field(init=False, compare=False)
     cache_rule: CacheRule | None = field(init=False, compare=False)  # None: nothing is cached
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tenant_id", self.scope.tenant_id)
+        object.__setattr__(self, "origin_id", self.origin_id or self.key_id)
         object.__setattr__(self, "cache_rule", rule_of(self.settings))
 
 
@@ -92,13 +75,14 @@ def issue(
     expires_at: datetime | None = None,
     routing: dict[str, Any] | None = None,
 ) -> IssuedKey:
-    _check_role(scope, role)
+    check_role(scope, role)
     networks = [str(_network(address)) for address in allowed_ips]
     project = session.get(Project, project_id)
     if project is None or project.tenant_id != scope.tenant_id or project.archived_at is not None:
         raise NotFound(f"No project {project_id}.", next_step="List the projects.")
     key_routing.check(routing or {}, "routing")
     stored_scopes = (scopes or KeyScopes()).as_json()
+    key_scopes.check(stored_scopes)
     key_bounds.check_issue(session, scope, stored_scopes, networks, expires_at)
     secret = secrets.generate()
     key = ApiKey(
@@ -115,6 +99,7 @@ def issue(
         created_at=clock.now(),
         created_by=scope.actor,
         expires_at=expires_at,
+        member_id=_answerable(session, scope),
     )
     session.add(key)
     session.flush()
@@ -127,11 +112,7 @@ def find(session: Session, secret: str, now: datetime) -> Principal:
     if not secrets.well_formed(secret):
         raise Unauthenticated("Incorrect API key.", next_step="Check it for a typo.")
     row = session.execute(
-        select(ApiKey, Tenant)
-        .join(Tenant, Tenant.id == ApiKey.tenant_id)
-        .join(Project, Project.id == ApiKey.project_id)
-        .where(Project.archived_at.is_(None), Project.tenant_id == ApiKey.tenant_id)
-        .where(ApiKey.secret_sha256 == secrets.digest(secret))
+        _usable().where(ApiKey.secret_sha256 == secrets.digest(secret))
     ).one_or_none()
     if row is None:
         raise Unauthenticated("Incorrect API key.", next_step="Issue a key in the dashboard.")
@@ -140,25 +121,38 @@ def find(session: Session, secret: str, now: datetime) -> Principal:
 
 def find_by_id(session: Session, key_id: str, now: datetime) -> Principal:
     """The current Principal of a key id, for work that a key submitted and that runs later."""
-    row = session.execute(
-        select(ApiKey, Tenant)
-        .join(Tenant, Tenant.id == ApiKey.tenant_id)
-        .join(Project, Project.id == ApiKey.project_id)
-        .where(Project.archived_at.is_(None), ApiKey.id == key_id)
-    ).one_or_none()
+    row = session.execute(_usable().where(ApiKey.id == key_id)).one_or_none()
     if row is None:
         raise Unauthenticated("This API key no longer exists.", next_step="Use another key.")
     return _check_usable(session, *row, now)
 
 
-def _check_usable(session: Session, key: ApiKey, tenant: Tenant, now: datetime) -> Principal:
+def _usable() -> Select[ApiKey, Tenant, Member]:
+    """Keys of open projects, each with its tenant and the member who answers for it."""
+    return (
+        select(ApiKey, Tenant, Member)
+        .join(Tenant, Tenant.id == ApiKey.tenant_id)
+        .join(Project, Project.id == ApiKey.project_id)
+        .outerjoin(Member, Member.id == ApiKey.member_id)
+        .where(Project.archived_at.is_(None), Project.tenant_id == ApiKey.tenant_id)
+    )
+
+
+def _check_usable(
+    session: Session, key: ApiKey, tenant: Tenant, member: Member | None, now: datetime
+) -> Principal:
     if key.revoked_at is not None and key.revoked_at <= now:
         raise Unauthenticated("This API key was revoked.", next_step="Use another key.")
     if key.expires_at is not None and key.expires_at <= now:
         raise Unauthenticated("This API key has expired.", next_step="Use another key.")
+    if member is not None and member.disabled_at is not None:
+        raise Unauthenticated(
+            "The member who answers for this API key is disabled.",
+            next_step="Use a key of another member.",
+        )
     if tenant.status not in ("active", UNPAID):
         raise Forbidden(f"This organisation is {tenant.status}.", next_step="Contact the operator.")
-    return _principal(session, key, tenant)
+    return _principal(session, key, tenant, member)
 
 
 def is_live(key: ApiKey, now: datetime) -> bool:
@@ -179,7 +173,8 @@ def revoke(session: Session, scope: TenantScope, clock: Clock, key_id: str) -> N
 def rotate(
     session: Session, scope: TenantScope, clock: Clock, key_id: str, *, overlap: timedelta
 ) -> IssuedKey:
-    """Issue a new key with the same rights; the old one stays valid for `overlap`."""
+    """Issue a new key with the same rights, and with what is attached to it; the old one stays valid
+    for `overlap`."""
     if overlap < timedelta(0):
         raise BadRequest(
             f"The overlap must not be negative: {overlap}.",
@@ -206,6 +201,8 @@ def rotate(
         expires_at=old.expires_at,
         routing=old.routing,
     )
+    successor = session.get_one(ApiKey, new_key.id)
+    successor.origin_id, successor.member_id = old.first_id, old.member_id
     old.rotated_to = new_key.id
     old.revoked_at = clock.now() + overlap
     session.flush()
@@ -228,14 +225,22 @@ def all_of(session: Session, scope: TenantScope) -> list[ApiKey]:
     return list(session.scalars(query.order_by(ApiKey.id)))
 
 
+def current_names(session: Session, scope: TenantScope) -> dict[str, str]:
+    """The name of the newest of each chain of rotations, by the id of the first."""
+    return {key.first_id: key.name for key in all_of(session, scope)}
+
+
 def describe(key: ApiKey) -> dict[str, Any]:
     """Public fields, for the API and the audit log; without the secret."""
     time_fields = ("created_at", "expires_at", "revoked_at", "last_used_at")
     times: dict[str, Any] = {
         name: moment.isoformat() if (moment := getattr(key, name)) else None for name in time_fields
     }
-    plain = ("id", "project_id", "name", "role", "scopes", "allowed_ips", "last_four", "rotated_to")
-    routing = {"routing": key.routing or {}}
+    plain = (
+        *("id", "project_id", "name", "role", "scopes", "allowed_ips", "last_four", "rotated_to"),
+        "member_id",
+    )
+    routing = {"routing": key.routing or {}, "origin_id": key.first_id}
     return {name: getattr(key, name) for name in plain} | routing | times
 
 
@@ -260,13 +265,14 @@ def address_allowed(allowed_ips: tuple[str, ...], address: str) -> bool:
     return any((mapped or client) in ipaddress.ip_network(network) for network in allowed_ips)
 
 
-def _principal(session: Session, key: ApiKey, tenant: Tenant) -> Principal:
+def _principal(session: Session, key: ApiKey, tenant: Tenant, member: Member | None) -> Principal:
+    role = key.role if member is None else lower_role(key.role, member.role)
     return Principal(
-        scope=scope_of_key(tenant.id, key.project_id, key.id, key.role),
+        scope=scope_of_key(tenant.id, key.project_id, key.id, role),
         tenant_name=tenant.name,
         key_id=key.id,
         project_id=key.project_id,
-        role=key.role,
+        role=role,
         scopes=scopes_of(key.scopes),
         allowed_ips=tuple(key.allowed_ips),
         expires_at=_earliest(key.expires_at, key.revoked_at),
@@ -274,8 +280,17 @@ def _principal(session: Session, key: ApiKey, tenant: Tenant) -> Principal:
         currency=tenant.currency,
         settings={**tenant.settings, **(key.routing or {})},
         unpaid=tenant.status == UNPAID,
-        member_id=key.created_by if key.created_by.startswith(f"{MEMBER}_") else None,
+        member_id=key.member_id,
+        origin_id=key.first_id,
     )
+
+
+def _answerable(session: Session, scope: TenantScope) -> str | None:
+    """The member who acts, or who answers for the key that acts."""
+    if scope.actor.startswith(f"{MEMBER}_"):
+        return scope.actor
+    acting = session.get(ApiKey, scope.actor)
+    return acting.member_id if acting is not None else None
 
 
 def _earliest(one: datetime | None, other: datetime | None) -> datetime | None:
@@ -283,12 +298,12 @@ def _earliest(one: datetime | None, other: datetime | None) -> datetime | None:
     return min(known, default=None)
 
 
-def _check_role(scope: TenantScope, role: str) -> None:
+def check_role(scope: TenantScope, role: str) -> None:
     if role not in KEY_ROLES:
         raise BadRequest(f"Unknown role {role!r}; use one of {', '.join(KEY_ROLES)}.", param="role")
     if not may_grant(scope.role, role):
         raise Forbidden(
-            f"The role {scope.role} may not issue a key with the role {role}.",
+            f"The role {scope.role} may not issue or change a key with the role {role}.",
             next_step="Ask an owner of the organisation.",
         )
 

@@ -1,5 +1,6 @@
 """Limits of one tenant, in addition to those of its plan. Changes are audited."""
 
+from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import delete, select
@@ -7,7 +8,7 @@ from sqlalchemy.orm import Session
 
 from core.clock import Clock
 from core.errors import BadRequest, Forbidden, NotFound
-from core.tenants import audit, plan_store
+from core.tenants import attachments, audit, plan_store
 from core.tenants.models import LimitRow, Tenant
 from core.tenants.plans import LimitRule, Plan, Scope, Unit, with_rules
 from core.tenants.roles import OPERATOR
@@ -27,6 +28,7 @@ def set_rule(session: Session, scope: TenantScope, clock: Clock, rule: LimitRule
             next_step="Give a number above 0, or delete the limit.",
             param="limit",
         )
+    rule = _attached(session, scope, rule)
     row = _row(session, scope, rule)
     if scope.role != OPERATOR:
         _check_tenant_may_set(session, scope, rule, row)
@@ -48,6 +50,7 @@ def set_rule(session: Session, scope: TenantScope, clock: Clock, rule: LimitRule
 
 
 def remove_rule(session: Session, scope: TenantScope, clock: Clock, rule: LimitRule) -> None:
+    rule = _attached(session, scope, rule)
     row = _row(session, scope, rule)
     if row is None:
         raise NotFound(
@@ -109,6 +112,11 @@ def _row(session: Session, scope: TenantScope, rule: LimitRule) -> LimitRow | No
             LimitRow.target == rule.target,
         )
     ).one_or_none()
+
+
+def _attached(session: Session, scope: TenantScope, rule: LimitRule) -> LimitRule:
+    target = attachments.stored_target(session, scope, rule.scope, rule.target)
+    return replace(rule, target=target)
 
 
 def _rule(row: LimitRow) -> LimitRule:

@@ -63,6 +63,15 @@ class ApiKey(Base):
     revoked_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     last_used_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     rotated_to: Mapped[str | None] = mapped_column(ID)
+    # The first key of a chain of rotations; None for that key itself.
+    origin_id: Mapped[str | None] = mapped_column(ID)
+    # The member who answers for the key: it works while that member is enabled.
+    member_id: Mapped[str | None] = mapped_column(ID)
+
+    @property
+    def first_id(self) -> str:
+        """The id to which budgets, limits and policies of the key are attached."""
+        return self.origin_id or self.id
 
 
 class PromptTemplate(Base):
@@ -109,6 +118,8 @@ class Member(Base):
     created_at: Mapped[datetime] = mapped_column(UtcDateTime)
     disabled_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     last_seen_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    # The role of the person who set the password for the member; None if the member did.
+    password_by: Mapped[str | None] = mapped_column(String(20))
 
 
 class TenantDomain(Base):

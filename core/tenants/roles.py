@@ -108,6 +108,12 @@ def may_grant(actor_role: str, role: str) -> bool:
     return actor_role == "admin" and role in ("finance", "developer", "viewer", "admin")
 
 
+def lower_role(role: str, cap: str) -> str:
+    """`role`, or `cap` where `cap` may not grant it: a key acts for a member whose role was lowered
+    with no more than the member's own."""
+    return role if role == cap or cap == "owner" or may_grant(cap, role) else cap
+
+
 class Roles:
     """casbin's enforcer on the stored policy. Call `refresh` before `allows` if a session is open."""
 

@@ -10,7 +10,7 @@ from starlette.routing import Route
 
 from core.errors import BadRequest
 from core.tenants import key_routing, keys, organisations
-from core.tenants.keys import KeyScopes
+from core.tenants.key_scopes import KeyScopes
 from core.tenants.models import ApiKey, Project
 from dashboards.once import redirect_with_secret
 from dashboards.page_data import Form, Input, PageData, show
@@ -83,17 +83,19 @@ def _row(key: ApiKey, projects: dict[str, str], now: datetime, can_edit: bool) -
         "state": state,
         "created": key.created_at,
         "used": key.last_used_at,
-        "acts": _acts(key) if can_edit and state == "active" else [],
+        "acts": _acts(key, state) if can_edit else [],
     }
 
 
-def _acts(key: ApiKey) -> list[Form]:
+def _acts(key: ApiKey, state: str) -> list[Form]:
     same = {"key_id": key.id}
-    about = "Creates a new key. This one continues to work for 24 hours."
-    return [
-        Form(PATH, "Rotate", {"act": "rotate", **same}, about=about),
-        Form(PATH, "Revoke", {"act": "revoke", **same}, confirm=key.name, danger=True),
-    ]
+    about = (
+        "Creates a new key with the same rights, budgets, limits and policy. "
+        "This one continues to work for 24 hours."
+    )
+    rotate = Form(PATH, "Rotate", {"act": "rotate", **same}, about=about)
+    revoke = Form(PATH, "Revoke", {"act": "revoke", **same}, confirm=key.name, danger=True)
+    return {"active": [rotate, revoke], "ending": [revoke]}.get(state, [])
 
 
 def _new(projects: list[Project], served: Sequence[str]) -> Form:

@@ -100,7 +100,7 @@ def page_of(request: Request) -> Response:
     used = {each.rule: each for each in deps.backend.used(viewer.scope, plan.rules)}
     may_set = deps.auth.may(viewer, "limits", "write")
     may_spend = deps.auth.may(viewer, "budgets", "write")
-    rules = [_rule(rule, used, rule.slot in own, may_set) for rule in plan.rules]
+    rules = [_rule(rule, used, targets, rule.slot in own, may_set) for rule in plan.rules]
     columns = [*RULES, Column("acts", "Change", "acts")] if may_set else RULES
     table = Table("Limits in force", columns, rules, totals=False)
     if wants_csv(request):
@@ -184,13 +184,20 @@ def _reason_label(reason: str) -> str:
     return f"{_rule_label(reason)}, per {scope}" if rest else reason.replace("_", " ").capitalize()
 
 
-def _rule(rule: LimitRule, used: dict[str, LimitUsage], own: bool, may_set: bool) -> dict[str, Any]:
+def _rule(
+    rule: LimitRule,
+    used: dict[str, LimitUsage],
+    targets: dict[str, str],
+    own: bool,
+    may_set: bool,
+) -> dict[str, Any]:
     state = used.get(rule.name) if rule.scope is Scope.TENANT else None
     at_once = rule.unit is Unit.CONCURRENT
     fields = {"scope": rule.scope.value, "unit": rule.unit.value, "period": str(rule.slot[2])}
     fields |= {"target": rule.target, "act": "drop"}
     return {
-        "scope": f"{rule.scope} {rule.target}".strip(),
+        "scope": targets.get(f"{rule.scope}:{rule.target}")
+        or f"{rule.scope} {rule.target}".strip(),
         "unit": rule.unit.value.replace("_", " "),
         "per": "concurrent" if at_once else PERIODS.get(rule.period_s, f"{rule.period_s} s"),
         "limit": rule.limit,
@@ -241,13 +248,13 @@ def _end_form(each: dict[str, Any]) -> list[Form]:
 
 
 def _targets(session: Session, scope: TenantScope) -> dict[str, str]:
-    """`scope:id` -> display name of everything that a budget can apply to."""
+    """`scope:id` -> display name of everything that a budget or a limit can apply to. A key that was
+    rotated is listed once, with the id of the first one and the name of the last."""
     found = {f"tenant:{scope.tenant_id}": "the organisation"}
     for project in organisations.projects(session, scope):
         found[f"project:{project.id}"] = f"project {project.name}"
-    for key in keys.all_of(session, scope):
-        if key.revoked_at is None:
-            found[f"key:{key.id}"] = f"key {key.name}"
+    for first_id, name in keys.current_names(session, scope).items():
+        found[f"key:{first_id}"] = f"key {name}"
     return found
 
 

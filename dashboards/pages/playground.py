@@ -15,6 +15,7 @@ from billing.prices import load_price_book
 from billing.pricing import PPM, Component
 from core.errors import NotFound, TollhouseError
 from core.tenants import keys
+from core.tenants.key_scopes import KeyScopes
 from core.tenants.models import ApiKey, Project, Tenant
 from dashboards.pages.common import deps_of, viewer_of
 from dashboards.render import page
@@ -83,7 +84,7 @@ def _issue(request: Request, project_id: str) -> str:
             deps.clock,
             project_id=project_id,
             name=KEY_NAME,
-            scopes=keys.KeyScopes(routes=frozenset({_ROUTE})),
+            scopes=KeyScopes(routes=frozenset({_ROUTE})),
             expires_at=deps.clock.now() + KEY_AGE,
         ).secret
 

@@ -88,8 +88,8 @@ def _targets(session: Session, scope: TenantScope) -> dict[str, str]:
     found |= {
         f"project:{p.id}": f"project {p.name}" for p in organisations.projects(session, scope)
     }
-    live = (key for key in keys.all_of(session, scope) if key.revoked_at is None)
-    return found | {f"key:{key.id}": f"key {key.name}" for key in live}
+    names = keys.current_names(session, scope)
+    return found | {f"key:{first_id}": f"key {name}" for first_id, name in names.items()}
 
 
 def _thresholds(policy: Policy) -> list[dict[str, Any]]:

@@ -35,7 +35,7 @@ class AdmissionRequest(Struct, frozen=True):
     request_id: str
     tenant_id: str
     project_id: str
-    key_id: str
+    key_id: str  # of the first key of a chain of rotations, to which limits are attached
     model: str
     plan: Plan  # with the tenant's own rules in it: `core.tenants.plans.with_rules`
     prompt_tokens: int
@@ -59,7 +59,7 @@ class AdmissionRequest(Struct, frozen=True):
             request_id=ctx.request_id,
             tenant_id=principal.tenant_id,
             project_id=principal.project_id,
-            key_id=principal.key_id,
+            key_id=principal.origin_id,
             model=ctx.target.model.name,
             plan=principal.plan,
             prompt_tokens=ctx.prompt.reserved_tokens,
@@ -81,7 +81,7 @@ class AdmissionRequest(Struct, frozen=True):
             request_id=request_id,
             tenant_id=principal.tenant_id,
             project_id=principal.project_id,
-            key_id=principal.key_id,
+            key_id=principal.origin_id,
             model=model,
             plan=principal.plan,
             prompt_tokens=0,

@@ -7,6 +7,7 @@ from core.clock import Clock
 from core.errors import Forbidden, Unauthenticated
 from core.tenants import audit, keys, members, operators, organisations, sessions
 from core.tenants.access import Actor, scope_for
+from core.tenants.key_scopes import KeyScopes
 from core.tenants.models import ApiKey, Member, Tenant
 from core.tenants.operator import is_operator_token
 from core.tenants.roles import Roles
@@ -83,7 +84,7 @@ class DashboardAuth:
             raise Unauthenticated(
                 f"This key may not be used from {address}.", next_step="Use another key."
             )
-        if key.scopes != keys.KeyScopes():
+        if key.scopes != KeyScopes():
             raise Forbidden(
                 "This key is restricted to some models or routes, so it cannot open the dashboard.",
                 next_step="Sign in with your e-mail address, or with an unrestricted key.",

@@ -21,7 +21,7 @@ class PolicyView:
 
     def policy_of(self, principal: Principal) -> Policy:
         """The policy of the key, else of its project, else of its tenant, else the default."""
-        owner = (principal.tenant_id, principal.project_id, principal.key_id)
+        owner = (principal.tenant_id, principal.project_id, principal.origin_id)
         of_key = self._of_key
         policy = of_key.get(owner)
         if policy is None:
@@ -31,7 +31,7 @@ class PolicyView:
         return policy
 
     def _resolve(self, principal: Principal) -> Policy:
-        targets = (principal.key_id, principal.project_id, principal.tenant_id)
+        targets = (principal.origin_id, principal.project_id, principal.tenant_id)
         for level, target in zip(LEVELS, targets, strict=True):
             in_force = self._in_force.get((principal.tenant_id, level, target))
             if in_force is not None:

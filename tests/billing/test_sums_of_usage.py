@@ -33,7 +33,8 @@ def _spent(lite: Deployment, unrated: UnratedUsage, *tenants: str, **asked: Any)
         book = prices.load_price_book(session)
         unrated.refresh(session, frozenset(tenants or ("acme",)), book)
     scopes = asked.pop("scopes", {"tenant_id": "acme"})
-    return unrated.spent(scopes, asked.pop("currency", "USD"), **asked)
+    sets = {name: {value} for name, value in scopes.items()}
+    return unrated.spent(sets, asked.pop("currency", "USD"), **asked)
 
 
 def test_usage_that_waits_costs_what_it_will(lite: Deployment) -> None:

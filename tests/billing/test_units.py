@@ -47,7 +47,7 @@ def test_units_are_charged_rolled_up_and_invoiced(deployment: Deployment) -> Non
         unrated = UnratedUsage()
         unrated.refresh(session, frozenset(("acme",)), book)
         whole = sum(cost for *_, cost in USED)
-        assert unrated.spent({"tenant_id": "acme"}, "USD") == whole
+        assert unrated.spent({"tenant_id": {"acme"}}, "USD") == whole
     assert deployment.rate() == 4
     with deployment.database.read() as session:
         charges = [session.get_one(Charge, each.request_id) for each in events]

@@ -20,7 +20,11 @@ from billing.payments.fake import FakePayments
 from core.dead_letters import keeper
 from core.events import ModerationEvent
 from core.queue import TASKS
-from core.tenants.keys import all_of
+from core.tenants.keys import all_of, is_live, issue, rotate
+from core.tenants.limits import set_rule
+from core.tenants.models import ApiKey
+from core.tenants.organisations import projects
+from core.tenants.plans import LimitRule, Scope, Unit
 from core.tenants.scope import scope_of_operator
 from moderation.records import store
 from tests.dashboards.browser_client import browser, with_role
@@ -466,3 +470,24 @@ def test_a_page_of_another_tenant_s_request_or_invoice_is_not_found(
         assert request_id not in stranger.get("/dashboard/requests").text
         assert stranger.get("/dashboard/invoices/inv_foreign/lines/1").status_code == 404
         assert "No requests match" in stranger.get("/dashboard/requests").text
+
+
+def test_a_key_that_was_rotated_is_revoked_on_its_page_and_its_limit_shows_its_name(
+    deployment: Deployment, owner: httpx.Client
+) -> None:
+    services, scope = deployment.services, scope_of_operator(deployment.tenant_id)
+    with services.database.transaction() as session:
+        project = projects(session, scope)[0].id
+        made = issue(session, scope, services.clock, project_id=project, name="turned")
+        rule = LimitRule(Scope.KEY, Unit.REQUESTS, 1_000_000, target=made.id)
+        set_rule(session, scope, services.clock, rule)
+        rotate(session, scope, services.clock, made.id, overlap=timedelta(hours=24))
+    page = owner.get("/dashboard/limits").text
+    assert "key turned" in page and made.id not in re.sub(r'value="[^"]*"', "", page)
+    page = owner.get("/dashboard/keys").text
+    form = page[page.index(f'value="{made.id}"') - 400 :][:800]
+    assert 'value="revoke"' in form and 'value="rotate"' not in form
+    act = {"act": "revoke", "key_id": made.id, "confirm": "turned"}
+    assert "was revoked" in owner.post("/dashboard/keys", data=act).text
+    with services.database.read() as session:
+        assert not is_live(session.get_one(ApiKey, made.id), services.clock.now())

@@ -149,11 +149,14 @@ def test_the_most_special_policy_is_in_force(
         assert policies.in_force(session, scope, "proj_1", "key_1") == default_policy()
         tenant = policies.put(session, scope, clock, {"name": "tenant"})
         assert policies.in_force(session, scope, "proj_1", "key_1").version == tenant.version
-        key = policies.put(session, scope, clock, {"name": "k"}, level="key", target="key_1")
-        assert policies.in_force(session, scope, "proj_1", "key_1").version == key.version
-        assert policies.in_force(session, scope, "proj_1", "key_2").version == tenant.version
-        policies.retire(session, scope, clock, level="key", target="key_1")
-        assert policies.in_force(session, scope, "proj_1", "key_1").version == tenant.version
+        project, made = _key(session, scope, clock)
+        key = policies.put(session, scope, clock, {"name": "k"}, level="key", target=made)
+        assert policies.in_force(session, scope, project, made).version == key.version
+        assert policies.in_force(session, scope, project, "key_2").version == tenant.version
+        policies.retire(session, scope, clock, level="key", target=made)
+        assert policies.in_force(session, scope, project, made).version == tenant.version
+        with pytest.raises(BadRequest, match="no key 'key_2'"):
+            policies.put(session, scope, clock, {}, level="key", target="key_2")
         assert policies.version(session, scope, key.version).name == "k"
         assert [row.level for row in policies.history(session, scope)] == ["key", "tenant"]
 

@@ -7,7 +7,7 @@ from fastapi import APIRouter, Depends
 
 from core.errors import BadRequest
 from core.tenants import key_changes, keys
-from core.tenants.keys import KeyScopes
+from core.tenants.key_scopes import KeyScopes
 from gateway.api.admin.access import AdminContext, RequirePermission
 from gateway.api.admin.schemas import KeyChange, KeyRotation, NewKey
 

@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 from core.errors import NotFound
 from core.tenants import key_changes, keys
 from core.tenants.key_routing import CANARY, FALLBACK, parse_chains, parse_shares
-from core.tenants.keys import KeyScopes
+from core.tenants.key_scopes import KeyScopes
 from core.tenants.models import ApiKey
 from core.tenants.roles import MEMBER_ROLES
 from core.tenants.scope import TenantScope

@@ -10,7 +10,7 @@ from core.database import Database
 from core.errors import Forbidden, NotFound, Unauthenticated
 from core.tenants import audit, keys, limits
 from core.tenants.bootstrap import ensure_demo_tenant
-from core.tenants.keys import KeyScopes
+from core.tenants.key_scopes import KeyScopes
 from core.tenants.models import ApiKey, Tenant
 from core.tenants.organisations import create_project, create_tenant
 from core.tenants.plans import LimitRule, Scope, Unit

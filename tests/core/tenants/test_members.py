@@ -12,6 +12,7 @@ from core.counters_memory import MemoryCounters
 from core.database import Database
 from core.errors import BadRequest, Conflict, Forbidden, RateLimited, Unauthenticated
 from core.tenants import audit, keys, members, sessions
+from core.tenants.key_scopes import KeyScopes
 from core.tenants.models import DashboardSession, Member
 from core.tenants.organisations import change_tenant, create_project, create_tenant
 from core.tenants.roles import Roles
@@ -140,7 +141,7 @@ def test_a_key_or_the_operators_token_opens_the_dashboard(
             clock,
             project_id=project,
             name="bound",
-            scopes=keys.KeyScopes(routes=frozenset({"/v1/*"})),
+            scopes=KeyScopes(routes=frozenset({"/v1/*"})),
         )
     cookie = _sign_in(sqlite_database, dashboard_auth, secret=key.secret)
     assert _role(sqlite_database, dashboard_auth, cookie) == "finance"

@@ -10,7 +10,7 @@ import pytest
 
 from core.clock import SystemClock
 from core.tenants import keys, limits
-from core.tenants.keys import KeyScopes
+from core.tenants.key_scopes import KeyScopes
 from core.tenants.plans import DAY, LimitRule, Scope, Unit
 from core.tenants.scope import scope_of_operator
 from tests.gateway.admin.conftest import OPERATORS, Firm, Town

@@ -11,6 +11,7 @@ from sqlalchemy import select
 from billing.models import UsageEventRow
 from core.clock import SystemClock
 from core.tenants import keys
+from core.tenants.key_scopes import KeyScopes
 from core.tenants.organisations import create_project
 from core.tenants.roles import MEMBER_ROLES
 from core.tenants.scope import scope_of_operator
@@ -47,7 +48,7 @@ def restricted(town: Town, firm: Firm, *routes: str) -> keys.IssuedKey:
             project_id=firm.project_id,
             name="reports",
             role="owner",
-            scopes=keys.KeyScopes(routes=frozenset(routes)),
+            scopes=KeyScopes(routes=frozenset(routes)),
         )
 
 

@@ -13,7 +13,7 @@ from core.database import Database
 from core.errors import Forbidden
 from core.tenants import keys, members, organisations
 from core.tenants.access import Actor, scope_for
-from core.tenants.keys import KeyScopes
+from core.tenants.key_scopes import KeyScopes
 from core.tenants.scope import TenantScope, scope_of_operator
 
 
