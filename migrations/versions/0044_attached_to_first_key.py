@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from alembic import op
 
 revision = "0044_attached_to_first_key"
-down_revision = "0037_end_users_shown"
+down_revision = "0046_scarce_resources"
 branch_labels = None
 depends_on = None
 
