@@ -1,6 +1,7 @@
 """The policy editor: dry runs on recorded decisions, activation, and the version history."""
 
 import json
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from itertools import islice
 from typing import Any
@@ -20,9 +21,12 @@ from dashboards.scales import grouped
 from dashboards.tables import Column, Table
 from moderation import policies
 from moderation.categories import SCORED
-from moderation.dry_run import DryRun, dry_run
+from moderation.classifiers.load import load_classifier
+from moderation.dry_run import DryRun, dry_run, trial_of
 from moderation.policy import Policy
 from moderation.records import every_decision
+from moderation.screener import Screener
+from moderation.verdict import ScreenedText, Verdict
 
 PATH = "/safety/policy"
 DRY_RUN_DAYS, DRY_RUN_MAX_DECISIONS = 30, 5_000
@@ -44,12 +48,41 @@ CHANGES = [
     Column("count", "Decisions", "whole"),
 ]
 
+SAMPLE = [
+    Column("direction", "Screened as"),
+    Column("action", "Action", "badge"),
+    Column("flagged", "Flagged"),
+    Column("matched", "Matched text"),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A text that somebody typed, and a policy's verdicts on it as a prompt and as an answer."""
+
+    text: str
+    verdicts: dict[str, Verdict]
+
+    @classmethod
+    def of(cls, text: str, policy: Policy) -> "Sample":
+        screener, texts = Screener(load_classifier()), [ScreenedText("user", text)]
+        prompt = replace(policy, roles=frozenset({"user"}))
+        answer = replace(prompt, input=policy.output)
+        return cls(
+            text,
+            {
+                "prompt": screener.check_input(texts, prompt),
+                "answer": screener.check_input(texts, answer),
+            },
+        )
+
 
 def page_of(
     request: Request,
     document: str = "",
     place: str = "",
     dry_run_result: DryRun | None = None,
+    sample: "Sample | None" = None,
     problem: str = "",
 ) -> Response:
     viewer, deps = viewer_of(request, "moderation"), deps_of(request)
@@ -68,12 +101,18 @@ def page_of(
     ]
     if dry_run_result is not None:
         tables.insert(0, _dry_run_table(dry_run_result))
+        if dry_run_result.untried:
+            tables.insert(0, _untried_table(dry_run_result))
+    if sample is not None:
+        tables.insert(0, _sample_table(sample))
     page_data = PageData(
         "Safety policy",
         "A key's policy takes precedence, then its project's, then the organisation's, then the default.",
         tiles=_dry_run_tiles(dry_run_result) if dry_run_result else [],
         tables=tables,
-        forms=[_threshold_form(place), _document_form(text, place, targets)] if can_edit else [],
+        forms=[_threshold_form(place), _document_form(text, place, targets, sample)]
+        if can_edit
+        else [],
         after=[
             Table("Versions", columns, rows, totals=False, empty="The default policy is in force.")
         ],
@@ -128,9 +167,11 @@ def _dry_run_tiles(dry_run_result: DryRun) -> list[Tile]:
             f"decisions of the last {DRY_RUN_DAYS} days",
         ),
         Tile(
-            "Would change",
+            "Would change at least" if dry_run_result.untried else "Would change",
             grouped(dry_run_result.changed),
-            share(dry_run_result.changed, dry_run_result.decided),
+            f"{len(dry_run_result.untried)} rules could not be tried"
+            if dry_run_result.untried
+            else share(dry_run_result.changed, dry_run_result.decided),
         ),
         Tile(
             "Version",
@@ -148,6 +189,28 @@ def _dry_run_table(dry_run_result: DryRun) -> Table:
     empty = "There are no recorded decisions to test it on. You can still activate it."
     caption = "Effect on recorded decisions. The policy is not active yet."
     return Table(caption, CHANGES, rows, totals=False, empty=empty)
+
+
+def _untried_table(dry_run_result: DryRun) -> Table:
+    rows = [{"rule": name} for name in dry_run_result.untried]
+    caption = (
+        "Not tried: no text is stored, so what these rules find is unknown. Try them on a sample, or "
+        "count them on live traffic."
+    )
+    return Table(caption, [Column("rule", "Rule")], rows, totals=False)
+
+
+def _sample_table(sample: "Sample") -> Table:
+    rows = [
+        {
+            "direction": direction,
+            "action": verdict.action.word,
+            "flagged": ", ".join(verdict.flagged) or "–",
+            "matched": " · ".join(sample.text[s.start : s.end] for s in verdict.spans) or "–",
+        }
+        for direction, verdict in sample.verdicts.items()
+    ]
+    return Table("The sample under this policy", SAMPLE, rows, totals=False)
 
 
 def _threshold_form(place: str) -> Form:
@@ -171,10 +234,18 @@ def _threshold_form(place: str) -> Form:
     )
 
 
-def _document_form(text: str, place: str, targets: dict[str, str]) -> Form:
+def _document_form(text: str, place: str, targets: dict[str, str], sample: "Sample | None") -> Form:
     inputs = [
         Input("place", "Applies to", "select", place, list(targets.items())),
         Input("document", "Policy", "area", text),
+        Input(
+            "sample",
+            "Sample text",
+            "area",
+            sample.text if sample else "",
+            required=False,
+            hint="A test screens it as a prompt and as an answer. It is not stored.",
+        ),
     ]
     return Form(
         PATH,
@@ -183,17 +254,19 @@ def _document_form(text: str, place: str, targets: dict[str, str]) -> Form:
         inputs,
         title="Policy document",
         about="Thresholds, terms, patterns, entities, streaming, strikes. A test changes nothing.",
-        also=(("put", "Activate"),),
+        also=(("trial", "Count new rules on live traffic"), ("put", "Activate")),
         act="try",
     )
 
 
 def _test(request: Request, form_fields: Fields) -> Response:
     text = form_fields.get("document", "")
-    return _dry_run(request, text, form_fields.get("place", ""))
+    return _dry_run(
+        request, text, form_fields.get("place", ""), form_fields.get("sample", "").strip()
+    )
 
 
-def _dry_run(request: Request, text: str, place: str) -> Response:
+def _dry_run(request: Request, text: str, place: str, sample: str = "") -> Response:
     viewer, deps = viewer_of(request, "moderation", "write"), deps_of(request)
     now = deps.clock.now()
     try:
@@ -202,8 +275,10 @@ def _dry_run(request: Request, text: str, place: str) -> Response:
         return page_of(request, text, place, problem=f"{error.message} {error.next_step}".strip())
     with deps.database.read() as session:
         found = every_decision(session, viewer.scope, now - timedelta(DRY_RUN_DAYS), now)
-        dry_run_result = dry_run(policy, islice(found, DRY_RUN_MAX_DECISIONS))
-    return page_of(request, text, place, dry_run_result)
+        in_force = policies.in_force(session, viewer.scope, "", "")
+        dry_run_result = dry_run(policy, islice(found, DRY_RUN_MAX_DECISIONS), in_force)
+    tried = Sample.of(sample, policy) if sample else None
+    return page_of(request, text, place, dry_run_result, tried)
 
 
 def _threshold(request: Request, form_fields: Fields) -> Response:
@@ -227,13 +302,27 @@ def _threshold(request: Request, form_fields: Fields) -> Response:
     return _dry_run(request, json.dumps(document, indent=1), form_fields.get("place", ""))
 
 
-def _activate(request: Request, form_fields: Fields) -> Response:
+def _trial(request: Request, form_fields: Fields) -> Response:
+    """Activates the policy with its new rules only counting."""
+    return _activate(request, form_fields, trial=True)
+
+
+def _activate(request: Request, form_fields: Fields, *, trial: bool = False) -> Response:
     viewer, deps = viewer_of(request, "moderation", "write"), deps_of(request)
     text = form_fields.get("document", "")
     try:
         with deps.database.transaction() as session:
             level, target = _target_of(session, viewer.scope, form_fields)
-            policies.put(session, viewer.scope, deps.clock, _json(text), level=level, target=target)
+            document = _json(text)
+            if trial:
+                in_force = policies.in_force(
+                    session,
+                    viewer.scope,
+                    target if level == "project" else "",
+                    target if level == "key" else "",
+                )
+                document = trial_of(Policy.from_dict(document), in_force).to_dict()
+            policies.put(session, viewer.scope, deps.clock, document, level=level, target=target)
     except BadRequest as error:
         said = f"{error.message} {error.next_step}".strip()
         return page_of(request, text, form_fields.get("place", ""), problem=said)
@@ -287,7 +376,14 @@ ROUTES = [
     Route(
         PATH,
         form_handler(
-            page_of, **{"try": _test, "put": _activate, "threshold": _threshold, "retire": _retire}
+            page_of,
+            **{
+                "try": _test,
+                "trial": _trial,
+                "put": _activate,
+                "threshold": _threshold,
+                "retire": _retire,
+            },
         ),
         methods=["POST"],
     ),

@@ -241,6 +241,20 @@ def test_a_policy_is_tried_on_what_was_recorded_and_put_in_force(
     assert place is not None
     broken = send(owner, "/safety/policy", act="put", place=place[1], document='{"mode": "loud"}')
     assert broken.status_code == 400 and "mode" in broken.text
+    rules = {**json.loads(text)}
+    rules["input"]["deny"] = ["zorgblat"]
+    wanted = {"place": place[1], "document": json.dumps(rules)}
+    tried = send(owner, "/safety/policy", act="try", sample="A zorgblat!", **wanted).text
+    assert "Not tried" in tried and "phrase &#39;zorgblat&#39;" in tried
+    assert "Would change at least" in tried
+    assert re.search(r"prompt</td>\s*<td[^>]*>.*?block", tried, re.DOTALL)
+    counted = send(owner, "/safety/policy", act="trial", **wanted).text
+    document = re.search(r'<textarea name="document"[^>]*>(.*?)</textarea>', counted, re.DOTALL)
+    assert document is not None
+    shown = json.loads(document[1].replace("&#34;", '"').replace("&quot;", '"'))
+    assert shown["input"]["deny"] == [
+        {"text": "zorgblat", "action": "annotate", "category": "deny_list"}
+    ]
     put = send(owner, "/safety/policy", act="put", place=place[1], document=text).text
     assert "The policy is in force." in put and "active" in put
     retired = send(

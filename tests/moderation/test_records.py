@@ -19,7 +19,7 @@ from core.tenants import keys
 from core.tenants.organisations import create_project, create_tenant
 from core.tenants.scope import TenantScope, scope_of_operator
 from moderation import appeals, daily_counts, policies, records, strikes, tasks
-from moderation.dry_run import dry_run
+from moderation.dry_run import dry_run, trial_of
 from moderation.errors import BadPolicy
 from moderation.models import Decision
 from moderation.policy import Policy, default_policy
@@ -183,10 +183,35 @@ def test_a_dry_run_says_what_a_policy_would_have_done(
     with sqlite_database.transaction() as session:
         records.store(session, [event(scope, clock, n) for n in range(4)])
     with sqlite_database.read() as session:
-        result = dry_run(milder, records.decisions(session, scope))
+        result = dry_run(milder, records.decisions(session, scope), milder)
     assert result.changes == {("block", "annotate"): 4}
     assert (result.changed, result.decided) == (4, 4)
-    assert result.policy_version == milder.version
+    assert result.policy_version == milder.version and result.untried == ()
+
+
+def test_a_dry_run_names_the_rules_that_it_cannot_try_and_a_trial_of_them_only_counts() -> None:
+    rules = {
+        "deny": ["old", "zorgblat"],
+        "allow": ["fine"],
+        "patterns": [{"name": "p", "pattern": "T-[0-9]", "action": "block"}],
+        "entities": {"card": "redact", "email": "block"},
+    }
+    known = {"deny": ["old"], "entities": {"email": "annotate"}}
+    policy = Policy.from_dict({"input": rules})
+    in_force = Policy.from_dict({"input": known})
+    assert dry_run(policy, [], in_force).untried == (
+        "input: phrase 'zorgblat'",
+        "input: allowed phrase 'fine'",
+        "input: pattern 'p'",
+        "input: entity card",
+    )
+    trial = trial_of(policy, in_force)
+    found = {
+        text: Screener().check_input([ScreenedText("user", text)], trial).action.word
+        for text in ("old", "zorgblat", "T-1", "4111 1111 1111 1111", "ann@acme.example")
+    }
+    assert list(found.values()) == ["block", "annotate", "annotate", "annotate", "block"]
+    assert Policy.from_dict(trial.to_dict()) == trial
 
 
 def _key(session: Session, scope: TenantScope, clock: FakeClock) -> tuple[str, str]:

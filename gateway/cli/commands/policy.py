@@ -98,11 +98,17 @@ def _try(arguments: argparse.Namespace) -> int:
     with command_context() as tools, tools.database.read() as session:
         until = tools.clock.now()
         since = until - timedelta(days=arguments.days)
-        decisions = every_decision(session, _scope(session, arguments), since, until)
-        document = dry_run(policy, decisions)
+        scope = _scope(session, arguments)
+        decisions = every_decision(session, scope, since, until)
+        document = dry_run(policy, decisions, policies.in_force(session, scope, "", ""))
     changes = {f"{was} -> {would}": number for (was, would), number in document.changes.items()}
     show(
-        {"version": document.policy_version, "decided": document.decided, "changes": changes},
+        {
+            "version": document.policy_version,
+            "decided": document.decided,
+            "changes": changes,
+            "untried": list(document.untried),
+        },
         as_json=arguments.json,
         title="dry run",
     )
