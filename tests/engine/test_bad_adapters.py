@@ -2,15 +2,21 @@
 
 import json
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from peft.utils.other import get_pattern_key
 from safetensors.torch import load_file, save_file
 
 from engine.errors import AdapterError
+from engine.lora.peft.patterns import value_of
+from gateway.catalog.adapter_files import read_adapter
 from tests.engine.checkpoints import reference, reference_greedy, save_adapter, save_checkpoint
 from tests.engine.driver import Driver
 
@@ -134,3 +140,80 @@ def test_the_others_are_served_on(base: Path, driver: Driver, good: Path, copy: 
     driver.run([sequence], count=8)
     assert sequence.output == reference_greedy(reference(base), PROMPT, 8)
     assert driver.runner.register_adapter(str(good)).rank == 4
+
+
+@pytest.mark.parametrize("field", ["rank_pattern", "alpha_pattern"])
+@pytest.mark.parametrize(
+    ("pattern", "named"),
+    [
+        (r"(([a-z0-9_.]+)+)+!", ""),  # takes Python's `re` for ever
+        (r"(x+x+)+y", ""),
+        (r"(?=q)q_proj", "RE2 does not take"),
+        (r"(.)\1_proj", "RE2 does not take"),
+        ("(", "RE2 does not take"),
+        ("a" * 513, "513 characters"),
+        (r"(.?){1000}x", "instructions of RE2"),
+        ("\ud800", "lone surrogate"),
+    ],
+)
+def test_no_pattern_of_an_adapter_takes_long(
+    driver: Driver, copy: Path, field: str, pattern: str, named: str
+) -> None:
+    fields = json.loads((copy / CONFIG).read_text())
+    change(copy, **{field: {pattern: fields["r"] if field == "rank_pattern" else 3}})
+    began = time.process_time()
+    if not named:  # it matches no module
+        driver.runner.register_adapter(str(copy))
+        assert read_adapter(copy).unserved == ""
+    else:
+        message = refused(driver, copy)
+        assert named in message and field in message
+        assert named in read_adapter(copy).unserved  # and so is the upload
+    assert time.process_time() - began < 1.0
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"rank_pattern": ["q_proj"]}, "rank_pattern is a list"),
+        ({"rank_pattern": {"q_proj": 0}}, "'q_proj' the value 0"),
+        ({"rank_pattern": {"q_proj": True}}, "'q_proj' the value True"),
+        ({"rank_pattern": {"q_proj": "4"}}, "'q_proj' the value '4'"),
+        ({"alpha_pattern": {"q_proj": float("nan")}}, "'q_proj' the value nan"),
+        ({"alpha_pattern": {"q_proj": None}}, "'q_proj' the value None"),
+        ({"alpha_pattern": {f"m{n}": 1 for n in range(4097)}}, "4097 patterns"),
+    ],
+)
+def test_patterns_with_odd_values_are_refused_by_field(
+    driver: Driver, copy: Path, fields: dict[str, Any], named: str
+) -> None:
+    change(copy, **fields)
+    message = refused(driver, copy)
+    assert named in message and CONFIG in message
+    assert named in read_adapter(copy).unserved
+
+
+NAMES = st.sampled_from(
+    [f"model.layers.{n}.{m}" for n in (0, 1, 10, 11) for m in ("self_attn.q_proj", "mlp.up_proj")]
+)
+PARTS = st.sampled_from(
+    [
+        "q_proj",
+        "up_proj",
+        "layers.1",
+        r"layers\.1\.",
+        ".*",
+        "[01]+",
+        "(q|up)_proj",
+        "^model.",
+        "mlp.",
+    ]
+)
+
+
+@given(
+    st.dictionaries(st.lists(PARTS, min_size=1, max_size=3).map("".join), st.integers(1, 9)), NAMES
+)
+def test_patterns_mean_what_they_mean_in_peft(patterns: dict[str, int], module: str) -> None:
+    key = get_pattern_key(patterns.keys(), module)
+    assert value_of(patterns, module, 99) == patterns.get(key, 99)

@@ -1,12 +1,12 @@
 """What `adapter_config.json` may say. No torch: gateways check uploads with it."""
 
 import math
-import re
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 from engine.errors import AdapterError
+from engine.lora.peft.patterns import problem_of, value_of
 
 # Fields of PEFT's LoraConfig that change the computation in a way that is not served.
 REFUSED = (
@@ -42,6 +42,9 @@ def refuse_unserved(path: Path, config: dict[str, Any]) -> None:
             f"init_lora_weights is {begin!r}, which changes the base model: save the adapter with "
             "path_initial_model_for_weight_conversion",
         )
+    problem = problem_of(config)
+    if problem:
+        raise invalid(path, problem)
 
 
 def check_config(path: Path, config: dict[str, Any], max_rank: int) -> None:
@@ -75,8 +78,8 @@ def check_modules(path: Path, config: dict[str, Any], modules: Collection[str]) 
 def scale_of(config: dict[str, Any], module: str, rank: int, path: Path) -> float:
     """What the product of a module's matrices of this rank is multiplied by. `module`: its full name
     in the base model. Raises AdapterError where the configuration gives it another rank."""
-    alpha = _by_pattern(config.get("alpha_pattern"), module, config["lora_alpha"])
-    configured_rank = _by_pattern(config.get("rank_pattern"), module, config["r"])
+    alpha = value_of(config.get("alpha_pattern"), module, config["lora_alpha"])
+    configured_rank = value_of(config.get("rank_pattern"), module, config["r"])
     if configured_rank != rank:
         raise invalid(
             path, f"the configuration gives {module} rank {configured_rank}, its weights {rank}"
@@ -86,10 +89,3 @@ def scale_of(config: dict[str, Any], module: str, rank: int, path: Path) -> floa
 
 def invalid(path: Path, message: str) -> AdapterError:
     return AdapterError("invalid_adapter", f"{path}: {message}")
-
-
-def _by_pattern(patterns: dict[str, Any] | None, module: str, default: Any) -> Any:
-    for pattern, value in (patterns or {}).items():
-        if re.match(rf"(.*\.)?({pattern})$", module):
-            return value
-    return default
