@@ -63,6 +63,8 @@ class EngineConfig:
     output_price: float = 2.0  # fairness units for one generated token
     locality_quantum: float = 4096.0  # fairness units a tenant may run ahead for a longer prefix
 
+    share_wait_s: float = 0.1  # a tenant below its share waits so long before others give way
+
     speculation: str = "auto"  # auto: verify guessed tokens where that is faster; off: never guess
     draft_model: str | None = None  # a smaller model of the same tokenizer that guesses, on a CPU
     draft_heads: str = "auto"  # heads that guess: a folder, none, or auto: beside the model
@@ -102,6 +104,7 @@ _MAY_BE_ZERO = {
     "cached_price",
     "output_price",
     "locality_quantum",
+    "share_wait_s",
     "adapter_drain_s",
     "metrics_port",
     "step_s",

@@ -112,7 +112,7 @@ class Engine:
             raise RequestError(
                 "duplicate_request", f"{inputs.request_id} was sent before: use a new id"
             )
-        check_queue(self.scheduler.waiting, inputs.namespace, self.config)
+        check_queue(self.scheduler.waiting, inputs, self.config)
         if inputs.sampling.prompt_logprobs is not None and not self._runner.scores_prompts:
             raise RequestError(
                 "unsupported_parameter",

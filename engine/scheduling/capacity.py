@@ -18,8 +18,7 @@ def most_blocks(sight: Sight, config: EngineConfig) -> int:
 
 
 class Capacity:
-    """Reads the scheduler's running sequences; `reserved` is how many choices they add when they
-    fork."""
+    """Reads the scheduler's running sequences."""
 
     def __init__(
         self,
@@ -37,12 +36,11 @@ class Capacity:
         self._running = running
         self._sight = sight
         self._size = config.block_size
-        self.reserved = 0
 
     def would_fit(self, seq: Sequence, preempted: list[Sequence]) -> bool:
         """Whether a waiting sequence fits, with its adapter, after the sequences in `preempted` are
         preempted."""
-        if self.missing_running_slots(seq) > len(preempted):
+        if self.missing_places() > len(preempted):
             return False
         hits = self._keys.hits(seq)
         unread = len(self._sight.unread_blocks(hits * self._size, self._size))
@@ -74,15 +72,12 @@ class Capacity:
             if seq.handle is not None:
                 by_handle.setdefault(seq.handle, []).append(seq)
         whole = (each for h, each in by_handle.items() if len(each) == self._adapters.users(h))
-        return min(whole, key=len)
+        return min(whole, key=len, default=[])
 
-    def missing_running_slots(self, seq: Sequence) -> int:
-        choices = 1 if seq.request.forked else self.choices_at_once(seq)
-        return len(self._running) + self.reserved + choices - self._config.max_running
-
-    def choices_at_once(self, seq: Sequence) -> int:
-        """The choices that begin when the request forks; further ones wait for places."""
-        return min(seq.request.inputs.sampling.n, self._config.max_running)
+    def missing_places(self) -> int:
+        """How many sequences must leave the batch before one more can join it. The choices of a
+        request join one by one: those without a place wait when it forks."""
+        return len(self._running) + 1 - self._config.max_running
 
     def margin(self) -> int:
         """Blocks to leave free for the running sequences: without them an admission would lead to
@@ -97,6 +92,3 @@ class Capacity:
         idle = max(0, hits - max(unread, self._pool.held_prefix(seq.keys, hits)))
         available = self._pool.available(inputs.namespace, force) - self._pool.without_parts(idle)
         return room is None or available + room >= spare
-
-    def extra_choices(self, seq: Sequence) -> int:
-        return self.choices_at_once(seq) - 1

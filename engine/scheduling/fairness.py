@@ -6,6 +6,7 @@ README lists: keyed by tenant, charged per chunk, no credit for idling even when
 
 import heapq
 import itertools
+from collections.abc import Collection
 
 
 class ServiceCounters:
@@ -23,8 +24,8 @@ class ServiceCounters:
         self._level[tenant] = self.of(tenant) + cost / weight
 
     def lift(self, tenant: str, floor: float | None) -> None:
-        """Raise an idle tenant to the level of the waiting ones; `floor` is None when no tenant
-        waits."""
+        """Raise an idle tenant to the level of the waiting or running ones; `floor` is None when there
+        are none."""
         self._level[tenant] = max(
             self.of(tenant), self.of(self._last_to_leave) if floor is None else floor
         )
@@ -54,12 +55,13 @@ class FairOrder:
     def __len__(self) -> int:
         return len(self._entry)
 
-    def join(self, tenant: str, *, lift: bool) -> None:
+    def join(self, tenant: str, *, lift: bool, running: Collection[str] = ()) -> None:
+        """`running`: the other tenants that are served now, whose level counts where none waits."""
         if tenant in self._entry:
             return
         if lift:
-            first = self.first(1)
-            self._counters.lift(tenant, self._counters.of(first[0]) if first else None)
+            level = min(map(self._counters.of, self.first(1) or running), default=None)
+            self._counters.lift(tenant, level)
         self._push(tenant)
 
     def leave(self, tenant: str) -> None:

@@ -4,7 +4,7 @@ There are no separate prefill and decode phases: each step computes positions of
 its count of computed positions reaches the length of its history.
 """
 
-from collections import deque
+from collections import Counter, deque
 
 from engine.batch import LAST_SAMPLED, Drafter, Row, StepBatch
 from engine.cache.blocks import BlockPool
@@ -21,11 +21,14 @@ from engine.scheduling.eviction import eviction_of
 from engine.scheduling.preemption import StepTiming, choose_victim
 from engine.scheduling.sequence import Request, Sequence, SequenceStatus
 from engine.scheduling.sequence_keys import SequenceKeys
+from engine.scheduling.shares import Shares
 from engine.scheduling.waiting import WaitingQueue
 from engine.speculation.speculation import Forced, Guesses, Speculation
 
 MAX_SCORED = 256  # prompt tokens that a step scores: each has the logits of a whole vocabulary
 MAX_BYPASSES = 8  # admissions that may bypass a request which lacks blocks before all wait for it
+MAX_LACKING = 2  # sequences of a tenant that are tried though another one of it lacks blocks
+MAX_CLAIMS = 16  # tenants that a step tries to give their share
 
 
 class NeedsCollect(Exception):
@@ -65,6 +68,7 @@ class Scheduler:
         self.running: list[Sequence] = []
         self.capacity = Capacity(config, pool, adapters, self.keys, self.running, sight)
         self.tables = BlockTables(config, pool, self.capacity, sight, self.eviction)
+        self.shares = Shares(config, self.running, waiting, pool.num_blocks)
         self.timing = StepTiming()
         self.speculation = Speculation(config, drafter, forced)
 
@@ -82,7 +86,7 @@ class Scheduler:
         if self.eviction is not None:
             self.eviction.begin(request)
         self.keys.begin(seq)
-        self.waiting.push(seq, lift=True)
+        self.waiting.push(seq, lift=True, running=self.running)
 
     def stop(self, seq: Sequence) -> None:
         """End the sequence. Its blocks are released at once, or when its last step is collected."""
@@ -91,9 +95,7 @@ class Scheduler:
         elif seq.status is SequenceStatus.RUNNING:
             seq.status = SequenceStatus.FINISHED
             self.running.remove(seq)
-            if not seq.request.forked:
-                self.capacity.reserved -= self.capacity.extra_choices(seq)
-                seq.request.forked = True
+            seq.request.forked = True
             if not seq.in_flight:
                 self.release(seq)
 
@@ -114,6 +116,7 @@ class Scheduler:
         if self.eviction is not None and self.eviction.choosing(self.running):
             raise NeedsCollect
         self._preempt_for_priority(now)
+        self._preempt_for_shares(now)
         self._secure_blocks(now)
         decoding = [seq for seq in self.running if seq.decoding and not self._complete(seq)]
         guesses = self._guesses(decoding)
@@ -156,7 +159,8 @@ class Scheduler:
                     continue
                 if any(other.in_flight for other in self.running):
                     raise NeedsCollect
-                self._preempt(choose_victim(self.running, self.waiting, self.timing, now))
+                victims = self.shares.first_to_give_blocks()
+                self._preempt(choose_victim(victims, self.waiting, self.timing, now))
 
     def _preempt_for_priority(self, now: float) -> None:
         """Preempt running sequences of a lower priority for a waiting one that does not fit."""
@@ -179,14 +183,52 @@ class Scheduler:
             lower.remove(victim)
             self._preempt(victim)
 
+    def _preempt_for_shares(self, now: float) -> None:
+        """Admit waiting sequences of tenants below their share in place of those of tenants above
+        theirs, where their turn does not come."""
+        for tenant in self.shares.starved(now)[:MAX_CLAIMS]:
+            seq = self.waiting.oldest(tenant, self._adapters.loadable)
+            while seq is not None and not seq.in_flight and self._take_share(seq, now):
+                seq = self.waiting.oldest(tenant, self._adapters.loadable)
+
+    def _take_share(self, seq: Sequence, now: float) -> bool:
+        """Whether it was admitted, and another one of its tenant may be tried."""
+        hits = self.keys.hits(seq)
+        if self.keys.unfinished(seq, hits) or self.capacity.would_fit(seq, []):
+            return False
+        need = self._blocks_for(seq)
+        leaving = self._replaced_by(seq, need)
+        if not leaving or not self.capacity.would_fit(seq, leaving):
+            return False
+        if any(other.in_flight for other in self.running):
+            raise NeedsCollect
+        while not self.capacity.would_fit(seq, []):
+            victims = self._replaced_by(seq, need)
+            if not victims:
+                break
+            self._preempt(choose_victim(victims, self.waiting, self.timing, now))
+        if self._admit(seq, now) is None:
+            return True
+        self.shares.note_turn(seq, now)
+        return False
+
+    def _blocks_for(self, seq: Sequence) -> int:
+        return self.capacity.blocks_for(seq, self.keys.hits(seq) * self._size)
+
+    def _replaced_by(self, seq: Sequence, need: int) -> list[Sequence]:
+        """The running sequences of which one must leave for `seq`, by what it lacks first."""
+        if self.capacity.missing_places() > 0:
+            return self.shares.place_holders(seq)
+        if self._adapters.room(seq.request.inputs.adapter, []) is None:
+            return self.capacity.slot_holders(self.shares.slot_holders(seq))
+        return self.shares.block_holders(seq, need)
+
     def _ensure_blocks(self, seq: Sequence) -> bool:
         return self.tables.ensure(seq, force=len(self.running) == 1)
 
     def _preempt(self, seq: Sequence) -> None:
         """Release the sequence's blocks; it later recomputes what the cache has evicted by then."""
         self.running.remove(seq)
-        if not seq.request.forked:
-            self.capacity.reserved -= self.capacity.extra_choices(seq)
         self.release(seq)
         seq.computed = 0
         self._metrics.add("preemptions")
@@ -261,9 +303,10 @@ class Scheduler:
 
     def _admit_next(self, now: float) -> Sequence | None:
         """Admit the first waiting sequence, in fair order, that fits now."""
-        if len(self.running) + self.capacity.reserved >= self._config.max_running:
+        if self.capacity.missing_places() > 0:
             return None
         skipped: list[Sequence] = []
+        lacking: Counter[str] = Counter()  # sequences that lack blocks, by tenant
 
         slot_available = self._adapters.slot_available()
 
@@ -274,12 +317,19 @@ class Scheduler:
             return ready
 
         for seq in self.waiting.candidates(usable, self.keys.hits):
+            tenant = seq.request.inputs.namespace
+            if lacking[tenant] >= MAX_LACKING:
+                continue
             shortage = self._admit(seq, now)
             if shortage is None:
                 for other in skipped:
                     other.bypassed += 1
+                self.shares.note_turn(seq, now)
                 return seq
-            if shortage in (Shortage.BLOCKS, Shortage.RUNNING_SLOTS):
+            if shortage is Shortage.BLOCKS:
+                lacking[tenant] += 1
+                if not self.shares.may_take_blocks(seq, self._blocks_for(seq)):
+                    continue  # what its tenant holds must come back first: nobody waits for that
                 skipped.append(seq)
                 if seq.bypassed >= MAX_BYPASSES or len(skipped) >= MAX_BYPASSES:
                     return None
@@ -289,7 +339,7 @@ class Scheduler:
         """Admit a waiting sequence with its slot, blocks and cached prefix; returns what it lacks
         otherwise."""
         inputs = seq.request.inputs
-        if seq.in_flight or self.capacity.missing_running_slots(seq) > 0:
+        if seq.in_flight or self.capacity.missing_places() > 0:
             return Shortage.RUNNING_SLOTS
         hits = self.keys.hits(seq)
         if self.keys.unfinished(seq, hits):
@@ -325,8 +375,6 @@ class Scheduler:
         self._count_admission(seq, now)
         self.waiting.remove(seq, SequenceStatus.RUNNING)
         self.running.append(seq)
-        if not seq.request.forked:
-            self.capacity.reserved += self.capacity.extra_choices(seq)
         return None
 
     def _count_admission(self, seq: Sequence, now: float) -> None:
@@ -341,12 +389,12 @@ class Scheduler:
 
     def _fork(self, parent: Sequence) -> None:
         """The other choices share the prompt's blocks and compute its last token again to sample
-        a first token of their own; a block that they write is copied first. Choices beyond the places
-        in the batch wait as if they were preempted."""
+        a first token of their own; a block that they write is copied first. Choices beyond the free
+        places, or beyond the tenant's share of them while others wait, wait as if they were preempted.
+        """
         request = parent.request
-        begun = self.capacity.choices_at_once(parent)
+        begun = self.shares.choices_at_once(parent)
         request.forked = True
-        self.capacity.reserved -= self.capacity.extra_choices(parent)
         shared = parent.blocks[: -(-parent.prompt_len // self._size)]
         for choice in range(1, request.inputs.sampling.n):
             child = self.new_sequence(request, choice)

@@ -76,6 +76,11 @@ class Sequence:
         return min(self.counted_until, max(self.prompt_len, len(self.history) - 1))
 
     @property
+    def choices(self) -> int:
+        """The choices that it stands for: all of its request until that forks."""
+        return 1 if self.request.forked else self.request.inputs.sampling.n
+
+    @property
     def output_len(self) -> int:
         return len(self.history) - self.prompt_len
 

@@ -72,19 +72,24 @@ def check_prediction(prediction: list[int], info: EngineInfo) -> None:
         )
 
 
-def check_queue(waiting: WaitingQueue, tenant: str, config: EngineConfig) -> None:
-    """Raises RequestError where no more requests may wait."""
-    if waiting.size >= config.max_waiting:
+def check_queue(waiting: WaitingQueue, inputs: GenerateRequest, config: EngineConfig) -> None:
+    """Raises RequestError where no more requests of the tenant may wait. A request counts as its
+    choices. A full queue still takes those of a tenant that waits for less than its share of it."""
+    tenant = inputs.namespace
+    queued = waiting.choices.get(tenant, 0)
+    tenants = len(waiting.by_tenant.keys() | {tenant})
+    if waiting.size >= config.max_waiting and queued >= config.max_waiting // tenants:
         raise RequestError(
             "queue_full",
             f"{waiting.size} requests wait, max_waiting is {config.max_waiting}: try later",
         )
-    queued = waiting.by_tenant.get(tenant, 0)
-    if queued >= config.max_waiting_per_tenant:
+    most = config.max_waiting_per_tenant
+    choices = inputs.sampling.n
+    if queued and queued + choices > most:
         raise RequestError(
             "queue_full",
-            f"{queued} requests of this tenant wait, max_waiting_per_tenant is "
-            f"{config.max_waiting_per_tenant}: try later",
+            f"{queued} requests of this tenant wait and this one counts as {choices}, "
+            f"max_waiting_per_tenant is {most}: try later",
         )
 
 

@@ -5,7 +5,7 @@ does not block requests that need not.
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 from engine.scheduling.fairness import FairOrder, ServiceCounters
 from engine.scheduling.sequence import Sequence, SequenceStatus
@@ -68,33 +68,41 @@ class WaitingQueue:
 
     def __init__(self, counters: ServiceCounters, *, fair: bool, quantum: float) -> None:
         self._counters = counters
-        self._fair = fair
+        self.fair = fair
         self._quantum = quantum
         self._priorities: dict[int, PriorityLevel] = {}
         self.size = 0
         self.tokens = 0
         self.by_tenant: dict[str, int] = {}
+        self.choices: dict[str, int] = {}  # those that the tenant's sequences will have, by tenant
+        self.weights: dict[str, float] = {}  # of the tenants in `by_tenant`
         self._prune_at = PRUNE_AT
 
     def counter_key(self, seq: Sequence) -> str:
         """The counter that a sequence is charged to: its tenant's, or "" for all when first come,
         first served."""
-        return seq.request.inputs.namespace if self._fair else ""
+        return seq.request.inputs.namespace if self.fair else ""
 
-    def push(self, seq: Sequence, *, lift: bool) -> None:
-        """Add a sequence; `lift` is True for new arrivals and False for preempted sequences."""
+    def push(self, seq: Sequence, *, lift: bool, running: Collection[Sequence] = ()) -> None:
+        """Add a sequence; `lift` is True for new arrivals and False for preempted sequences. A new
+        arrival of a tenant that did not wait starts no lower than the least served of those that do,
+        or that have sequences in `running`."""
         inputs, key = seq.request.inputs, self.counter_key(seq)
         level = self._priorities.get(inputs.priority)
         if level is None:
             level = self._priorities[inputs.priority] = PriorityLevel(self._counters)
-        level.order.join(key, lift=lift)
+        others = {self.counter_key(each) for each in running} - {key}
+        level.order.join(key, lift=lift, running=others)
         level.tenants.setdefault(key, TenantQueue()).push(seq)
         if len(self._counters) > self._prune_at:
             self._prune(level)
         seq.status = SequenceStatus.WAITING
         self.size += 1
         self.tokens += len(seq.history)
-        self.by_tenant[inputs.namespace] = self.by_tenant.get(inputs.namespace, 0) + 1
+        tenant = inputs.namespace
+        self.by_tenant[tenant] = self.by_tenant.get(tenant, 0) + 1
+        self.choices[tenant] = self.choices.get(tenant, 0) + seq.choices
+        self.weights[tenant] = inputs.weight
 
     def _prune(self, level: PriorityLevel) -> None:
         least = self._counters.of(level.order.first(1)[0])
@@ -117,9 +125,11 @@ class WaitingQueue:
                 del self._priorities[inputs.priority]
         self.size -= 1
         self.tokens -= len(seq.history)
-        self.by_tenant[inputs.namespace] -= 1
-        if self.by_tenant[inputs.namespace] == 0:
-            del self.by_tenant[inputs.namespace]
+        tenant = inputs.namespace
+        self.by_tenant[tenant] -= 1
+        self.choices[tenant] -= seq.choices
+        if self.by_tenant[tenant] == 0:
+            del self.by_tenant[tenant], self.choices[tenant], self.weights[tenant]
 
     def charge(self, seq: Sequence, cost: float) -> None:
         if cost:
@@ -130,6 +140,18 @@ class WaitingQueue:
         self._counters.charge(key, -cost, seq.request.inputs.weight)
         for level in self._priorities.values():
             level.order.lowered(key)
+
+    def level(self, tenant: str) -> float:
+        """The tenant's service so far, over its weight."""
+        return self._counters.of(tenant if self.fair else "")
+
+    def oldest(self, tenant: str, usable: Callable[[str | None], bool]) -> Sequence | None:
+        """The tenant's first sequence of its highest priority whose adapter is usable."""
+        for priority in sorted(self._priorities, reverse=True):
+            queue = self._priorities[priority].tenants.get(tenant if self.fair else "")
+            for seq in queue.by_arrival(usable, depth=1) if queue is not None else ():
+                return seq
+        return None
 
     def sort_key(self, seq: Sequence) -> tuple[int, float, float]:
         """Sort key of the admission order: highest priority, least served tenant, oldest."""

@@ -190,7 +190,7 @@ def check_all_returned(storm: Storm) -> None:
     assert not engine._runner._host
     assert not engine._runner._last
     assert engine.scheduler.waiting.size == engine.scheduler.waiting.tokens == 0
-    assert engine.scheduler.capacity.reserved == 0
+    assert not engine.scheduler.waiting.choices and not engine.scheduler.waiting.weights
 
 
 @pytest.mark.parametrize("windowed", [False, True])

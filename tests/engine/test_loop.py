@@ -146,7 +146,19 @@ def test_a_full_queue_refuses_with_the_numbers() -> None:
         engine.submit(ask("c", [1]), "g")
     engine.submit(ask("d", [1], namespace="other"), "g")
     with pytest.raises(RequestError, match="3 requests wait"):
-        engine.submit(ask("e", [1], namespace="third"), "g")
+        engine.submit(ask("e", [1], namespace="other"), "g")
+    engine.submit(ask("f", [1], namespace="third"), "g")  # which waits for less than its share
+
+
+def test_the_choices_of_a_request_count_in_the_queue() -> None:
+    engine = make_engine(make_config(max_waiting_per_tenant=8))
+    engine.submit(ask("a", [1], n=20), "g")
+    with pytest.raises(RequestError, match="20 requests of this tenant wait"):
+        engine.submit(ask("b", [1]), "g")
+    engine.abort("a")
+    engine.submit(ask("c", [1], n=5), "g")
+    with pytest.raises(RequestError, match="5 requests of this tenant wait"):
+        engine.submit(ask("d", [1], n=4), "g")
 
 
 def test_adapters_change_the_answer_and_more_of_them_than_slots_all_get_served(
