@@ -208,8 +208,9 @@ class MediaService:
             async with engine.forward(path, body, content_type) as answer:
                 if answer.status >= 300:
                     text = await answer.content.read(_ERROR_BYTES)
+                    wait = answer.headers.get("retry-after", "")
                     raise error_of_status(
-                        engine.engine_id, ctx.request_id, answer.status, text, _wait(answer)
+                        engine.engine_id, ctx.request_id, answer.status, text, wait
                     )
                 kind = answer.headers.get("content-type", "").lower()
                 if kind.startswith(_EVENTS if ctx.guards else _STREAMED):
@@ -318,8 +319,3 @@ async def _read_whole(answer: aiohttp.ClientResponse, engine_id: str) -> bytes:
             )
         parts.append(piece)
     return b"".join(parts)
-
-
-def _wait(answer: aiohttp.ClientResponse) -> float | None:
-    value = answer.headers.get("retry-after", "")
-    return float(value) if value.isascii() and value.isdigit() and len(value) < 6 else None

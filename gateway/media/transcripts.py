@@ -15,6 +15,8 @@ import orjson
 from core.errors import ContentBlocked
 from gateway.streaming.output_guard import OutputGuard
 from gateway.threads import run_in_thread
+from gateway.upstreams.server_events import DONE, EventReader, data_of, loads
+from gateway.upstreams.surrogates import whole_texts
 
 GUARDS = 2  # of a request: one for the text, one for what stands beside it
 _INLINE_CHARACTERS = 1_000
@@ -161,7 +163,7 @@ class TranscriptEvents:
 
     def __init__(self, guards: Sequence[OutputGuard]) -> None:
         self._guard, self._beside = guards
-        self._rest = b""
+        self._events = EventReader(_LONGEST_EVENT)
         self._given: list[str] = []
         self._released: list[str] = []
         self._waiting: list[tuple[bytes, Any]] = []
@@ -169,14 +171,14 @@ class TranscriptEvents:
 
     async def feed(self, data: bytes) -> bytes:
         """A piece of the upstream's stream; what may be sent now. Raises TranscriptBlocked."""
-        *events, self._rest = (self._rest + data).replace(b"\r\n", b"\n").split(b"\n\n")
-        if len(self._rest) > _LONGEST_EVENT:
+        events = self._events.feed(data)
+        if self._events.too_long:
             raise TranscriptBlocked("operator")  # it cannot be screened
         return b"".join([self._event(each) for each in events])
 
     async def end(self) -> bytes:
         """The upstream's stream is over: the rest of what may be sent. Raises TranscriptBlocked."""
-        sent = self._event(self._rest)
+        sent = self._event(self._events.end())
         told = [found for _, found in self._waiting]
         streamed = bool(self._given)
         if not streamed:  # the whole text comes at the end alone
@@ -200,14 +202,13 @@ class TranscriptEvents:
         return sent
 
     def _event(self, event: bytes) -> bytes:
-        lines = [line[5:].strip() for line in event.split(b"\n") if line.startswith(b"data:")]
-        data = b"\n".join(lines)
+        data = data_of(event)
         if not data:
             return b""  # a comment, or nothing
         try:
-            found = orjson.loads(data)
+            found = whole_texts(loads(data))
         except ValueError:
-            found = None if data == b"[DONE]" else data.decode("utf-8", "replace")
+            found = None if data == DONE else data.decode("utf-8", "replace")
         given = _piece_of(found)
         if given is None:
             self._waiting.append((event + b"\n\n", found))

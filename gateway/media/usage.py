@@ -1,7 +1,7 @@
 """What an upstream reports of an audio or image request: in a JSON answer, or in the events of a
 stream. Without a report, what was asked for counts."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import ceil, isfinite
 from typing import Any
 
@@ -11,6 +11,7 @@ from core.events import CountedBy, UsageKind
 from engine.protocol import FinishReason
 from gateway.media.request import MediaRequest
 from gateway.upstreams.receipts import UpstreamReceipt
+from gateway.upstreams.server_events import EventReader, data_of, loads
 
 _LARGEST = 2**31 - 1
 _MOST_S = 24 * 3600
@@ -27,7 +28,7 @@ class MediaUsage:
     given: int = 0  # tokens
     cached: int = 0
     made: int = 0
-    _rest: bytes = b""
+    _events: EventReader = field(default_factory=lambda: EventReader(_LONGEST_EVENT))
 
     def answer(self, body: bytes) -> None:
         """A whole JSON answer; anything else reports nothing."""
@@ -43,14 +44,9 @@ class MediaUsage:
 
     def feed(self, data: bytes) -> None:
         """A piece of a stream of events."""
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        if len(self._rest) > _LONGEST_EVENT:
-            self._rest = b""
-        for line in lines:
-            if not line.startswith(b"data:"):
-                continue
+        for lines in self._events.feed(data):
             try:
-                event = orjson.loads(line[5:])
+                event = loads(data_of(lines))
             except ValueError:
                 continue
             if isinstance(event, dict):

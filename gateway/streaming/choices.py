@@ -41,6 +41,7 @@ class Delta(Struct):
     upstream_logprobs: list[dict[str, Any]] = []
     calls: list[ToolCall] = []
     reasoning: str = ""  # before the text
+    refused: bool = False  # the text is an upstream's refusal
     tokens: int = 0  # of the choice so far; 0 for text engines, which count at the end
 
     @property
@@ -57,6 +58,7 @@ class ChoiceOutput:
     generated = 0  # tokens (of text engines: characters) up to the end of the choice
     received = 0  # tokens received from the engine, including those after the end
     delivered = 0
+    refused = False  # the upstream refuses: its text is the reason
     reasoning_tokens = 0  # of those whose text was released
     _released = 0  # tokens whose text may be sent
     _marking: UpstreamReasoning | None = None
@@ -196,6 +198,7 @@ class ChoiceOutput:
         """The new output since the last call; None if there is none."""
         delta = self._delta
         delta.text, self._texts = "".join(self._texts), []
+        delta.refused = self.refused
         if delta.empty:
             return None
         if self._logprobs:
@@ -236,6 +239,7 @@ class ChoiceOutput:
         self.generated += size
         self.vectors = chunk.vectors or self.vectors
         self.scores = chunk.scores or self.scores
+        self.refused |= chunk.refused
         text = chunk.text
         if chunk.reasoning and self._marking is None:
             self._marking, self._reader = UpstreamReasoning(), with_reasoning(self._reader)

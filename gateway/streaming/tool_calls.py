@@ -47,13 +47,16 @@ class PartialCall:
     arguments: list[str] = field(default_factory=list)
 
     def add(self, piece: dict[str, Any]) -> None:
-        function = piece.get("function") or {}
+        function = piece["function"]
         self.id = piece.get("id") or self.id
         self.name = function.get("name") or self.name
-        self.arguments.append(function.get("arguments") or "")
+        self.arguments.append(function["arguments"])
 
     def joined(self) -> dict[str, Any]:
-        return {"id": self.id, "name": self.name, "arguments": "".join(self.arguments)}
+        """Without arguments they are an empty object."""
+        arguments = "".join(self.arguments)
+        given = arguments if arguments.strip() else "{}"
+        return {"id": self.id, "name": self.name, "arguments": given}
 
 
 class ToolReader:
@@ -192,6 +195,7 @@ class ToolReader:
         if not isinstance(name, str) or name not in self._names:
             return None
         given: Any = next((parsed[name] for name in _ARGUMENTS if name in parsed), {})
+        given = given if not isinstance(given, str) or given.strip() else {}
         try:
             written = json.loads(given) if isinstance(given, str) else given or {}
         except ValueError:

@@ -12,9 +12,11 @@ from urllib.parse import urlsplit
 
 from core.clock import SystemClock
 from core.errors import BadRequest, SettingError, TollhouseError, Unavailable
+from gateway.upstreams.server_events import DONE, EventReader, data_of, loads
 
 _TIMEOUT_S = 600.0
 _MAX_ERROR_BYTES = 65_536
+_LONGEST_EVENT = 8 << 20  # bytes
 Message = dict[str, str]
 
 
@@ -77,10 +79,7 @@ class ChatClient:
             "truncation": "auto",
         }
         with self._call("POST", "/v1/chat/completions", body) as stream:
-            for line in stream:
-                if not line.startswith(b"data: {"):
-                    continue
-                event = json.loads(line[6:])
+            for event in _events(stream):
                 if "error" in event:
                     raise Unavailable(str(event["error"]["message"]))
                 if event.get("usage"):
@@ -114,6 +113,14 @@ class ChatClient:
             ) from None
         finally:
             connection.close()
+
+
+def _events(stream: HTTPResponse) -> Iterator[dict[str, Any]]:
+    reader = EventReader(_LONGEST_EVENT)
+    while piece := stream.read1():
+        for data in map(data_of, reader.feed(piece)):
+            if data and data != DONE:
+                yield loads(data)
 
 
 def _refused(response: HTTPResponse) -> TollhouseError:

@@ -3,7 +3,8 @@
 from typing import Any
 
 import msgspec
-import orjson
+
+from gateway.upstreams.server_events import loads
 
 
 class Completion(msgspec.Struct):
@@ -20,6 +21,7 @@ class _PlainDelta(msgspec.Struct):
     tool_calls: Any = None
     reasoning_content: Any = None
     reasoning: Any = None
+    refusal: Any = None
 
 
 class _PlainChoice(msgspec.Struct):
@@ -49,6 +51,7 @@ class PlainEvent(msgspec.Struct):
             or delta.tool_calls
             or delta.reasoning_content
             or delta.reasoning
+            or delta.refusal
         ):
             return ""
         return delta.content or ""
@@ -59,6 +62,7 @@ class _PlainMessage(msgspec.Struct):
     tool_calls: Any = None
     reasoning_content: Any = None
     reasoning: Any = None
+    refusal: Any = None
 
 
 class _AnsweredChoice(msgspec.Struct):
@@ -97,8 +101,8 @@ plain_answer_decoder = msgspec.json.Decoder(_PlainAnswer)
 def choice_of(fields: dict[str, msgspec.Raw]) -> dict[str, Any]:
     """One of `Completion.choices`, parsed."""
     logprobs = fields.pop("logprobs", None)
-    choice = {name: orjson.loads(memoryview(raw)) for name, raw in fields.items()}
+    choice = {name: loads(memoryview(raw)) for name, raw in fields.items()}
     if logprobs is not None and bytes(logprobs) != b"null":
         listed = _logprobs_decoder.decode(logprobs).content or ()
-        choice["logprobs"] = {"content": [orjson.loads(memoryview(each)) for each in listed]}
+        choice["logprobs"] = {"content": [loads(memoryview(each)) for each in listed]}
     return choice

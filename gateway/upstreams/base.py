@@ -48,6 +48,7 @@ class TextChunk(Struct, frozen=True):
     vectors: list[bytes] | None = None  # embeddings, in input order: JSON as the server sent it
     scores: list[float] | None = None  # of /v1/rerank and /v1/score, in the documents' order
     reasoning: str = ""  # before the text
+    refused: bool = False  # the text is a refusal, which the server told from an answer
 
     @property
     def characters(self) -> int:
@@ -65,6 +66,7 @@ class TextChunk(Struct, frozen=True):
             and self.calls is None
             and self.vectors is None
             and self.scores is None
+            and not self.refused
         )
 
 

@@ -22,7 +22,9 @@ import httptools
 
 CONNECT_S = 5.0
 _FRAMING = (b"content-length", b"transfer-encoding")
-_LENGTHS_READ = frozenset(map(len, (b"content-type", *_FRAMING)))  # of the names of headers
+_LENGTHS_READ = frozenset(
+    map(len, (b"content-type", b"retry-after", *_FRAMING))
+)  # of the names of headers
 # Uvicorn, Node and llama.cpp close a connection that was idle for 5 s. One that closes while a
 # request is on its way fails that request.
 _IDLE_S = 4.0
@@ -31,7 +33,7 @@ _IDLE_S = 4.0
 class Receiver(Protocol):
     """Callbacks for one call. `on_end` or `on_error` is the last."""
 
-    def on_headers(self, status: int, content_type: str) -> None: ...
+    def on_headers(self, status: int, content_type: str, retry_after: str) -> None: ...
 
     def on_data(self, data: bytes) -> None: ...
 
@@ -152,7 +154,7 @@ class Connection(asyncio.Protocol):
         self._call: Call | None = None
         self._received = False  # a byte of the response was received
         self._framed = False  # the response has a content-length or is chunked
-        self._content_type = ""
+        self._content_type = self._retry_after = ""
         self.idle_since = 0.0
 
     @property
@@ -199,7 +201,7 @@ class Connection(asyncio.Protocol):
             call.fail(ServerDisconnected(str(exc) if exc else "it closed the connection"))
 
     def on_message_begin(self) -> None:
-        self._content_type = ""
+        self._content_type = self._retry_after = ""
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if len(name) not in _LENGTHS_READ:
@@ -207,13 +209,15 @@ class Connection(asyncio.Protocol):
         lowered = name.lower()
         if lowered == b"content-type":
             self._content_type = _media_type(value)
+        elif lowered == b"retry-after":
+            self._retry_after = value.decode("latin-1").strip()
         elif lowered in _FRAMING:
             self._framed = True
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
         if status >= 200 and self._call is not None and not self._call.over:
-            self._call.receiver.on_headers(status, self._content_type)
+            self._call.receiver.on_headers(status, self._content_type, self._retry_after)
 
     def on_body(self, data: bytes) -> None:
         if self._call is not None and not self._call.over:

@@ -52,6 +52,7 @@ class JoinedTexts:
                     and choice.finish_reason is None
                     and choice.logprobs is None
                     and not (delta.tool_calls or delta.reasoning_content or delta.reasoning)
+                    and not delta.refusal
                     and not event.usage
                 ):  # as `take`, without its steps: most events are so
                     self._pieces.append(text)

@@ -11,10 +11,10 @@ from functools import partial
 from typing import Any
 
 import msgspec
-import orjson
 
 from core.errors import TollhouseError
 from engine.protocol import FinishReason
+from gateway.upstreams.answer_fields import StreamedChoices, whole_choice
 from gateway.upstreams.answer_shapes import (
     Completion,
     Embeddings,
@@ -26,9 +26,10 @@ from gateway.upstreams.answer_shapes import (
     plain_event_decoder,
     plain_events_decoder,
 )
-from gateway.upstreams.base import Job, Mailbox, TextChunk, calls_text, engine_unavailable
+from gateway.upstreams.base import Job, Mailbox, TextChunk, engine_unavailable
 from gateway.upstreams.joined_texts import JoinedTexts
 from gateway.upstreams.receipts import AnyReceipt
+from gateway.upstreams.server_events import DONE, LineEnds, data_line, loads
 from gateway.upstreams.upstream_errors import error_of_event, error_of_status
 from gateway.upstreams.upstream_scores import ROUTES as SCORES
 from gateway.upstreams.upstream_scores import scores_of
@@ -51,9 +52,11 @@ class ResponseParser:
 
     terminate: Callable[[], None] | None = None
     _status = 0
+    _retry_after = ""  # the header's value
     _streams = False
     _at_end: Callable[[], None] | None = None  # once what waits is parsed
     _size = 0  # bytes of `_parts`
+    _event_size = 0  # bytes of `_event`
     _task: asyncio.Task[None] | None = None  # parses a whole answer, or counts its tokens
 
     def __init__(
@@ -74,18 +77,24 @@ class ResponseParser:
         self._texts = JoinedTexts(mailbox, self._usage, joins=not job.request.tools)
         self._on_close: Callable[[str], None] | None = on_close
         self._parts: list[bytes] = []  # an incomplete line of a stream; else the body so far
+        self._ends = LineEnds()
+        self._choices = StreamedChoices()
+        self._event: list[bytes] = []  # data lines of an event that has not ended
         self._waiting: deque[bytes] = deque()  # whole lines of a stream, not parsed yet, by read
 
-    def on_headers(self, status: int, content_type: str) -> None:
-        self._status = status
+    def on_headers(self, status: int, content_type: str, retry_after: str = "") -> None:
+        self._status, self._retry_after = status, retry_after
         streams = content_type == "text/event-stream" and self._inputs is None
         self._streams = status < 400 and streams
 
     def on_data(self, data: bytes) -> None:
         if self._on_close is None:
             return
+        if self._streams:
+            data = self._ends.unify(data)
         if self._streams and data.find(b"\n") >= 0:
-            if not (self._size or self._waiting) and self._take_one_event(data):
+            alone = not (self._size or self._waiting or self._event)
+            if alone and self._take_one_event(data):
                 return
             lines, _, data = (b"".join(self._parts) + data).rpartition(b"\n")
             self._parts, self._size = [], 0
@@ -112,7 +121,8 @@ class ResponseParser:
         if self._status >= 400:
             request_id = self._mailbox.request_id
             head = body[:_INLINE_BYTES]
-            self._fail(error_of_status(self._engine_id, request_id, self._status, head))
+            told = self._retry_after
+            self._fail(error_of_status(self._engine_id, request_id, self._status, head, told))
         elif self._streams:
             self._after_lines(partial(self._finish, FinishReason.STOP))
         elif len(body) <= _INLINE_BYTES:
@@ -167,19 +177,47 @@ class ResponseParser:
         for line in rest[0].split(b"\n") if rest else ():
             if self._on_close is None:
                 return
-            if line.startswith(b"data:"):
-                event = line[5:].strip()
-                if event == b"[DONE]":
-                    self._finish(FinishReason.STOP)
-                    return
-                if not self._take_plain(event):
-                    self._texts.put()
-                    self._parse_event(orjson.loads(event))
+            if not line:
+                self._end_event()
+            elif (data := data_line(line)) is not None:
+                self._add_data(data)
+
+    def _add_data(self, data: bytes) -> None:
+        """A `data` line. One that is JSON by itself is an event, which some servers end without an
+        empty line; of any other the next lines are waited for."""
+        if self._event or not self._take_data(data):
+            self._event.append(data)
+            self._event_size += len(data)
+            if self._event_size > _LONGEST_LINE:
+                raise ValueError(f"an event of {self._event_size} bytes")
+
+    def _end_event(self) -> None:
+        if self._event:
+            data, self._event, self._event_size = b"\n".join(self._event), [], 0
+            if data and not self._take_data(data):
+                raise ValueError("an event that is not JSON")
+
+    def _take_data(self, data: bytes) -> bool:
+        """False for what is not JSON."""
+        if data == DONE:
+            self._finish(FinishReason.STOP)
+            return True
+        if self._take_plain(data):
+            return True
+        try:
+            event = loads(data)
+        except ValueError:
+            return False
+        self._texts.put()
+        self._parse_event(event)
+        return True
 
     def _take_plain_events(self, lines: bytes) -> int:
         """How many events at the beginning are pieces of text and nothing else, and were taken. They
         are decoded together: one by one takes three times as long."""
         if not lines.startswith(b"data: {") or lines.find(_NEXT_EVENT) < 0:
+            return 0
+        if self._event or self._choices.waiting:
             return 0
         events = lines[6:].partition(b"\n\ndata: [DONE]")[0]
         listed = events.replace(_NEXT_EVENT, b",")
@@ -204,6 +242,7 @@ class ResponseParser:
             or message.tool_calls
             or message.reasoning_content
             or message.reasoning
+            or message.refusal
             or choice.logprobs is not None
         ):
             return False
@@ -212,7 +251,7 @@ class ResponseParser:
             usage.add(index, "text", text)
         usage.report(answer.usage, final=True)
         reason, grown = choice.finish_reason or "stop", usage.grown()
-        chunk = TextChunk(self._mailbox.request_id, index, text, grown, reason, None, [])
+        chunk = TextChunk(self._mailbox.request_id, index, text, grown, reason)
         self._take_answer(usage, (chunk,), usage.receipt(_STOP))
         return True
 
@@ -298,40 +337,28 @@ class ResponseParser:
             return False  # something else, or malformed: the general parser tells
 
     def _take_event(self, event: PlainEvent) -> bool:
-        return self._on_close is not None and self._texts.take(event)
+        open_ = self._on_close is not None and not self._choices.waiting
+        return open_ and self._texts.take(event)
 
     def _parse_event(self, event: dict[str, Any]) -> None:
         if event.get("error"):
             raise error_of_event(self._engine_id, self._mailbox.request_id, event["error"])
-        choices = event.get("choices") or ()
-        for choice in choices:
-            _count(self._usage, choice, choice.get("delta"))
+        said = [self._choices.read(choice) for choice in event.get("choices") or ()]
+        for each in said:
+            each.count(self._usage)
         if event.get("usage"):
-            self._usage.report(event["usage"], final=not choices)
-        for choice in choices:
-            delta = choice.get("delta")
-            text = (delta.get("content") if delta is not None else choice.get("text")) or ""
-            reason = choice.get("finish_reason")
-            calls = delta.get("tool_calls") if delta is not None else None
-            thought = _reasoning(delta)
-            if text or reason is not None or calls or thought:
-                chunk = self._chunk(choice, text, reason, calls, thought)
-                self._mailbox.put(msgspec.structs.replace(chunk, count=self._usage.grown()))
+            self._usage.report(event["usage"], final=not said)
+        for each in said:
+            if not each.empty:
+                self._mailbox.put(each.chunk(self._mailbox.request_id, self._usage.grown()))
 
     def _parse_completion(self, answer: Completion, usage: UsageCounter) -> list[TextChunk]:
-        choices, chunks = [choice_of(each) for each in answer.choices], []
-        for choice in choices:
-            _count(usage, choice, choice.get("message"))
+        said = [whole_choice(choice_of(each)) for each in answer.choices]
+        for each in said:
+            each.count(usage)
+            each.reason = each.reason or "stop"
         usage.report(answer.usage, final=True)
-        for choice in choices:
-            message = choice.get("message")
-            text = (message.get("content") if message is not None else choice.get("text")) or ""
-            calls = message.get("tool_calls") if message is not None else None
-            calls = [{**call, "index": number} for number, call in enumerate(calls or ())]
-            reason = choice.get("finish_reason") or "stop"
-            chunk = self._chunk(choice, text, reason, calls, _reasoning(message))
-            chunks.append(msgspec.structs.replace(chunk, count=usage.grown()))
-        return chunks
+        return [each.chunk(self._mailbox.request_id, usage.grown()) for each in said]
 
     def _parse_embeddings(
         self, answer: Embeddings, expected: int, usage: UsageCounter
@@ -343,36 +370,6 @@ class ResponseParser:
         vectors = [bytes(row.embedding) for row in rows]
         return [TextChunk(self._mailbox.request_id, 0, "", 0, "stop", vectors=vectors)]
 
-    def _chunk(
-        self,
-        choice: dict[str, Any],
-        text: str,
-        reason: str | None,
-        calls: list[dict[str, Any]] | None,
-        reasoning: str,
-    ) -> TextChunk:
-        index, logprobs = int(choice.get("index") or 0), choice.get("logprobs")
-        request_id = self._mailbox.request_id
-        return TextChunk(request_id, index, text, 0, reason, logprobs, calls, reasoning=reasoning)
-
-
-def _count(usage: UsageCounter, choice: dict[str, Any], message: dict[str, Any] | None) -> None:
-    """Count a choice's output; `message` is a chat's message or delta."""
-    index = int(choice.get("index") or 0)
-    holder = choice if message is None else message
-    if text := holder.get("text" if message is None else "content"):
-        usage.add(index, "text", text)
-    if calls := holder.get("tool_calls"):
-        usage.add(index, "calls", calls_text(calls))
-    if reasoning := _reasoning(message):
-        usage.add(index, "reasoning", reasoning)
-
-
-def _reasoning(message: dict[str, Any] | None) -> str:
-    """By either name, of a chat's message or delta."""
-    given = (message or {}).get("reasoning_content") or (message or {}).get("reasoning")
-    return given if isinstance(given, str) else ""
-
 
 def _split(lines: bytes) -> tuple[bytes, bytes]:
     """What one turn parses, some whole events or one long line, and the rest."""
@@ -380,6 +377,6 @@ def _split(lines: bytes) -> tuple[bytes, bytes]:
         return lines, b""
     at = lines.rfind(b"\n\n", 0, _INLINE_BYTES)
     if at >= 0:  # the rest begins with an event, as what is decoded together does
-        return lines[:at], lines[at + 2 :]
+        return lines[: at + 1], lines[at + 2 :]
     line, _, rest = lines.partition(b"\n")
     return line, rest

@@ -6,10 +6,14 @@ goes to the log with the request's id, and clients get a fixed text with that id
 
 import logging
 import re
+from datetime import datetime
+from email.utils import parsedate_to_datetime
+from math import ceil
 from typing import Any
 
 import orjson
 
+from core.clock import SystemClock
 from core.errors import (
     BadRequest,
     ContentBlocked,
@@ -31,15 +35,16 @@ _POLICY = re.compile(r"content[_ -](?:filter|policy|management)|moderation|safet
 
 
 def error_of_status(
-    engine_id: str, request_id: str, status: int, body: bytes, retry_after_s: float | None = None
+    engine_id: str, request_id: str, status: int, body: bytes, retry_after: str = ""
 ) -> TollhouseError:
-    """The error of an answer with an error status."""
+    """The error of an answer with an error status; `retry_after` is its header."""
     try:
         answer = orjson.loads(body)
         detail = answer.get("error", answer) if isinstance(answer, dict) else answer
     except ValueError:
         detail = body.decode("utf-8", "replace")
-    return _error(engine_id, request_id, status, detail, retry_after_s)
+    wait_s = _wait_s(retry_after, SystemClock().now())
+    return _error(engine_id, request_id, status, detail, wait_s)
 
 
 def error_of_event(engine_id: str, request_id: str, detail: Any) -> TollhouseError:
@@ -87,3 +92,13 @@ def _error(
         code="engine_failed",
         retry_after_s=retry_after_s or 1.0,
     )
+
+
+def _wait_s(retry_after: str, now: datetime) -> float | None:
+    """Seconds or a date, as HTTP has it; None for anything else."""
+    if retry_after.isascii() and retry_after.isdigit() and len(retry_after) < 6:
+        return float(retry_after)
+    try:
+        return max(1.0, ceil((parsedate_to_datetime(retry_after) - now).total_seconds()))
+    except (ValueError, TypeError, IndexError, OverflowError):
+        return None

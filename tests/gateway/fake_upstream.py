@@ -14,8 +14,11 @@ class Server(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.asked: list[tuple[str, dict[str, Any]]] = []
-        self.answers: dict[str, Any] = {}  # path -> object; a list is a stream of objects
+        # path -> object; a list is a stream of objects; bytes are sent as they are, a list of them
+        # as the reads of a stream
+        self.answers: dict[str, Any] = {}
         self.statuses: dict[str, int] = {}
+        self.headers: dict[str, str] = {}  # of every answer
         self.pages: dict[str, Any] = {}  # of GET
 
     @property
@@ -39,20 +42,37 @@ class _Handler(BaseHTTPRequestHandler):
         server.asked.append((self.path, body))
         answer = server.answers[self.path]
         answer = answer(body) if callable(answer) else answer
+        if isinstance(answer, list) and answer and isinstance(answer[0], bytes):
+            self._stream(answer)
+            return
         if isinstance(answer, list):
             lines = [f"data: {json.dumps(each)}\n\n" for each in answer] + ["data: [DONE]\n\n"]
             self._send(200, "text/event-stream", "".join(lines).encode())
             return
         status = server.statuses.get(self.path, 200)
-        self._send(status, "application/json", json.dumps(answer).encode())
+        raw = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
+        self._send(status, "application/json", raw)
 
     def log_message(self, *_words: object) -> None:
         return
+
+    def _stream(self, reads: list[bytes]) -> None:
+        self.send_response(200)
+        self.send_header("content-type", "text/event-stream")
+        self.send_header("transfer-encoding", "chunked")
+        self.end_headers()
+        for read in reads:
+            self.wfile.write(b"%x\r\n%b\r\n" % (len(read), read))
+        self.wfile.write(b"0\r\n\r\n")
 
     def _send(self, status: int, kind: str, body: bytes) -> None:
         self.send_response(status)
         self.send_header("content-type", kind)
         self.send_header("content-length", str(len(body)))
+        server = self.server
+        assert isinstance(server, Server)
+        for name, value in server.headers.items():
+            self.send_header(name, value)
         self.end_headers()
         self.wfile.write(body)
 

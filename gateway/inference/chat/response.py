@@ -99,6 +99,8 @@ class ChatStream:
             content = {"role": "assistant", "content": text, "refusal": None}
         elif text:
             content = {"content": text}
+        if delta.refused and content:
+            content |= {"content": None, "refusal": text or None}
         if delta.reasoning and self._reasons:
             content |= _thoughts(delta.reasoning)
             if not text and "content" in content:
@@ -127,6 +129,7 @@ class ChatStream:
             delta.text
             and delta.finish_reason is None
             and not (delta.reasoning or delta.calls or self._logprobs or self._ids)
+            and not delta.refused
             and self._running is None
             and delta.choice in self._begun
         )
@@ -289,8 +292,8 @@ def _choice(
         "index": choice.index,
         "message": {
             "role": "assistant",
-            "content": text if text or not calls else None,
-            "refusal": None,
+            "content": text if (text or not calls) and not choice.refused else None,
+            "refusal": text if choice.refused else None,
             "annotations": [],
             **calls,
             **thoughts,

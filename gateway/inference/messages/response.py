@@ -204,6 +204,8 @@ def _call(call: ToolCall) -> dict[str, Any]:
 def _ending(choice: ChoiceOutput) -> tuple[str, str | None]:
     if choice.stop_matched is not None:
         return "stop_sequence", choice.stop_matched
+    if choice.refused:
+        return "refusal", None
     return _STOP_REASONS.get(choice.finish_reason or "stop", "end_turn"), None
 
 

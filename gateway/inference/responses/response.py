@@ -44,7 +44,8 @@ class ResponsesSurface:
             output.append(_reasoning(info, "".join(choice.reasoning)))
         if text or not choice.calls:
             logprobs = _logprobs(info, request, delta)
-            output.append(_message(_item_id(info), text, status, logprobs))
+            part = _refusal(text) if choice.refused else _part(text, logprobs)
+            output.append(_message(_item_id(info), status, part))
         output += [_call(each, "completed", request) for each in choice.calls]
         return _finished(info, request, output, incomplete_reason, usage)
 
@@ -68,6 +69,7 @@ class ResponseStream:
         self._number = 0
         self._text: list[str] | None = None  # of the open message
         self._thought: list[str] | None = None  # of the open reasoning item
+        self._refused = False  # whether the open message is a refusal
         self._logprobs: list[dict[str, Any]] = []  # of its tokens, when requested
         self._output: list[dict[str, Any]] = []
 
@@ -86,12 +88,16 @@ class ResponseStream:
         if delta.text or logprobs:
             parts.append(self._close_reasoning())
             if self._text is None:
-                parts.append(self._open_message())
+                parts.append(self._open_message(refused=delta.refused))
             assert self._text is not None
             self._text.append(delta.text)
             self._logprobs += logprobs
-            payload = {"delta": delta.text, "logprobs": logprobs, **self._position()}
-            parts.append(self._event("response.output_text.delta", **payload))
+            payload = {"delta": delta.text, **self._position()}
+            if self._refused:
+                parts.append(self._event("response.refusal.delta", **payload))
+            else:
+                payload["logprobs"] = logprobs
+                parts.append(self._event("response.output_text.delta", **payload))
         for call in delta.calls:
             parts.append(self._close_reasoning())
             parts += [self._close_message("completed"), self._add_function_call(call)]
@@ -144,22 +150,30 @@ class ResponseStream:
         item = _reasoning(self._info, "", index)["id"]
         return {"item_id": item, "output_index": index, "content_index": 0}
 
-    def _open_message(self) -> bytes:
-        self._text, self._logprobs = [], []
-        item = {**_message(self._item(), "", "in_progress"), "content": []}
+    def _open_message(self, *, refused: bool = False) -> bytes:
+        self._text, self._logprobs, self._refused = [], [], refused
+        part = _refusal("") if refused else _part("")
+        item = {**_message(self._item(), "in_progress", part), "content": []}
         return self._event(
             "response.output_item.added", output_index=len(self._output), item=item
-        ) + self._event("response.content_part.added", part=_part(""), **self._position())
+        ) + self._event("response.content_part.added", part=part, **self._position())
 
     def _close_message(self, status: str) -> bytes:
         if self._text is None:
             return b""
         text, position, index = "".join(self._text), self._position(), len(self._output)
-        item = _message(self._item(), text, status, self._logprobs)
+        part = _refusal(text) if self._refused else _part(text, self._logprobs)
+        item = _message(self._item(), status, part)
         self._text = None
         self._output.append(item)
+        if self._refused:
+            done = self._event("response.refusal.done", refusal=text, **position)
+        else:
+            done = self._event(
+                "response.output_text.done", text=text, logprobs=self._logprobs, **position
+            )
         return (
-            self._event("response.output_text.done", text=text, logprobs=self._logprobs, **position)
+            done
             + self._event("response.content_part.done", part=item["content"][0], **position)
             + self._event("response.output_item.done", output_index=index, item=item)
         )
@@ -260,15 +274,13 @@ def _logprobs(info: ResponseInfo, request: InferenceRequest, delta: Delta) -> li
     return list(result["content"])
 
 
-def _message(
-    item_id: str, text: str, status: str, logprobs: Sequence[dict[str, Any]] = ()
-) -> dict[str, Any]:
+def _message(item_id: str, status: str, part: dict[str, Any]) -> dict[str, Any]:
     return {
         "id": item_id,
         "type": "message",
         "role": "assistant",
         "status": status,
-        "content": [_part(text, logprobs)],
+        "content": [part],
     }
 
 
@@ -301,6 +313,10 @@ def _call(call: ToolCall, status: str, request: InferenceRequest) -> dict[str, A
 
 def _part(text: str, logprobs: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": list(logprobs)}
+
+
+def _refusal(text: str) -> dict[str, Any]:
+    return {"type": "refusal", "refusal": text}
 
 
 def _item_id(info: ResponseInfo) -> str:

@@ -19,7 +19,7 @@ class Heard:
         self.error: Exception | None = None
         self.over = asyncio.Event()
 
-    def on_headers(self, status: int, content_type: str) -> None:
+    def on_headers(self, status: int, content_type: str, retry_after: str) -> None:
         self.status, self.kind = status, content_type
 
     def on_data(self, data: bytes) -> None:

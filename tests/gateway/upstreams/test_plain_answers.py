@@ -19,7 +19,7 @@ MESSAGE = st.fixed_dictionaries(
     optional={
         "content": TEXT,
         "role": st.just("assistant"),
-        "refusal": st.none(),
+        "refusal": st.sampled_from([None, "", "no"]),
         "reasoning": st.sampled_from([None, "", "hm"]),
         "reasoning_content": st.sampled_from([None, "", "hm"]),
         "tool_calls": st.sampled_from(

@@ -23,6 +23,7 @@ DELTA = st.fixed_dictionaries(
     optional={
         "content": TEXT,
         "role": st.just("assistant"),
+        "refusal": st.sampled_from([None, "", "no"]),
         "reasoning_content": st.sampled_from([None, "", "hm"]),
         "tool_calls": st.sampled_from(
             [None, [], [{"index": 0, "function": {"name": "f", "arguments": "{}"}}]]
