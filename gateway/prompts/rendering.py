@@ -10,6 +10,7 @@ from gateway.inference.plain_messages import PlainMessages
 from gateway.inference.request import InferenceRequest
 from gateway.prompts.json_text import json_text
 from gateway.prompts.prefix_tokens import MIN_TEXT, Pieces
+from gateway.prompts.templates import ChatTemplate
 from gateway.prompts.tokenizing import TextCodec
 from gateway.prompts.tool_lists import GATEWAY_MARKS, ToolList
 
@@ -62,7 +63,7 @@ def render_prompt(request: InferenceRequest, codec: TextCodec) -> RenderedPrompt
 
 def _continued(rendered: RenderedPrompt, last: dict[str, Any]) -> RenderedPrompt:
     """Cut after the text of the last message, so that the model continues it."""
-    text = str(_template_message(last)["content"] or "").strip()
+    text = str(_template_message(last, rendered.codec.template)["content"] or "").strip()
     if rendered.mark is not None:
         text = rendered.codec.control.escape_value(text, rendered.mark)
     place = rendered.text.rfind(text) if text else -1
@@ -100,7 +101,7 @@ def render_chat(
     messages = (
         given
         if type(given) is PlainMessages and "developer" not in given.roles
-        else [_template_message(message) for message in given]
+        else [_template_message(message, template) for message in given]
     )
     if tools and not template.supports_tools:
         listed = "\n".join(tools.texts if type(tools) is ToolList else map(json_text, tools))
@@ -121,7 +122,7 @@ def render_chat(
     return RenderedPrompt(codec, text, mark=escaped.mark)
 
 
-def _template_message(message: dict[str, Any]) -> dict[str, Any]:
+def _template_message(message: dict[str, Any], template: ChatTemplate | None) -> dict[str, Any]:
     content = message.get("content")
     if len(message) == _PLAIN_FIELDS and isinstance(content, str):
         if message["role"] != "developer":
@@ -132,4 +133,6 @@ def _template_message(message: dict[str, Any]) -> dict[str, Any]:
         result["content"] = "".join(part.get("text", "") for part in content)
     if result["role"] == "developer":
         result["role"] = "system"
+    if template is not None and (result.get("content") is None or result.get("tool_calls")):
+        return template.call_turns.message(result)
     return result

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any, NoReturn
 
 import jinja2
@@ -13,6 +14,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from core.clock import SystemClock
 from core.errors import BadRequest, SettingError
 from gateway.inference.plain_messages import PlainMessages
+from gateway.prompts.call_turns import CallTurns, call_turns
 from gateway.prompts.turn_formats import turn_formats
 
 DEFAULT, TOOL_USE = "default", "tool_use"  # names that transformers gives a meaning
@@ -99,6 +101,16 @@ class ChatTemplate:
                 next_step="Use roles and content parts that the model supports.",
                 param="messages",
             ) from None
+
+    @cached_property
+    def call_turns(self) -> CallTurns:
+        """Tried at the first message that needs it."""
+
+        def _render(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> str:
+            offered = tools if self.supports_tools else None
+            return self.render(messages, tools=offered)
+
+        return call_turns(_render)
 
     def check_variables(self, names: Mapping[str, Any]) -> None:
         """BadRequest for a name that is the request's or the template language's own."""
