@@ -67,6 +67,16 @@ class BadRequest(TollhouseError):
 
 class ContextLengthExceeded(BadRequest):
     code = "context_length_exceeded"
+    prompt_tokens: int | None = None
+    max_tokens: int | None = None  # as the client asks for them
+    limit: int | None = None  # tokens of the context
+
+    def counted(
+        self, prompt_tokens: int | None, max_tokens: int | None, limit: int | None
+    ) -> "ContextLengthExceeded":
+        """The same error, with what is known of the counts: each API says them in its own words."""
+        self.prompt_tokens, self.max_tokens, self.limit = prompt_tokens, max_tokens, limit
+        return self
 
 
 class UnsupportedParameter(BadRequest):

@@ -80,7 +80,7 @@ def too_long(needed: int, limit: int) -> ContextLengthExceeded:
         f"The prompt has {needed} tokens; at most {limit} fit the context.",
         next_step="Shorten it, lower max_tokens, or set truncation to auto, oldest or ranked.",
         param="messages",
-    )
+    ).counted(needed, None, limit)
 
 
 def _bisect(low: int, high: int, fits: Callable[[int], bool]) -> int:

@@ -335,7 +335,7 @@ def _too_long(
         f"The model's context is {context_length} tokens; the prompt has {prompt_tokens}{output}.",
         next_step=f"Shorten the prompt or {most}, or let truncation drop old turns.",
         param=named.get(prompt, prompt) if prompt_tokens >= context_length else most,
-    )
+    ).counted(prompt_tokens, requested, context_length)
 
 
 def _ids_without_tokenizer(param: str) -> BadRequest:

@@ -28,9 +28,29 @@ log = logging.getLogger("tollhouse.upstream")
 _LOGGED_CHARACTERS = 500
 _REFUSALS = (400, 404, 422)
 _TOO_LONG = re.compile(
-    r"context[_ -](?:length|window|size)|prompt[_ ]too[_ ]long|maximum (?:model|sequence) length",
+    r"context[_ -](?:length|window|size|limit)|prompt(?: is)?[_ ]too[_ ]long"
+    r"|maximum (?:model|sequence) length|`?max_new_tokens`? must be",
     re.IGNORECASE,
 )
+# The counts, as OpenAI, vLLM, SGLang, llama.cpp, TGI and Anthropic write them.
+_LIMIT = re.compile(
+    r"context (?:length|size|window|limit)(?: is| of|:)?\s*\(?(?:only )?(\d+)\b(?! \+)"
+    r"|\"n_ctx\":\s*(\d+)|tokens > (\d+) maximum|\d+ \+ \d+ > (\d+)"
+    r"|must be <= (\d+)",
+    re.IGNORECASE,
+)
+_PROMPT = re.compile(
+    r"(\d+) (?:tokens )?in (?:the|your) (?:messages|prompt|input)|\"n_prompt_tokens\":\s*(\d+)"
+    r"|prompt (?:contains|has)(?: at least)? (\d+)|too long: (\d+) tokens"
+    r"|(\d+) \+ \d+ > \d+|(\d+) `?inputs`? tokens|input \((\d+) tokens\)",
+    re.IGNORECASE,
+)
+_OUTPUT = re.compile(
+    r"(\d+) (?:tokens )?(?:in|for) the completion|requested (\d+) output|\d+ \+ (\d+) > \d+"
+    r"|(\d+) `?max_new_tokens",
+    re.IGNORECASE,
+)
+_TOTAL = re.compile(r"(?:requested|resulted in) (?:about )?(\d+) tokens", re.IGNORECASE)
 _POLICY = re.compile(r"content[_ -](?:filter|policy|management)|moderation|safety", re.IGNORECASE)
 
 
@@ -69,7 +89,7 @@ def _error(
         return ContextLengthExceeded(
             "The prompt and max_tokens exceed the context of this model's upstream.",
             next_step=f"Shorten the prompt or max_tokens. {where}",
-        )
+        ).counted(*_counts_of(text))
     if status in (400, 403, 422, 500) and _POLICY.search(text):
         return ContentBlocked(
             "The upstream of this model refused the request under its content policy.",
@@ -92,6 +112,20 @@ def _error(
         code="engine_failed",
         retry_after_s=retry_after_s or 1.0,
     )
+
+
+def _counts_of(text: str) -> tuple[int | None, int | None, int | None]:
+    """(prompt, requested output, context) in a server's refusal, of what it says."""
+    found = [_PROMPT.search(text), _OUTPUT.search(text), _LIMIT.search(text)]
+    prompt, output, limit = [_number(each) for each in found]
+    total = _number(_TOTAL.search(text))
+    if prompt is None and total is not None:
+        prompt = total - (output or 0)
+    return prompt, output, limit
+
+
+def _number(found: re.Match[str] | None) -> int | None:
+    return int(next(each for each in found.groups() if each)) if found is not None else None
 
 
 def _wait_s(retry_after: str, now: datetime) -> float | None:

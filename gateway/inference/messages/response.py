@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-from core.errors import InsufficientQuota, TollhouseError
+from core.errors import ContextLengthExceeded, InsufficientQuota, TollhouseError
 from gateway.inference.messages.request import ROUTE, parse_messages
 from gateway.inference.request import InferenceRequest, Usage
 from gateway.inference.surface import ResponseInfo
@@ -159,9 +159,25 @@ def anthropic_error(error: TollhouseError, request_id: str) -> dict[str, Any]:
         kind = "billing_error"
     return {
         "type": "error",
-        "error": {"type": kind, "message": str(error)},
+        "error": {"type": kind, "message": _message_of(error)},
         "request_id": request_id,
     }
+
+
+def _message_of(error: TollhouseError) -> str:
+    """Agents make their conversation shorter when an error has the words of Anthropic's API."""
+    if not isinstance(error, ContextLengthExceeded):
+        return str(error)
+    prompt, output, limit = error.prompt_tokens, error.max_tokens, error.limit
+    if prompt is None or limit is None:
+        return f"prompt is too long: {error}"
+    if prompt >= limit or output is None:
+        most = limit if prompt > limit else limit - 1  # a token of the answer needs a place too
+        return f"prompt is too long: {prompt} tokens > {most} maximum. {error.next_step}"
+    return (
+        f"input length and `max_tokens` exceed context limit: {prompt} + {output} > {limit}, "
+        f"decrease input length or `max_tokens` and try again. {error.next_step}"
+    )
 
 
 def usage_object(usage: Usage) -> dict[str, Any]:
