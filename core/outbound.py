@@ -12,6 +12,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from typing import Any
 from urllib.parse import urlsplit
@@ -22,6 +23,7 @@ from core.errors import BadRequest, Unavailable
 _MAX_READ_BYTES = 65_536
 _REFUSED = "address_refused"
 _AGAIN_S = 0.2
+_LOOK_UP_S = 5.0
 _PORTS = {"http": 80, "https": 443}
 
 
@@ -149,8 +151,9 @@ def is_public(address: str, private: Sequence[str] = ()) -> bool:
 
 def _resolve(host: str, port: int, private: Sequence[str]) -> str:
     """The first address of the host. Unavailable if any of its addresses is not allowed."""
+    check_no_transaction("a look-up of a host name")
     try:
-        entries = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        entries = _looked_up(host, port)
     except (OSError, UnicodeError):
         raise Unavailable(
             f"{host[:80]} cannot be resolved.", next_step="Check the host name of the URL."
@@ -163,6 +166,21 @@ def _resolve(host: str, port: int, private: Sequence[str]) -> str:
             code=_REFUSED,
         )
     return addresses[0]
+
+
+def _looked_up(host: str, port: int) -> list[Any]:
+    """As `getaddrinfo`, but not longer than `_LOOK_UP_S`: a tenant's own name server may take minutes.
+    Each look-up has a thread, so that slow ones delay no other."""
+    found: Future[list[Any]] = Future()
+
+    def _look_up() -> None:
+        try:
+            found.set_result(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+        except Exception as error:
+            found.set_exception(error)
+
+    threading.Thread(target=_look_up, name="tollhouse-look-up", daemon=True).start()
+    return found.result(_LOOK_UP_S)
 
 
 class _PinnedConnection(http.client.HTTPConnection):

@@ -15,11 +15,13 @@ from starlette.staticfiles import StaticFiles
 
 from core.database import unstorable
 from core.errors import Forbidden, TollhouseError
+from core.tenant_slots import TenantSlots
 from dashboards.pages.routes import ROUTES
 from dashboards.render import HERE, page
 from dashboards.viewer import DashboardDeps
 
 COOKIE = "tollhouse_session"
+_PAGES_OF_A_TENANT = 2  # that are made at the same time
 OPEN_PATHS = ("/sign-in", "/static/", "/sso/")
 HEADERS = {
     "content-security-policy": (
@@ -56,6 +58,7 @@ class _SessionMiddleware:
     def __init__(self, app: Starlette, deps: DashboardDeps) -> None:
         self._app = app
         self._deps = deps
+        self._slots = TenantSlots(_PAGES_OF_A_TENANT)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -65,7 +68,11 @@ class _SessionMiddleware:
         request = Request(scope)
         path = request.url.path.removeprefix(scope.get("root_path", "")) or "/"
 
+        def release() -> None:
+            return
+
         async def _send(message: MutableMapping[str, Any]) -> None:
+            release()
             if message["type"] == "http.response.start":
                 static = path.startswith("/static/")
                 extra = {**HEADERS, "cache-control": "max-age=3600"} if static else HEADERS
@@ -78,7 +85,14 @@ class _SessionMiddleware:
             await send(message)
 
         answer = await self._authorise(request, path)
-        await (answer or self._app)(scope, receive, _send)
+        viewer = getattr(request.state, "viewer", None)
+        # A page of a tenant occupies at most its share of the threads, until its response begins.
+        if viewer is not None and not viewer.operator:
+            release = await self._slots.take(viewer.scope.tenant_id)
+        try:
+            await (answer or self._app)(scope, receive, _send)
+        finally:
+            release()
 
     async def _authorise(self, request: Request, path: str) -> Response | None:
         """None admits the request to its page."""

@@ -7,6 +7,7 @@ from typing import Any
 from fastapi import FastAPI
 from starlette.routing import Route
 
+from core.tenant_slots import TenantSlots
 from gateway.api import (
     batches,
     completions,
@@ -36,6 +37,8 @@ from gateway.http.client_address import TrustedProxies
 from gateway.http.cors import allow_origins
 from gateway.http.exchange import Exchange, Scope
 from gateway.http.idempotency import HEADER, IdempotencyHandler, IdempotencyKeys
+from gateway.http.memory import thread_count
+from gateway.http.tenant_slots import ReleaseSlots
 from gateway.inference.registry import inference_surfaces
 from gateway.inference.responses.request import ROUTE as RESPONSES
 from gateway.inference.responses.response import ResponsesSurface
@@ -72,7 +75,7 @@ def _storing_endpoint(services: Services, keys: IdempotencyKeys) -> InferenceEnd
 
 def _idempotency_keys(services: Services) -> IdempotencyKeys:
     return IdempotencyKeys(
-        services.database,
+        services.access_database,
         services.clock,
         longest_s=services.pipeline.limits.timeout_s,
         max_keys=services.settings.idempotency_keys,
@@ -105,6 +108,8 @@ def create_app(services: Services) -> TollhouseApp:
         redirect_slashes=False,  # curl does not follow the redirect of a POST
     )
     app.state.services = services
+    app.state.tenant_slots = TenantSlots(max(1, thread_count() // 2))
+    app.add_middleware(ReleaseSlots)
     allow_origins(app, services.settings.cors_origins)
     app.state.shows_details = not services.settings.metrics_listen
     add_error_handlers(app)

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable
 
 from core.tenants.key_cache import KeyCache
+from gateway.threads import Work, run_as
 
 log = logging.getLogger("tollhouse.views")
 POLL_S = 0.4
@@ -21,7 +22,7 @@ async def refresh_on_change(key_cache: KeyCache, refresh: Callable[[], None], wh
         epoch = key_cache.epoch
         if epoch != read:
             try:
-                await asyncio.to_thread(refresh)
+                await run_as(Work.OWN, refresh)
                 read = epoch
             except Exception as error:
                 log.warning("could not refresh %s, keeping the last known ones: %s", what, error)

@@ -52,6 +52,7 @@ class Services:
     settings: Settings
     clock: Clock
     database: Database
+    access_database: Database  # connections of their own for keys and idempotency
     key_cache: KeyCache
     roles: Roles
     operator_token: str
@@ -146,6 +147,7 @@ class Services:
         self.spool.file.close(remove=self.spool.file.is_empty())
         await self.counters.close()
         self.database.close()
+        self.access_database.close()
         tallies.fold_all()
 
     @property

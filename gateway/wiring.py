@@ -95,6 +95,7 @@ class _Base:
     clock: Clock
     token: str  # the operator's
     database: Database
+    access_database: Database
     counters: Counters
     spool: Spool
     router: Router
@@ -135,6 +136,8 @@ def _build_base(
 ) -> _Base:
     token = operator_token(settings)
     database = open_database(settings)
+    # As many connections as the threads of keys, revocation and idempotency, which wait for no other.
+    access_database = Database(settings.effective_database_url, pool_size=5)
     counters = make_counters(settings, clock)
     spool = Spool(SpoolFile(_spool_path(settings)))
     router = Router(clock, cold_start_s=settings.cold_start_s)
@@ -157,6 +160,7 @@ def _build_base(
         clock=clock,
         token=token,
         database=database,
+        access_database=access_database,
         counters=counters,
         spool=spool,
         router=router,
@@ -200,7 +204,7 @@ def _attach(engines: Engines, catalog: Catalog, receipts: ReceiptLog) -> None:
 
 def _build_request_path(base: _Base, moderator: Moderator | None) -> _RequestPath:
     settings, clock, database = base.settings, base.clock, base.database
-    key_cache, prices = KeyCache(database, clock), PriceList(database, clock)
+    key_cache, prices = KeyCache(base.access_database, clock), PriceList(database, clock)
     policies, rejections = PolicyView(database), RejectionCounter(database, clock)
     screener = Screener(load_classifier()) if settings.moderation == "on" else None
     opinions = make_second_opinions(read_guards(settings.guards), base.catalog, base.router, clock)
@@ -218,7 +222,11 @@ def _build_request_path(base: _Base, moderator: Moderator | None) -> _RequestPat
     admission = Admission(limiter, prices, clock)
     cache_bytes = settings.response_cache_mb * 2**20
     pipeline = Pipeline(
-        auth=Authenticator(key_cache, FailedAttempts(base.counters, clock)),
+        auth=Authenticator(
+            key_cache,
+            FailedAttempts(base.counters, clock),
+            FailedAttempts(base.counters, clock, what="sign-ins"),
+        ),
         catalog=base.catalog,
         admission=admission,
         moderator=moderator,
@@ -285,6 +293,7 @@ def _build_services(base: _Base, path: _RequestPath) -> Services:
         settings=settings,
         clock=clock,
         database=database,
+        access_database=base.access_database,
         key_cache=path.key_cache,
         roles=roles,
         operator_token=base.token,

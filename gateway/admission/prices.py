@@ -23,6 +23,7 @@ from core.database import Database
 from core.errors import DependencyDown
 from core.events import UsageEvent
 from gateway.admission.request import AdmissionRequest, MoneyLimit
+from gateway.threads import Work, run_as
 
 log = logging.getLogger("tollhouse.prices")
 REFRESH_S = 1.0
@@ -73,7 +74,7 @@ class PriceList:
         while True:
             await asyncio.sleep(REFRESH_S)
             try:
-                await asyncio.to_thread(self.refresh)
+                await run_as(Work.OWN, self.refresh)
             except Exception as error:
                 log.warning("could not refresh prices, keeping the last known ones: %s", error)
 

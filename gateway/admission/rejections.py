@@ -14,6 +14,7 @@ from core.counters import BucketState, Denial
 from core.database import Database
 from core.errors import InsufficientQuota, RateLimited, TollhouseError, Unavailable
 from core.tenants.rejections import RejectionCount, add
+from gateway.threads import Work, run_as
 
 log = logging.getLogger("tollhouse.rejections")
 FLUSH_S = 5.0
@@ -127,7 +128,7 @@ class RejectionCounter:
     async def run(self) -> None:
         while True:
             await asyncio.sleep(FLUSH_S)
-            await asyncio.to_thread(self.flush)
+            await run_as(Work.OWN, self.flush)
 
 
 def _limit_names(keys: tuple[str, ...]) -> str:

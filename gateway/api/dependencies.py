@@ -24,6 +24,7 @@ from gateway.auth.single_sign_on import SingleSignOn
 from gateway.catalog.adapter_registry import AdapterRegistry
 from gateway.catalog.catalog import Catalog
 from gateway.http.exchange import Exchange
+from gateway.http.tenant_slots import take_slot
 from gateway.metering.spool import Spool
 from gateway.payments import CardPages
 from gateway.responses import RequestLimits
@@ -74,7 +75,9 @@ ReadinessDep = Annotated[Readiness, _from(lambda services: services.readiness)]
 
 async def principal_of(request: Request, auth: AuthDep) -> Principal:
     exchange = Exchange(dict(request.scope), request.receive, None)
-    return await auth.principal(exchange, request.url.path)
+    principal = await auth.principal(exchange, request.url.path)
+    await take_slot(request, principal.tenant_id)
+    return principal
 
 
 Caller = Annotated[Principal, Depends(principal_of)]

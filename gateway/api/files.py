@@ -1,6 +1,5 @@
 """/v1/files in OpenAI's format: the input and output files of batches."""
 
-import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -16,6 +15,7 @@ from core.errors import BadRequest, UnsupportedParameter
 from core.tenants.keys import Principal
 from gateway.api.dependencies import Caller, ClockDep, DatabaseDep, SettingsDep
 from gateway.http.uploads import bounded_form
+from gateway.threads import Work, run_as
 
 router = APIRouter(prefix="/v1", tags=["files"])
 FORM_OVERHEAD = 64 << 10  # bytes that a form may have besides its file
@@ -82,7 +82,7 @@ async def upload(
             )
         if not isinstance(given, UploadFile):
             raise BadRequest("The form has no file.", next_step="Add it as `file`.", param="file")
-        return await asyncio.to_thread(store.take, caller, given, _lifetime(form), max_bytes)
+        return await run_as(Work.UPLOADS, store.take, caller, given, _lifetime(form), max_bytes)
 
 
 @router.get("/files")

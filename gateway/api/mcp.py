@@ -96,6 +96,7 @@ class _Account:
 
     def __init__(
         self,
+        request: Request,
         actor: ActorDep,
         database: DatabaseDep,
         clock: ClockDep,
@@ -103,11 +104,12 @@ class _Account:
         tenant: TenantQuery = None,
     ) -> None:
         self.actor: Actor = actor
+        self._request = request
         self._given = (database, clock, roles, tenant)
 
     async def context(self, tool: Tool) -> AdminContext:
         """Raises Forbidden where the role does not permit the tool."""
-        return await tool.permission(self.actor, *self._given)
+        return await tool.permission(self._request, self.actor, *self._given)
 
     async def may_use(self, tool: Tool) -> bool:
         try:

@@ -1,6 +1,5 @@
 """/dashboard/sso: the OpenID Connect sign-in, which ends in a dashboard session."""
 
-import asyncio
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -21,6 +20,7 @@ from gateway.api.dependencies import (
     SingleSignOnDep,
 )
 from gateway.auth.single_sign_on import SIGN_IN_TIMEOUT_S, SingleSignOn
+from gateway.threads import Work, run_as
 
 router = APIRouter(prefix="/dashboard/sso", include_in_schema=False)
 _FLOW_COOKIE, _SESSION_COOKIE, _HOME = "tollhouse_sso", "tollhouse_session", "/dashboard"
@@ -45,6 +45,8 @@ async def start(
     request: Request,
     sign_on: SingleSignOnDep,
     settings: SettingsDep,
+    auth: AuthDep,
+    *,
     invitation: str = "",
     tenant: str = "",
 ) -> RedirectResponse:
@@ -52,7 +54,13 @@ async def start(
     sso = _configured(sign_on)
     if max(len(invitation), len(tenant)) > 100:  # they travel in a cookie
         raise BadRequest("The invitation or the tenant is too long.", next_step="Copy the link.")
-    flow = await asyncio.to_thread(sso.begin, _redirect_uri(request, settings), invitation, tenant)
+    # Whoever asks has no credentials yet, and the issuer may take seconds to answer.
+    address = request.client.host if request.client else ""
+    auth.sign_ins.check(address)
+    await auth.sign_ins.failed(address)
+    flow = await run_as(
+        Work.SIGN_ON, sso.begin, _redirect_uri(request, settings), invitation, tenant
+    )
     answer = RedirectResponse(flow.url, 303)
     answer.set_cookie(
         _FLOW_COOKIE,
@@ -86,10 +94,10 @@ async def callback(
             raise Unauthenticated("The issuer refused the sign-in.", next_step="Try again.")
         cookie = request.cookies.get(_FLOW_COOKIE, "")
         redirect_uri = _redirect_uri(request, settings)
-        identity = await asyncio.to_thread(
-            _configured(sign_on).finish, redirect_uri, state, code, cookie
+        identity = await run_as(
+            Work.SIGN_ON, _configured(sign_on).finish, redirect_uri, state, code, cookie
         )
-        signed_in = await asyncio.to_thread(sessions.begin, identity)
+        signed_in = await run_as(Work.SIGN_ON, sessions.begin, identity)
     except Unauthenticated:
         await attempts.failed(address)
         raise

@@ -14,7 +14,11 @@ _MAX_ENTRIES = 50_000
 
 
 class FailedAttempts:
-    def __init__(self, counters: Counters, clock: Clock, per_minute: int = PER_MINUTE) -> None:
+    def __init__(
+        self, counters: Counters, clock: Clock, per_minute: int = PER_MINUTE, what: str = "failed"
+    ) -> None:
+        """`what` names the bucket that counts, for limits on other things than failures."""
+        self._what = what
         self._shared = counters
         self._local = MemoryCounters(clock)
         self._clock = clock
@@ -58,7 +62,7 @@ class FailedAttempts:
             self.check(network)
 
     def _bucket_request(self, network: str) -> BucketRequest:
-        take = Take("failed", self._per_minute, 60_000, 1, 1)
+        take = Take(self._what, self._per_minute, 60_000, 1, 1)
         return BucketRequest(f"address:{network}", new_id("try"), 0, (take,))
 
     def _block(self, network: str, seconds: float) -> None:

@@ -10,6 +10,7 @@ from core.tenants.key_cache import KeyCache
 from core.tenants.keys import Principal, address_allowed
 from gateway.auth.attempts import FailedAttempts
 from gateway.http.exchange import Exchange
+from gateway.threads import Work, current_tenant, run_as
 
 log = logging.getLogger("tollhouse.auth")
 # Routes that a suspended tenant may call: to see and pay what it owes, and routes that are free.
@@ -24,9 +25,13 @@ ROUTES_WHILE_SUSPENDED = (
 
 
 class Authenticator:
-    def __init__(self, key_cache: KeyCache, attempts: FailedAttempts) -> None:
+    def __init__(
+        self, key_cache: KeyCache, attempts: FailedAttempts, sign_ins: FailedAttempts
+    ) -> None:
+        """`sign_ins` limits how often an address may begin to sign in at another issuer."""
         self._key_cache = key_cache
         self.attempts = attempts
+        self.sign_ins = sign_ins
         self._one_by_one = asyncio.Semaphore(1)
 
     async def principal(self, exchange: Exchange, route: str) -> Principal:
@@ -58,6 +63,7 @@ class Authenticator:
                 f"This key may not be used from {exchange.address}.",
                 next_step="Call from an address on the key's allow list.",
             )
+        current_tenant.set(principal.tenant_id)
         return principal
 
     async def _look_up(self, secret: str, address: str) -> Principal:
@@ -70,7 +76,7 @@ class Authenticator:
 
     async def _find(self, secret: str) -> Principal:
         try:
-            return await asyncio.to_thread(self._key_cache.find, secret)
+            return await run_as(Work.KEYS, self._key_cache.find, secret)
         except SQLAlchemyError as error:
             log.error("a key could not be looked up: %s", str(error).partition("\n")[0])
             raise DependencyDown(

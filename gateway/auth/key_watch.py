@@ -4,6 +4,7 @@ import asyncio
 import logging
 
 from core.tenants.key_cache import POLL_S, KeyCache
+from gateway.threads import Work, run_as
 
 log = logging.getLogger("tollhouse.keys")
 FLUSH_EVERY_S = 30.0
@@ -15,10 +16,10 @@ async def watch_keys(key_cache: KeyCache, stop: asyncio.Event) -> None:
     flushed, down = loop.time(), False
     while not stop.is_set():
         try:
-            await asyncio.to_thread(key_cache.poll)
+            await run_as(Work.REVOCATION, key_cache.poll)
             if loop.time() - flushed > FLUSH_EVERY_S:
                 flushed = loop.time()
-                await asyncio.to_thread(key_cache.flush_used)
+                await run_as(Work.REVOCATION, key_cache.flush_used)
             down = False
         except Exception as error:
             if not down:
@@ -29,4 +30,4 @@ async def watch_keys(key_cache: KeyCache, stop: asyncio.Event) -> None:
         except TimeoutError:
             continue
     if not down:
-        await asyncio.to_thread(key_cache.flush_used)
+        await run_as(Work.REVOCATION, key_cache.flush_used)

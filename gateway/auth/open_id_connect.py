@@ -28,6 +28,7 @@ from gateway.auth.single_sign_on import SIGN_IN_TIMEOUT_S, SignInFlow
 
 TIMEOUT_S = 5.0
 _METADATA_TTL_S = 3_600.0
+_FAILURE_TTL_S = 10.0  # for how long an issuer that did not answer is not asked again
 _ALGORITHMS = [
     "RS256",
     "RS384",
@@ -51,7 +52,7 @@ class OpenIdConnect:
         self._lock = threading.Lock()
         self._metadata: dict[str, Any] = {}
         self._keys: KeySet | None = None
-        self._fetched_at = float("-inf")
+        self._fetched_at = self._failed_at = float("-inf")
         if self._issuer and not self._client_id:
             raise SettingError(
                 "TOLLHOUSE_OIDC_ISSUER is set, but TOLLHOUSE_OIDC_CLIENT_ID is not.",
@@ -133,27 +134,52 @@ class OpenIdConnect:
 
     def _key_set(self, *, fresh: bool = False) -> KeySet:
         self._discover()
-        with self._lock:
+        if not self._lock.acquire(timeout=TIMEOUT_S):
+            raise _issuer_down()
+        try:
             if self._keys is None or fresh:
                 self._keys = KeySet.import_key_set(_fetch_json(self._metadata["jwks_uri"]))  # type: ignore[arg-type]
             return self._keys
+        finally:
+            self._lock.release()
 
     def _discover(self) -> None:
-        """Fetch the issuer's discovery document, at most once an hour."""
-        with self._lock:
-            if self._clock.monotonic() - self._fetched_at < _METADATA_TTL_S:
+        """Fetch the issuer's discovery document, at most once an hour. One caller fetches it, and the
+        others wait for that; a failure holds for a few seconds, or, once there was a document, that
+        stays in use until the issuer answers again."""
+        if self._clock.monotonic() - self._fetched_at < _METADATA_TTL_S:
+            return
+        if not self._lock.acquire(timeout=TIMEOUT_S):
+            raise _issuer_down()
+        try:
+            now = self._clock.monotonic()
+            if now - self._fetched_at < _METADATA_TTL_S:
                 return
-            document = _fetch_json(f"{self._issuer}/.well-known/openid-configuration")
-            names = ("authorization_endpoint", "token_endpoint", "jwks_uri")
-            secure = urlsplit(self._issuer).scheme == "https"
-            for name in names:
-                scheme = urlsplit(str(document.get(name, ""))).scheme
-                if scheme != "https" and (secure or scheme != "http"):
-                    raise _issuer_down()
-            if str(document.get("issuer", "")).rstrip("/") != self._issuer:
+            if now - self._failed_at >= _FAILURE_TTL_S:
+                try:
+                    self._fetch_metadata()
+                    return
+                except Unavailable:
+                    self._failed_at = self._clock.monotonic()
+                    if not self._metadata:
+                        raise
+            if not self._metadata:
                 raise _issuer_down()
-            self._metadata, self._keys = document, None
-            self._fetched_at = self._clock.monotonic()
+        finally:
+            self._lock.release()
+
+    def _fetch_metadata(self) -> None:
+        document = _fetch_json(f"{self._issuer}/.well-known/openid-configuration")
+        names = ("authorization_endpoint", "token_endpoint", "jwks_uri")
+        secure = urlsplit(self._issuer).scheme == "https"
+        for name in names:
+            scheme = urlsplit(str(document.get(name, ""))).scheme
+            if scheme != "https" and (secure or scheme != "http"):
+                raise _issuer_down()
+        if str(document.get("issuer", "")).rstrip("/") != self._issuer:
+            raise _issuer_down()
+        self._metadata, self._keys = document, None
+        self._fetched_at = self._clock.monotonic()
 
     def _signed_cookie(self, flow: dict[str, Any]) -> str:
         body = base64.urlsafe_b64encode(json.dumps(flow).encode()).decode()

@@ -107,6 +107,10 @@ class DirectExchange(Exchange):
             cycle.finish()
 
     @property
+    def unsent(self) -> int | None:
+        return self._cycle.transport.get_write_buffer_size()
+
+    @property
     def writable(self) -> bool:
         """Whether the body has begun, and the client reads as fast as it gets."""
         cycle = self._cycle

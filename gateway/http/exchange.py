@@ -131,6 +131,11 @@ class Exchange:
             raise ClientDisconnected
 
     @property
+    def unsent(self) -> int | None:
+        """Bytes that the client has not taken; None where that is not known."""
+        return None
+
+    @property
     def writable(self) -> bool:
         """Whether `write_now` may be called."""
         return False

@@ -24,6 +24,7 @@ from gateway.http.headers import error_headers, response_headers
 from gateway.http.relay import RelayExchange
 from gateway.inference.surface import Surface
 from gateway.stored_responses.server import Server
+from gateway.threads import Work, run_as
 
 log = logging.getLogger(__name__)
 HEADER = b"idempotency-key"
@@ -52,7 +53,9 @@ class IdempotencyKeys:
         is what must be the same in a retry."""
         key = _read_key(exchange)
         try:
-            claim_id, stored = await asyncio.to_thread(self._claim, principal, key, route, body)
+            claim_id, stored = await run_as(
+                Work.IDEMPOTENCY, self._claim, principal, key, route, body
+            )
         except SQLAlchemyError:
             raise DependencyDown(
                 "The Idempotency-Key cannot be looked up: the database does not answer.",
@@ -119,7 +122,7 @@ class Claim:
             return
         self._settled = True
         try:
-            await asyncio.shield(asyncio.to_thread(self._write, answer))
+            await asyncio.shield(run_as(Work.IDEMPOTENCY, self._write, answer))
         except SQLAlchemyError:
             # The request is complete and billed, so the client gets its response. A repetition is
             # told that the first is still running, until the claim is old enough to be abandoned.

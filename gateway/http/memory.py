@@ -13,9 +13,10 @@ import mmap
 import os
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
 import anyio.to_thread
+
+from gateway.threads import TenantThreads, Work, run_as
 
 log = logging.getLogger("tollhouse.memory")
 IDLE_TRIM_S = 20.0
@@ -43,7 +44,7 @@ def thread_count() -> int:
 
 def bound_threads(loop: asyncio.AbstractEventLoop) -> None:
     """Bound the threads of `asyncio.to_thread` and of FastAPI's synchronous routes."""
-    pool = ThreadPoolExecutor(thread_count(), thread_name_prefix="tollhouse-work")
+    pool = TenantThreads(thread_count(), thread_name_prefix="tollhouse-work")
     loop.set_default_executor(pool)
     anyio.to_thread.current_default_thread_limiter().total_tokens = thread_count()
 
@@ -58,7 +59,7 @@ async def keep_trimmed(in_flight: Callable[[], int]) -> None:
         low = min(low, now := _resident())
         is_due = time.monotonic() - trimmed_at > IDLE_TRIM_S and not in_flight()
         if is_due or now - low > _GROWTH:
-            await asyncio.to_thread(libc.malloc_trim, 0)
+            await run_as(Work.OWN, libc.malloc_trim, 0)
             low, trimmed_at = _resident(), time.monotonic()
 
 

@@ -22,6 +22,10 @@ class RelayExchange(Exchange):
         return self._outer.disconnected
 
     @property
+    def unsent(self) -> int | None:
+        return self._outer.unsent
+
+    @property
     def broken(self) -> bool:
         return self._outer.broken
 

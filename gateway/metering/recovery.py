@@ -28,6 +28,7 @@ from gateway.metering.receipt_log import engine_count
 from gateway.metering.shipper import ship_file
 from gateway.metering.spool import SpoolFile
 from gateway.metering.spool_statements import insert_receipt, move_to_outbox, park_opened
+from gateway.threads import Work, run_as
 from gateway.upstreams.base import RequestStillRunning
 from gateway.upstreams.multi_prompt import merged_receipt
 
@@ -96,10 +97,10 @@ class Recovery:
         settled = 0
         for path, file in list(self._adopted.items()):
             try:
-                await asyncio.to_thread(self._ship, file)  # with the counts of its open requests
+                await run_as(Work.OWN, self._ship, file)  # with the counts of its open requests
                 if found := await self._settle(file):
                     settled += found
-                    await asyncio.to_thread(self._ship, file)
+                    await run_as(Work.OWN, self._ship, file)
                 if file.is_empty():
                     file.close(remove=True)
                     del self._adopted[path]
@@ -195,7 +196,7 @@ class Recovery:
             whole = merged_receipt(opened.request_id, receipts)
             return event_of_receipt(opened, whole, now), receipts
         names = opened.engine_request_ids
-        counts = await asyncio.to_thread(self._stored_counts, names, opened.engine_id)
+        counts = await run_as(Work.OWN, self._stored_counts, names, opened.engine_id)
         if not counts:
             return event_of_receipt(opened, None, now), []
         stored = merged_receipt(opened.request_id, [_receipt_of(opened, each) for each in counts])

@@ -19,6 +19,7 @@ from gateway.refresh import POLL_S
 from gateway.response_cache.rules import HEADER, Lookup, find_key, lookup_of
 from gateway.response_cache.store import AnswerStore
 from gateway.routing.router import Query
+from gateway.threads import Work, run_as
 from gateway.upstreams.base import Job
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ class ResponseCache:
         """Drop what tenants have erased, and the answers of tenants that are closed."""
         tenants = self.store.tenants
         if tenants:
-            epochs = await asyncio.to_thread(self._epochs, tenants)
+            epochs = await run_as(Work.OWN, self._epochs, tenants)
             for tenant_id in tenants:
                 self.store.drop(tenant_id, epochs.get(tenant_id))
 

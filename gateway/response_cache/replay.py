@@ -4,7 +4,7 @@ A cached answer passes the same steps as a new one: the output guard, stop strin
 applied to what the engine had generated, and each surface writes it, streamed or whole.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -52,6 +52,9 @@ class Recording:
             if self._recorded > _MAX_RECORDED:
                 self._chunks = None
         return chunks
+
+    def waiting(self) -> Sequence[Chunk]:
+        return self._generation.waiting()
 
     def cancel(self) -> None:
         self._generation.cancel()
@@ -116,6 +119,9 @@ class CachedGeneration:
     async def take(self, needed: int = 1) -> list[Chunk]:
         taken, self._chunks = self._chunks, []
         return taken
+
+    def waiting(self) -> Sequence[Chunk]:
+        return self._chunks
 
     def cancel(self) -> None:
         self._chunks = []

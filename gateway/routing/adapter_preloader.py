@@ -20,6 +20,7 @@ from gateway.catalog.catalog import Catalog, NamedAdapter
 from gateway.routing.adapter_popularity import MAX_PRELOADED
 from gateway.routing.replicas import Replica
 from gateway.routing.router import Router
+from gateway.threads import Work, run_as
 
 log = logging.getLogger("tollhouse.routing")
 POLL_S = 2.0
@@ -38,7 +39,7 @@ class AdapterPreloader:
 
     async def run(self) -> None:
         try:
-            for digest, times in await asyncio.to_thread(self._recent):
+            for digest, times in await run_as(Work.OWN, self._recent):
                 self._router.popularity.note(digest, float(times))
         except Exception as error:
             log.warning("cannot read recent traffic; adapters load on first use: %s", error)

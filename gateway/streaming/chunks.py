@@ -41,7 +41,7 @@ def _portions(chunks: list[Chunk]) -> Iterator[list[Chunk]]:
     portion: list[Chunk] = []
     work = 0
     for chunk in chunks:
-        added = _work(chunk)
+        added = work_of(chunk)
         if portion and work + added > _MOST_WORK:
             yield portion
             portion, work = [], 0
@@ -53,7 +53,7 @@ def _portions(chunks: list[Chunk]) -> Iterator[list[Chunk]]:
 
 def is_large(run: Sequence[Chunk], waiting: int) -> bool:
     """Whether a group belongs in a thread; `waiting` is what it may complete, in characters."""
-    return waiting > _MOST_WAITING or sum(map(_work, run)) > _MOST_WORK
+    return waiting > _MOST_WAITING or sum(map(work_of, run)) > _MOST_WORK
 
 
 def tokens_of(chunk: Chunk) -> int:
@@ -76,9 +76,13 @@ def take_tokens(chunks: Sequence[Chunk], left: int) -> list[Chunk]:
     return result
 
 
-def _work(chunk: Chunk) -> int:
+def work_of(chunk: Chunk) -> int:
+    """In characters to screen. Each alternative of a token is text and a line of the answer, too."""
     if not isinstance(chunk, TextChunk):
-        listed = chunk.prompt_logprobs or ()
-        return len(chunk.tokens) * _WORK_OF_TOKEN + len(listed) * _WORK_OF_LOGPROBS
+        work = len(chunk.tokens) * _WORK_OF_TOKEN
+        for listed in (chunk.logprobs or ()), (chunk.prompt_logprobs or ()):
+            work += sum([1 + len(each.top) for each in listed]) * _WORK_OF_LOGPROBS
+        return work
     entries = (chunk.logprobs or {}).get("content") or ()
-    return chunk.characters + len(entries) * _WORK_OF_LOGPROBS
+    listings = sum([1 + len(each.get("top_logprobs") or ()) for each in entries])
+    return chunk.characters + listings * _WORK_OF_LOGPROBS

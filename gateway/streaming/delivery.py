@@ -21,7 +21,7 @@ from gateway.metering.spool_statements import Statement, insert_answer
 from gateway.routing.fallbacks import TryFallback
 from gateway.routing.router import RETRY_ON_FALLBACK, Route
 from gateway.streaming.choices import ChoiceOutput, fewest_needed
-from gateway.streaming.chunks import group_chunks, is_large, portions
+from gateway.streaming.chunks import group_chunks, is_large, portions, work_of
 from gateway.streaming.coverage import Coverage
 from gateway.streaming.deadlines import Deadlines, deadline_exceeded
 from gateway.streaming.idle_timer import IdleTimer
@@ -36,6 +36,10 @@ from gateway.upstreams.receipts import AnyReceipt, UpstreamReceipt
 log = logging.getLogger("tollhouse.delivery")
 T = TypeVar("T")
 RECEIPT_WAIT_S = 5.0
+# How much may be generated beyond what a client has read, in the units of `work_of`: some 25,000 plain
+# tokens, or 1,000 once the client has taken nothing for a while.
+MOST_UNREAD, MOST_UNREAD_STALLED = 500_000, 20_000
+STALLED_S, LOOK_S = 10.0, 0.5
 KEEP_ALIVE = b": keep-alive\n\n"
 _INLINE_UNITS = 16_384  # tokens or characters of an answer that is serialised on the event loop
 _ABNORMAL_REASONS = (FinishReason.ABORT, FinishReason.DEADLINE, FinishReason.ERROR)
@@ -270,7 +274,27 @@ class Delivery:
                 *self._headers(),
             ]
             await self._exchange.start(200, headers)
-        await self._exchange.write(data, more=more)
+        if self._exchange.writable or self._generation is None:
+            await self._exchange.write(data, more=more)
+        else:
+            await self._write_patiently(self._generation, data, more=more)
+
+    async def _write_patiently(self, generation: Generation, data: bytes, *, more: bool) -> None:
+        """Ends the generation for a client that does not take what it was sent: raises
+        ClientDisconnected once too much waits for it."""
+        writing = asyncio.ensure_future(self._exchange.write(data, more=more))
+        unsent, stalled_s = self._exchange.unsent, 0.0
+        try:
+            while not (await asyncio.wait((writing,), timeout=LOOK_S))[0]:
+                before, unsent = unsent, self._exchange.unsent
+                stalled_s = stalled_s + LOOK_S if unsent == before is not None else 0.0
+                unread = sum(map(work_of, generation.waiting()))
+                if unread > (MOST_UNREAD if stalled_s < STALLED_S else MOST_UNREAD_STALLED):
+                    log.info("a client does not read its stream; the generation ends")
+                    raise ClientDisconnected
+            await writing
+        finally:
+            writing.cancel()
 
     def _opening(self, writer: StreamWriter) -> bytes:
         """The opening bytes of the stream, on the first call only."""

@@ -143,6 +143,9 @@ class Generation(Protocol):
 
     async def take(self, needed: int = 1) -> list[Chunk]: ...
 
+    def waiting(self) -> Sequence[Chunk]:
+        """What the next `take` returns, as far as it has come."""
+
     def cancel(self) -> None:
         """Tell the engine to stop. Its receipt still arrives."""
 
@@ -312,6 +315,9 @@ class Mailbox:
             raise self._error
         taken, self._chunks = self._chunks, []
         return taken
+
+    def waiting(self) -> Sequence[Chunk]:
+        return self._chunks
 
     def _count(self, chunk: Chunk) -> None:
         if isinstance(chunk, TextChunk) and chunk.plain:

@@ -68,6 +68,9 @@ class MergedGeneration:
                 return chunks
         return []
 
+    def waiting(self) -> Sequence[Chunk]:
+        return [chunk for part in self._parts for chunk in part.waiting()]
+
     def _collect(self) -> list[Chunk]:
         chunks: list[Chunk] = []
         for index in [index for index, task in self._pending.items() if task.done()]:

@@ -26,6 +26,7 @@ from gateway.catalog.model_prices import ensure_model_prices
 from gateway.refresh import POLL_S
 from gateway.routing.replicas import Replica
 from gateway.routing.router import Router
+from gateway.threads import Work, run_as
 from gateway.upstreams.base import EngineClient
 from gateway.upstreams.clients import Engines, Kept
 from gateway.upstreams.config import Upstream, read_upstreams
@@ -106,20 +107,20 @@ class UpstreamReload:
     async def reload(self, actor: str, digest: str) -> ReloadPreview:
         """Serve by the file, if it still is the list with this digest, and have all processes do so."""
         async with self._lock:
-            read = await asyncio.to_thread(self._read)
+            read = await run_as(Work.OWN, self._read)
             preview = self._preview_of(read)
             if digest != read.digest:
                 raise Conflict(
                     f"{self._file} has changed since it was shown.", next_step="Look at it again."
                 )
             if preview.changes:
-                self._seen = await asyncio.to_thread(self._record, actor, read, preview)
+                self._seen = await run_as(Work.OWN, self._record, actor, read, preview)
                 await self._apply(read)
             return preview
 
     async def run(self, key_cache: KeyCache) -> None:
         """Follow the reloads of other processes, until cancelled."""
-        self._seen = max(self._seen, (await asyncio.to_thread(self._last))[0])
+        self._seen = max(self._seen, (await run_as(Work.OWN, self._last))[0])
         epoch, wanted, pause = key_cache.epoch, "", POLL_S
         while True:
             await asyncio.sleep(pause)
@@ -142,11 +143,11 @@ class UpstreamReload:
 
     async def _follow(self) -> str:
         """The digest of the list that is still to come; empty if this process has the last one."""
-        number, digest = await asyncio.to_thread(self._last)
+        number, digest = await run_as(Work.OWN, self._last)
         if number <= self._seen:
             return ""
         async with self._lock:
-            read = await asyncio.to_thread(self._read)
+            read = await run_as(Work.OWN, self._read)
             if read.digest != digest:
                 log.warning("%s is not the reloaded list %s yet", self._file, digest)
                 return digest

@@ -4,7 +4,6 @@ Every route names an object and an action with `RequirePermission` or `RequireOp
 walks them.
 """
 
-import asyncio
 from dataclasses import dataclass
 from typing import Annotated
 from urllib.parse import urlsplit
@@ -20,6 +19,8 @@ from core.tenants.operator import is_operator_token
 from core.tenants.scope import TenantScope
 from gateway.api.dependencies import AuthDep, ClockDep, DatabaseDep, OperatorToken, RolesDep
 from gateway.http.exchange import Exchange
+from gateway.http.tenant_slots import take_slot
+from gateway.threads import Work, current_tenant, run_as
 
 SESSION_COOKIE = "tollhouse_session"
 TenantQuery = Annotated[
@@ -53,7 +54,7 @@ async def actor_of(
         if is_operator_token(token, _bearer_token(request)):
             return THE_OPERATOR
         if operators.is_token(_bearer_token(request)):
-            return await asyncio.to_thread(_named_operator, database, _bearer_token(request))
+            return await run_as(Work.KEYS, _named_operator, database, _bearer_token(request))
         exchange = Exchange(dict(request.scope), request.receive, None)
         key = await auth.principal(exchange, request.url.path)
         return Actor(key.key_id, key.role, key.tenant_id, key.project_id)
@@ -68,7 +69,7 @@ async def actor_of(
             "The Origin header is missing or names another site, so the session cookie is refused.",
             next_step="Send the call from the dashboard, or use an API key.",
         )
-    actor = await asyncio.to_thread(_actor_from_cookie, database, clock, cookie)
+    actor = await run_as(Work.KEYS, _actor_from_cookie, database, clock, cookie)
     if actor is None:
         raise Unauthenticated("The session has ended.", next_step="Sign in again.")
     return actor
@@ -84,6 +85,7 @@ class RequirePermission:
 
     async def __call__(
         self,
+        request: Request,
         actor: ActorDep,
         database: DatabaseDep,
         clock: ClockDep,
@@ -94,7 +96,11 @@ class RequirePermission:
             with database.read() as session:
                 return access.authorise(session, roles, actor, tenant, self.obj, self.act)
 
-        return AdminContext(database, clock, actor, await asyncio.to_thread(_authorise))
+        scope = await run_as(Work.KEYS, _authorise)
+        current_tenant.set(scope.tenant_id)
+        # The operator is no tenant: work on one's behalf must not wait for the tenant's own.
+        await take_slot(request, actor.tenant_id or "")
+        return AdminContext(database, clock, actor, scope)
 
 
 @dataclass(frozen=True)
@@ -109,7 +115,7 @@ class RequireOperator:
             with database.read() as session:
                 access.authorise_operator(session, roles, actor, self.obj, self.act)
 
-        await asyncio.to_thread(_authorise)
+        await run_as(Work.KEYS, _authorise)
         return OperatorContext(database, clock, actor)
 
 

@@ -1,6 +1,5 @@
 """/admin/v1/adapters: adapters are uploaded, or registered from a directory that the operator allows."""
 
-import asyncio
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
@@ -14,6 +13,7 @@ from gateway.api.dependencies import AdaptersDep
 from gateway.catalog.adapter_files import AdapterFiles
 from gateway.catalog.adapter_store import MAX_BYTES, AdapterStore
 from gateway.http.uploads import bounded_form
+from gateway.threads import Work, run_as
 
 router = APIRouter(prefix="/admin/v1/adapters", tags=["adapters"])
 MAX_UPLOAD_BYTES = MAX_BYTES + 2**20  # with the form around the files
@@ -54,8 +54,8 @@ async def upload_adapter(
     async with bounded_form(request, MAX_UPLOAD_BYTES) as form:
         name = adapters.check_name(str(form.get("name", "")))
         base = registry.base_model(str(form.get("base_model", "")))
-        files = await asyncio.to_thread(_store_upload, registry.store, ctx.scope.tenant_id, form)
-    return await asyncio.to_thread(registry.register, ctx.scope, name, base, files)
+        files = await run_as(Work.UPLOADS, _store_upload, registry.store, ctx.scope.tenant_id, form)
+    return await run_as(Work.UPLOADS, registry.register, ctx.scope, name, base, files)
 
 
 @router.post("/from-path", status_code=201)

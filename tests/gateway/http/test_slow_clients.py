@@ -13,6 +13,7 @@ from engine.demo.paths import MODEL_DIR
 from gateway.catalog.catalog import ServedModel
 from gateway.http import direct, exchange
 from gateway.prompts.tokenizing import load_codec
+from gateway.streaming import delivery
 from gateway.upstreams.clients import Engines
 from gateway.upstreams.fake import FakeEngine
 from tests.gateway.deployment import MODEL, Deployment, running_deployment
@@ -122,6 +123,41 @@ def test_a_client_that_does_not_read_holds_a_bounded_buffer_and_is_let_go(
         assert event["output_tokens"] + event["waived_tokens"] == receipt.generated
         assert event["status"] == 499, "the whole answer fitted into the buffers"
         assert event["waived_tokens"] > 0
+
+
+@pytest.mark.parametrize(("most", "stalled", "taken"), [(1 << 60, 5_000, 0), (20_000, 1 << 60, 1)])
+def test_a_generation_ends_for_a_client_that_does_not_read_its_stream(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int, stalled: int, taken: int
+) -> None:
+    """Long before the client is let go, and with log-probabilities sooner than without: for one that
+    takes nothing, and for one that takes a little now and then."""
+    monkeypatch.setattr(delivery, "MOST_UNREAD", most)
+    monkeypatch.setattr(delivery, "MOST_UNREAD_STALLED", stalled)
+    monkeypatch.setattr(delivery, "STALLED_S", 1.0)
+    codec = load_codec(MODEL_DIR)
+    engine = FakeEngine(
+        vocab_size=codec.vocab_size,
+        eos_token_ids=codec.eos_token_ids,
+        context_length=16_384,
+        token_delay_s=0.002,
+    )
+    engines = Engines({MODEL: [engine]}, [ServedModel(MODEL, codec, 16_384, 0)])
+    with running_deployment(tmp_path, engines=engines, send_buffer=4096) as deployment:
+        asked = {**BODY, "max_tokens": 16_000, "n": 4, "stream": True, "ignore_eos": True}
+        body = json.dumps(asked | {"logprobs": True, "top_logprobs": 20}).encode()
+        with socket.socket() as line:
+            line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            line.connect(("127.0.0.1", int(deployment.url.rpartition(":")[2])))
+            line.sendall(head(deployment, len(body)) + body)
+            deadline = time.monotonic() + 60
+            while not engine.receipts_given:
+                assert time.monotonic() < deadline
+                line.recv(taken) if taken else None
+                time.sleep(0.05)
+            event = deployment.events(1, timeout_s=30)[0]
+        receipt = engine.receipts_given[event["request_id"]]
+        assert event["status"] == 499 and receipt.generated < 20_000
+        assert event["output_tokens"] + event["waived_tokens"] == receipt.generated
 
 
 def test_a_slow_reader_gets_everything(slow: Deployment) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from engine.protocol import FinishReason, TokenChunk, TokenLogprob
+from engine.protocol import FinishReason, PromptLogprob, TokenChunk, TokenLogprob
 from gateway.streaming.chunks import is_large, portions, take_tokens, tokens_of
 from gateway.upstreams.base import Chunk, TextChunk
 
@@ -25,6 +25,13 @@ def sizes(chunks: list[Chunk]) -> list[int]:
     return [len(portion) for portion in found]
 
 
+TOP = tuple((token, -1.0) for token in range(20))
+
+
+def listed(alternatives: int) -> TokenLogprob:
+    return TokenLogprob(1, -1.0, TOP[:alternatives])
+
+
 @pytest.mark.parametrize(
     ("chunks", "portioned"),
     [
@@ -35,6 +42,11 @@ def sizes(chunks: list[Chunk]) -> list[int]:
         ([text(500)] * 5, [2, 2, 1]),
         ([tokens(1)] * 120, [50, 50, 20]),  # a token is as much work as 20 characters
         ([tokens(25), tokens(25), tokens(1)], [2, 1]),
+        # Each alternative is as much work as a token; its token's own entry is one more.
+        ([tokens(1, logprobs=[listed(20)])] * 5, [2, 2, 1]),
+        ([tokens(1, logprobs=[listed(0)])] * 50, [25, 25]),
+        ([tokens(1, prompt_logprobs=[PromptLogprob(1, -1.0, 1, TOP)] * 2), tokens(9)], [1, 1]),
+        ([text(0, logprobs={"content": [{"top_logprobs": [{}] * 20}]})] * 5, [2, 2, 1]),
         ([], []),
     ],
 )
@@ -58,8 +70,8 @@ LISTED = {"content": [{"token": "x"}] * 50}
         ([text(1, logprobs=LISTED)], 0, True),
         ([tokens(50)], 0, False),
         ([tokens(51)], 0, True),
-        ([tokens(0, prompt_logprobs=[None] * 50)], 0, False),
-        ([tokens(1, prompt_logprobs=[None] * 50)], 0, True),
+        ([tokens(0, prompt_logprobs=[PromptLogprob(7)] * 50)], 0, False),
+        ([tokens(1, prompt_logprobs=[PromptLogprob(7)] * 50)], 0, True),
     ],
 )
 def test_what_takes_longer_than_a_portion_belongs_in_a_thread(
