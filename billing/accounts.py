@@ -140,7 +140,7 @@ class Periods:
         for start, end, period in self._known.get(account.tenant_id, ()):
             if start <= at < end:
                 return period
-        start, end = period_around(at, account.anchor_day, account.timezone)
+        whole = start, end = period_around(at, account.anchor_day, account.timezone)
         for period in self._near(account.tenant_id, start, end):
             if period.starts_at <= at < period.ends_at:
                 return self._remember(period)
@@ -151,6 +151,8 @@ class Periods:
         created = BillingPeriod(
             id=new_id("per"), tenant_id=account.tenant_id, starts_at=start, ends_at=end
         )
+        if (start, end) != whole:
+            created.whole_from, created.whole_to = whole
         self.session.add(created)
         return self._remember(created)
 

@@ -59,15 +59,12 @@ def markup_lines(
 def transfer_lines(
     link: OrganisationLink | None,
     net: Net,
-    prepaid: int,
     period: BillingPeriod,
 ) -> list[Line]:
     """What takes the rest of a child's invoice away, after its own credit, where its parent pays."""
     if link is None or link.pays != PARENT:
         return []
-    owed = net.taxable_minor
-    if prepaid:
-        owed = round_to_minor(net.exact - net.promo - prepaid, net.currency)[0]
+    owed = net.left_minor
     exact = -units_of_minor(owed, net.currency)
     line = _line(TRANSFER, "Billed to the parent organisation", exact, period, net.currency)
     return [replace(line, details={"parent": link.parent_id})] if owed else []

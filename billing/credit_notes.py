@@ -9,7 +9,7 @@ from datetime import datetime
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from billing import credits, open_amounts
+from billing import credits, open_amounts, returned_fees
 from billing.accounts import lock_account
 from billing.invoices import FINAL, PAID
 from billing.ledger import AccountKind, Entry, Transaction, post, reverse
@@ -170,6 +170,7 @@ def _refuse_too_much(session: Session, invoice: Invoice, net_minor: int) -> None
             next_step="Finalise a draft first; a void or uncollectible invoice needs no credit note.",
         )
     left = invoice.subtotal_minor - invoice.promo_minor - _noted(session, invoice)[0]
+    left -= returned_fees.returned_minor(session, invoice)
     if not 0 < net_minor <= left:
         raise Conflict(
             f"net_minor is {net_minor}; invoice {invoice.label} has {left} minor units net left to "

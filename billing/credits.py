@@ -220,6 +220,22 @@ def uses_in(session: Session, *where: ColumnElement[bool]) -> list[Draw]:
     return [Draw(grant_id, kind, int(units)) for grant_id, kind, units in rows]
 
 
+def less_returned(session: Session, used: Iterable[Draw], invoice_id: str) -> list[Draw]:
+    """The uses of an invoice without those that it has given back; what was used last returned first."""
+    found: list[Draw] = []
+    left: dict[str, int] = {}
+    for kind in (PREPAID, PROMO):
+        of_kind = CreditGrant.reference.startswith(f"surplus:{kind}:{invoice_id}:")
+        given = session.scalar(select(func.sum(CreditGrant.granted)).where(of_kind))
+        left[kind] = int(given or 0)
+    for each in reversed(list(used)):
+        gone = min(left[each.kind], each.units)
+        left[each.kind] -= gone
+        if each.units > gone:
+            found.append(Draw(each.grant_id, each.kind, each.units - gone))
+    return found[::-1]
+
+
 def draw_whole(grants: list[CreditGrant], units: int, kind: str) -> list[Draw]:
     """Draw exactly `units` from grants of this kind, or nothing."""
     if sum(each.remaining for each in grants if each.kind == kind) < units:

@@ -18,6 +18,7 @@ from billing.invoices import FINAL, UNCOLLECTIBLE, VOID
 from billing.models import BillingAccount, DunningCase, Invoice, Payment
 from billing.payments import commands
 from billing.payments.base import PaymentProvider
+from billing.periods import local_day
 from core.clock import Clock
 from core.database import Database
 from core.money import format_minor
@@ -120,9 +121,10 @@ def settle(database: Database, clock: Clock, tenant_ids: Iterable[str] | None = 
 
 
 def suspend_at(session: Session, invoice: Invoice, now: datetime) -> datetime | None:
-    """When the tenant is suspended if the invoice stays unpaid; None is never."""
+    """When the tenant is suspended if the invoice stays unpaid; None is never. A tenant that has
+    cancelled or paused is under the terms of its last plan."""
     held = subscriptions.read_subscriptions(session, [invoice.tenant_id])
-    plan = subscriptions.plan_at(held.get(invoice.tenant_id, []), now)
+    plan = subscriptions.latest_plan(held.get(invoice.tenant_id, []), now)
     if plan is None or plan.suspend_after_days is None or invoice.due_at is None:
         return None
     return invoice.due_at + timedelta(days=plan.suspend_after_days)
@@ -247,8 +249,8 @@ def _notify(
         "invoice": invoice.label,
         "open": left,
         "currency": invoice.currency,
-        "due": invoice.due_at.date().isoformat() if invoice.due_at else "",
-        "service_ends": suspends_at.date().isoformat() if suspends_at else "",
+        "due": local_day(invoice.due_at, invoice.timezone) if invoice.due_at else "",
+        "service_ends": local_day(suspends_at, invoice.timezone) if suspends_at else "",
         "pay_at": invoice.pay_page if invoice.status == FINAL else "",
     }
     subject = subjects.get(what, plain)

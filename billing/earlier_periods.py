@@ -10,7 +10,8 @@ from itertools import groupby
 
 from billing.invoice_inputs import InvoiceInputs
 from billing.invoice_lines import Line
-from billing.models import BillingPeriod, Plan, Subscription
+from billing.models import BillingAccount, BillingPeriod, Plan, Subscription
+from billing.periods import days
 from billing.subscriptions import MONTH, segments
 from core.money import round_to_minor
 
@@ -30,33 +31,32 @@ def correction_lines(
     held: Sequence[tuple[Subscription, Plan]],
     period: BillingPeriod,
     adjustments: Sequence[Line],
-    currency: str,
+    account: BillingAccount,
 ) -> list[Line]:
     """What the adjustments of each earlier period move of its included usage and shortfall."""
     found = []
     earlier = [line for line in adjustments if is_earlier(line, period)]
     by_period = sorted(earlier, key=lambda line: (line.starts_at, line.usage_period_id))
     for usage_period, lines in groupby(by_period, key=lambda line: line.usage_period_id):
-        starts_at, ends_at = inputs.bounds[usage_period]
+        span = inputs.spans[usage_period]
         before = inputs.settled(usage_period, period.starts_at)
         after = before + sum(line.exact for line in lines)
-        parts = segments(held, starts_at, ends_at)
+        parts = segments(held, span)
         included = sum(part.share(part.plan.included_usage) for part in parts)
-        charged = segments(held, starts_at, ends_at, with_trial=False)
+        charged = segments(held, span, with_trial=False)
         committed = sum(
             part.share(part.plan.minimum_commitment)
             for part in charged
-            if part.plan.interval == MONTH
+            if part.plan.committed_by == MONTH
         )
         then, now = _terms(before, included, committed), _terms(after, included, committed)
         for kind, was, is_now in zip(_TEXTS, then, now, strict=True):
             if is_now != was:
-                text = f"{_TEXTS[kind]}, {starts_at:%Y-%m-%d} to {ends_at:%Y-%m-%d} as corrected"
+                bounds = span.starts_at, span.ends_at
+                text = f"{_TEXTS[kind]}, {days(*bounds, account.timezone)} as corrected"
                 exact = is_now - was
-                minor = round_to_minor(exact, currency)[0]
-                found.append(
-                    Line(kind, text, exact, minor, starts_at, ends_at, usage_period_id=usage_period)
-                )
+                minor = round_to_minor(exact, account.currency)[0]
+                found.append(Line(kind, text, exact, minor, *bounds, usage_period_id=usage_period))
     return found
 
 

@@ -5,15 +5,15 @@ what has changed since they were billed; fees by the year are due where a year b
 earlier invoice billed for the same time is subtracted, so that a cancellation returns the rest.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 from billing.invoice_inputs import BilledFee, InvoiceInputs
 from billing.invoice_lines import Line
-from billing.models import BillingAccount, BillingPeriod, Plan, Subscription
-from billing.periods import period_around
+from billing.models import BillingAccount, BillingPeriod, InvoiceLine, Plan, Subscription
+from billing.periods import Span, days, period_around
 from billing.subscriptions import MONTH, YEAR, AddOns, Segment, anniversary, segment
 from core.money import round_to_minor
 
@@ -42,12 +42,15 @@ class Term:
     details: dict[str, Any]  # on its lines
     holding: int = 0  # id of the add-on's row
 
-    def part(self, starts_at: datetime, ends_at: datetime) -> Segment | None:
-        owed = self.starts_at, self.ends_at or ends_at
-        return segment(self.subscription, self.plan, owed, (starts_at, ends_at))
+    def part(self, span: Span) -> Segment | None:
+        owed = self.starts_at, self.ends_at or span.ends_at
+        return segment(self.subscription, self.plan, owed, span)
 
     def billed(self, inputs: InvoiceInputs, fee: _Fee, before: datetime) -> list[BilledFee]:
         return inputs.fees_before(self.subscription.id, fee.kind, self.holding, before)
+
+    def voided(self, inputs: InvoiceInputs, fee: _Fee, before: datetime) -> list[BilledFee]:
+        return inputs.voided_before(self.subscription.id, fee.kind, self.holding, before)
 
 
 def terms(held: Held, add_ons: AddOns) -> list[Term]:
@@ -75,46 +78,65 @@ def terms(held: Held, add_ons: AddOns) -> list[Term]:
     return found
 
 
-def monthly(owed: Sequence[Term], period: BillingPeriod, currency: str) -> list[Line]:
+def monthly(owed: Sequence[Term], period: BillingPeriod, account: BillingAccount) -> list[Line]:
     """Fees by the month in arrears, of each part of the period."""
     found = []
     for term in owed:
-        part = term.part(period.starts_at, period.ends_at)
+        part = term.part(period.span)
         if part is not None and term.plan.interval == MONTH and not term.plan.in_advance:
-            found += [_fee_line(fee, part, term, currency) for fee in term.fees]
+            found += [_fee_line(fee, part, term, account) for fee in term.fees if fee.units]
     return found
 
 
 def in_advance(
     inputs: InvoiceInputs, owed: Sequence[Term], period: BillingPeriod, account: BillingAccount
 ) -> list[Line]:
-    """Of this period what is not billed yet, or was billed too much; and of the next one."""
+    """Of this period what is not billed yet, or was billed too much; and of the next one. What was
+    billed ahead on an invoice that is void is billed again."""
     found = []
-    following = period_around(period.ends_at, account.anchor_day, account.timezone)[1]
+    following = inputs.following.get(period.id) or _next_span(period, account)
     for term in owed:
         if term.plan.interval != MONTH or not term.plan.in_advance:
             continue
-        part = term.part(period.starts_at, period.ends_at)
-        ahead = term.part(period.ends_at, following)
+        part, ahead = term.part(period.span), term.part(following)
         for fee in term.fees:
-            before = [
-                each
-                for each in term.billed(inputs, fee, period.starts_at)
-                if period.starts_at <= each.line.starts_at < period.ends_at
-            ]
+            known = term.billed(inputs, fee, period.starts_at)
+            for void in term.voided(inputs, fee, period.starts_at):
+                found += _again(term, fee, void.line, known, account)
+            before = [e for e in known if period.starts_at <= e.line.starts_at < period.ends_at]
             billed = sum(each.line.exact for each in before)
             units = part.share(fee.units) if part else 0
-            if part is not None and not billed:
-                found.append(_fee_line(fee, part, term, account.currency))
+            if part is not None and units and not billed:
+                found.append(_fee_line(fee, part, term, account))
             elif units != billed:
                 since = term.ends_at or period.starts_at
                 bounds = (min(since, period.ends_at), period.ends_at)
                 note = fee._replace(text=f"{fee.text}, change of what was billed in advance")
-                change = _line(note, units - billed, bounds, account.currency, term.details)
-                found.append(_taxed_as(change, before))
-            if ahead is not None:
-                found.append(_fee_line(fee, ahead, term, account.currency))
+                change = _Change(units - billed, bounds, term.details)
+                found += _changed(note, change, before, account.currency)
+            if ahead is not None and fee.units:
+                found.append(_fee_line(fee, ahead, term, account))
     return found
+
+
+def _next_span(period: BillingPeriod, account: BillingAccount) -> Span:
+    whole = period_around(period.ends_at, account.anchor_day, account.timezone)
+    return Span(period.ends_at, whole[1], *whole)
+
+
+def _again(
+    term: Term, fee: _Fee, void: InvoiceLine, known: Sequence[BilledFee], account: BillingAccount
+) -> list[Line]:
+    """What is owed of the time of a void line, less what other invoices have billed of it."""
+    start, end = void.starts_at, void.ends_at
+    if void.exact <= 0:
+        return []
+    until = max(start, min(end, term.ends_at or end))
+    before = [each for each in known if start <= each.line.starts_at < end]
+    change = share(void.exact, start, until, end) - sum(each.line.exact for each in before)
+    text = f"{fee.text}, {days(start, until, account.timezone)}, billed again"
+    note = fee._replace(text=text, quantity=void.quantity)
+    return _changed(note, _Change(change, (start, until), term.details), before, account.currency)
 
 
 def yearly(
@@ -136,16 +158,12 @@ def yearly(
                     for each in term.billed(inputs, fee, period.starts_at)
                     if each.line.details.get("year") == number
                 ]
-                change = _share(fee.units, start, last, end) - _share(fee.units, start, first, end)
-                change -= sum(each.line.exact for each in before)
+                units = share(fee.units, start, last, end) - share(fee.units, start, first, end)
+                units -= sum(each.line.exact for each in before)
                 bounds = (last, end) if before else (first, last)
-                note = fee._replace(
-                    text=f"{fee.text}, {bounds[0]:%Y-%m-%d} to {bounds[1]:%Y-%m-%d}"
-                )
-                if change:
-                    details = term.details | {"year": number}
-                    line = _line(note, change, bounds, account.currency, details)
-                    found.append(_taxed_as(line, before))
+                note = fee._replace(text=f"{fee.text}, {days(*bounds, account.timezone)}")
+                change = _Change(units, bounds, term.details | {"year": number})
+                found += _changed(note, change, before, account.currency)
     return found
 
 
@@ -154,25 +172,75 @@ def years(
 ) -> list[tuple[int, datetime, datetime]]:
     """Number, start and end of the contract years that begin up to `until`."""
     found: list[tuple[int, datetime, datetime]] = []
-    start = subscription.fees_from
+    start = subscription.years_from
     while start <= until and (subscription.ends_at is None or start < subscription.ends_at):
-        end = anniversary(subscription.fees_from, len(found) + 1, account.timezone)
+        end = anniversary(subscription.years_from, len(found) + 1, account.timezone)
         found.append((len(found), start, end))
         start = end
     return found
 
 
-def _share(units: int, start: datetime, at: datetime, end: datetime) -> int:
+def share(units: int, start: datetime, at: datetime, end: datetime) -> int:
+    """The part of an amount of the time from `start` to `end` that is over at a moment."""
     return units * ((at - start) // _MICRO) // ((end - start) // _MICRO)
 
 
-def _taxed_as(line: Line, before: Sequence[BilledFee]) -> Line:
-    """A fee that returns takes its tax back at the rate at which it was billed."""
-    if not before or line.exact >= 0:
-        return line
-    last = before[-1]
-    at = min(last.billed_at, last.line.ends_at - _MICRO)
-    return replace(line, details=line.details | {"taxed_at": at.isoformat()})
+class _Change(NamedTuple):
+    units: int
+    bounds: tuple[datetime, datetime]
+    details: dict[str, Any]
+
+
+def _changed(fee: _Fee, change: _Change, before: Sequence[BilledFee], currency: str) -> list[Line]:
+    """A fee that returns takes its tax back at the rate at which it was billed, and returns what no
+    credit note has returned; its line names the invoices that billed it."""
+    units, details = change.units, change.details
+    if units < 0 and before:
+        units = min(0, units + sum(each.credited for each in before))
+        last = before[-1]
+        at = min(last.billed_at, last.line.ends_at - _MICRO)
+        details = details | {"taxed_at": at.isoformat(), "returned": _sources(before, -units)}
+    return [_line(fee, units, change.bounds, currency, details)] if units else []
+
+
+def _sources(before: Sequence[BilledFee], units: int) -> list[list[Any]]:
+    """Invoice and picounits of what returns, from the latest invoice on."""
+    left: dict[str, int] = {}
+    for each in before:
+        left[each.line.invoice_id] = left.get(each.line.invoice_id, 0) + each.line.exact
+        for invoice_id, gone in each.line.details.get("returned", ()):
+            left[each.line.invoice_id] += gone
+            left[invoice_id] = left.get(invoice_id, 0) - gone
+    found: list[list[Any]] = []
+    for invoice_id, most in reversed(left.items()):
+        part = min(most, units)
+        if part > 0:
+            found.append([invoice_id, part])
+            units -= part
+    return found
+
+
+def as_paid(lines: Sequence[Line], lost: Mapping[str, int], currency: str) -> list[Line]:
+    """The lines without what would return of a debt that is written off. `lost` is what each invoice
+    was written off, in picounits."""
+    left, found = dict(lost), []
+    for line in lines:
+        kept = []
+        for invoice_id, units in line.details.get("returned", ()):
+            unpaid = min(units, left.get(invoice_id, 0))
+            left[invoice_id] = left.get(invoice_id, 0) - unpaid
+            if units > unpaid:
+                kept.append([invoice_id, units - unpaid])
+        held_back = sum(part[1] for part in line.details.get("returned", ()))
+        held_back -= sum(part[1] for part in kept)
+        if held_back:
+            exact = line.exact + held_back
+            minor = round_to_minor(exact, currency)[0]
+            details = line.details | {"returned": kept}
+            line = replace(line, exact=exact, minor=minor, details=details)
+        if line.exact or not held_back:
+            found.append(line)
+    return found
 
 
 def _fees(plan: Plan, seats: int) -> tuple[_Fee, ...]:
@@ -181,15 +249,15 @@ def _fees(plan: Plan, seats: int) -> tuple[_Fee, ...]:
         _Fee("base_fee", plan.base_fee, 1, "plan", f"Plan {plan.name}"),
         _Fee("seats", plan.seat_fee * extra, extra, "seats", f"Plan {plan.name}, {extra} seats"),
     )
-    return tuple(fee for fee in fees if fee.units)
+    return fees  # one of nothing too: an earlier plan of the row may have billed it
 
 
-def _fee_line(fee: _Fee, part: Segment, term: Term, currency: str) -> Line:
+def _fee_line(fee: _Fee, part: Segment, term: Term, account: BillingAccount) -> Line:
     partial = part.end - part.begin < part.whole
-    share = f", {part.starts_at:%Y-%m-%d} to {part.ends_at:%Y-%m-%d}" if partial else ""
-    exact = part.share(fee.units)
     bounds = part.starts_at, part.ends_at
-    return _line(fee._replace(text=fee.text + share), exact, bounds, currency, term.details)
+    dates = f", {days(*bounds, account.timezone)}" if partial else ""
+    note = fee._replace(text=fee.text + dates)
+    return _line(note, part.share(fee.units), bounds, account.currency, term.details)
 
 
 def _line(

@@ -21,7 +21,15 @@ from billing.accounts import lock_accounts
 from billing.child_invoices import Organisations
 from billing.credits import Draw
 from billing.invoice_inputs import InvoiceInputs, last_moment, read_inputs
-from billing.invoice_totals import Net, Totals, net_of, supplies_of, totals_of
+from billing.invoice_totals import (
+    Net,
+    Totals,
+    drift_lines,
+    net_of,
+    over_drawn,
+    supplies_of,
+    totals_of,
+)
 from billing.models import (
     BillingAccount,
     BillingPeriod,
@@ -32,11 +40,11 @@ from billing.models import (
     Seller,
 )
 from billing.subscriptions import plan_at
+from billing.tables.invoices import DRAFT, FINAL, PAID
 from billing.taxes import Buyer, Certificate, Tax, TaxRequest, TaxService
 from core.ids import INVOICE, new_id
 from core.money import units_of_minor
 
-DRAFT, FINAL, PAID = "draft", "final", "paid"
 GRACE_HOURS = 24  # default without a plan
 TERMS_DAYS = 14  # default without a plan
 _LINE = tuple(each.name for each in fields(invoice_lines.Line) if each.name != "minor")
@@ -51,6 +59,7 @@ class InvoiceDraft:
     tax_items: list[Tax]
     totals: Totals
     draws: list[Draw] = field(default_factory=list)
+    back: tuple[int, int] = (0, 0)  # picounits of promotional and prepaid credit that return
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,19 +112,23 @@ class InvoiceBuilder:
         draws = credits.draw(grants, max(0, owed))
         promo += sum(each.units for each in draws if each.kind == credits.PROMO)
         prepaid += sum(each.units for each in draws if each.kind == credits.PREPAID)
-        net = net_of(computed_lines, promo, currency)
-        moved = child_invoices.transfer_lines(link, net, prepaid, period)
+        back = over_drawn(computed_lines, promo, prepaid)
+        promo, prepaid = promo - back[0], prepaid - back[1]
+        bounds = period.starts_at, period.ends_at
+        computed_lines += drift_lines(net_of(computed_lines, promo, prepaid, currency), bounds)
+        net = net_of(computed_lines, promo, prepaid, currency)
+        moved = child_invoices.transfer_lines(link, net, period)
         computed_lines += moved
-        net = net_of(computed_lines, promo, currency)
+        net = net_of(computed_lines, promo, prepaid, currency)
         tax_items: list[Tax] = []
         if net.taxable_minor or not moved:  # what the parent pays for is taxed on its invoice
             tax_items = self._taxes(account, computed_lines, net)
         tax_minor = sum(tax.amount_minor for tax in tax_items)
         tax_units = units_of_minor(max(0, tax_minor), currency)
         tax_draws = credits.draw_whole(grants, tax_units, credits.PREPAID)
-        totals = totals_of(net, tax_items, prepaid, tax_minor if tax_draws else 0)
+        totals = totals_of(net, tax_items, tax_minor if tax_draws else 0)
         if closing:
-            return InvoiceDraft(invoice, computed_lines, tax_items, totals, draws + tax_draws)
+            return InvoiceDraft(invoice, computed_lines, tax_items, totals, draws + tax_draws, back)
         for each in draws + tax_draws:
             self.shown_credit[each.grant_id] = self.shown_credit.get(each.grant_id, 0) + each.units
         return InvoiceDraft(invoice, computed_lines, tax_items, totals)

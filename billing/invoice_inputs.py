@@ -14,6 +14,7 @@ from billing.models import (
     Adjustment,
     BillingPeriod,
     CreditGrant,
+    CreditNote,
     CreditUse,
     DailyUsage,
     Invoice,
@@ -22,6 +23,7 @@ from billing.models import (
     UsageBatch,
     UsageEventRow,
 )
+from billing.periods import Span
 from billing.pricing import TIERS, Component
 from billing.rollups import ADJUSTMENT
 from billing.subscriptions import (
@@ -31,6 +33,8 @@ from billing.subscriptions import (
     read_add_ons,
     read_subscriptions,
 )
+from billing.tables.invoices import UNCOLLECTIBLE, VOID
+from core.money import units_of_minor
 
 _D = DailyUsage
 KEY = (_D.project_id, _D.model, _D.adapter, _D.kind, _D.price_version, _D.usage_period_id)
@@ -58,6 +62,7 @@ class BilledFee(NamedTuple):
     line: InvoiceLine
     period_end: datetime
     billed_at: datetime
+    credited: int = 0  # picounits of it that credit notes have returned
 
 
 @dataclass(slots=True)
@@ -68,7 +73,8 @@ class InvoiceInputs:
         default_factory=dict
     )  # by bill period id; columns KEY, SUMS
     adjustments: dict[str, list[Adjustment]] = field(default_factory=dict)
-    bounds: dict[str, tuple[datetime, datetime]] = field(default_factory=dict)
+    spans: dict[str, Span] = field(default_factory=dict)  # by period id
+    following: dict[str, Span] = field(default_factory=dict)  # the next period, where it exists
     subscriptions: Subscriptions = field(default_factory=dict)
     add_ons: dict[str, AddOns] = field(default_factory=dict)  # by tenant id
     invoices: dict[str, Invoice] = field(default_factory=dict)  # by period id
@@ -77,6 +83,9 @@ class InvoiceInputs:
     unrated: set[str] = field(default_factory=set)  # ids of periods with unrated usage
     # By subscription, kind, and the add-on's row (0: none).
     fees: dict[tuple[int, str, int], list[BilledFee]] = field(default_factory=dict)
+    # Of the same keys: fees that were billed ahead on invoices that are void.
+    voided: dict[tuple[int, str, int], list[BilledFee]] = field(default_factory=dict)
+    lost: dict[str, int] = field(default_factory=dict)  # picounits written off, by invoice id
     # Net usage on earlier invoices: (tenant, end of the period, end of the line, picounits).
     drawn: list[tuple[str, datetime, datetime, int]] = field(default_factory=list)
     tiers: dict[str, str] = field(default_factory=dict)  # of prices of a service tier, by version
@@ -89,6 +98,14 @@ class InvoiceInputs:
         """Fees of a subscription, or of one add-on beside it, on the invoices of earlier periods."""
         found = self.fees.get((subscription_id, kind, holding), ())
         return [each for each in found if each.period_end <= at]
+
+    def voided_before(
+        self, subscription_id: int, kind: str, holding: int, at: datetime
+    ) -> list[BilledFee]:
+        """The latest by start of the fees that were to begin before this moment and are void."""
+        found = self.voided.get((subscription_id, kind, holding), ())
+        latest = {each.line.starts_at: each for each in found if each.line.starts_at < at}
+        return list(latest.values())
 
     def drawn_between(self, tenant_id: str, after: datetime, until: datetime) -> int:
         """Net usage on invoices whose period ends after the one moment and up to the other, less
@@ -118,46 +135,94 @@ def read_inputs(session: Session, periods: Sequence[BillingPeriod], now: datetim
         unrated=_unrated(session, ids),
         tiers=_tiers(session),
     )
-    _read_earlier_plan_lines(session, inputs, ids)
+    _read_earlier_plan_lines(session, inputs, periods)
     behind = {str(row[len(KEY) - 1]) for rows in inputs.usage.values() for row in rows}
     corrected = {each.usage_period_id for some in inputs.adjustments.values() for each in some}
     inputs.billed = _billed(session, corrected)
     behind |= corrected
-    inputs.bounds = {period.id: (period.starts_at, period.ends_at) for period in periods}
-    inputs.bounds |= _bounds(session, behind - inputs.bounds.keys())
+    inputs.spans = {period.id: period.span for period in periods}
+    inputs.spans |= _spans(session, behind - inputs.spans.keys())
     return inputs
 
 
-def _read_earlier_plan_lines(session: Session, inputs: InvoiceInputs, ids: Sequence[str]) -> None:
+def _read_earlier_plan_lines(
+    session: Session, inputs: InvoiceInputs, periods: Sequence[BillingPeriod]
+) -> None:
     """For tenants whose plan is billed by the year or in advance; others need no earlier invoice."""
     tenants = [
         tenant_id
         for tenant_id, held in inputs.subscriptions.items()
-        if any(plan.in_advance or plan.interval == YEAR for _, plan in held)
+        if any(plan.in_advance or YEAR in (plan.interval, plan.committed_by) for _, plan in held)
     ]
     if not tenants:
         return
+    inputs.following = _following(session, [each for each in periods if each.tenant_id in tenants])
     rows = session.execute(
         select(InvoiceLine, Invoice)
         .join(Invoice, Invoice.id == InvoiceLine.invoice_id)
         .where(
             Invoice.tenant_id.in_(tenants),
-            Invoice.period_id.not_in(ids),
+            Invoice.period_id.not_in([period.id for period in periods]),
             InvoiceLine.kind.in_((*_FEES, *_NET_USAGE)),
         )
-    )
+        .order_by(Invoice.period_end, InvoiceLine.id)
+    ).all()
+    invoices = {invoice.id: invoice for _, invoice in rows}
+    noted = _noted(session, [each for each in invoices.values() if each.final_at is not None])
+    inputs.lost = {
+        each.id: _lost(each) for each in invoices.values() if each.status == UNCOLLECTIBLE
+    }
     fees: dict[tuple[int, str, int], list[BilledFee]] = defaultdict(list)
+    voided: dict[tuple[int, str, int], list[BilledFee]] = defaultdict(list)
     for line, invoice in rows:
+        void = invoice.status == VOID
         if line.kind in _NET_USAGE:
             late = line.kind == "late_usage"  # counts where it is billed
             line_end = invoice.period_end if late else line.ends_at
-            inputs.drawn.append((invoice.tenant_id, invoice.period_end, line_end, line.exact))
+            if not void:
+                inputs.drawn.append((invoice.tenant_id, invoice.period_end, line_end, line.exact))
         elif "subscription" in line.details:
             holding = int(line.details.get("holding", 0))
             key = (int(line.details["subscription"]), line.kind, holding)
             billed_at = invoice.final_at or invoice.drafted_at
-            fees[key].append(BilledFee(line, invoice.period_end, billed_at))
-    inputs.fees = fees
+            net = invoice.subtotal_minor - invoice.promo_minor
+            credited = 0
+            if net > 0 and line.exact > 0:
+                credited = line.exact * noted.get(invoice.id, 0) // net
+            ahead = line.ends_at > invoice.period_end  # what is not ahead stays cancelled
+            chosen = voided if void and ahead else fees
+            chosen[key].append(BilledFee(line, invoice.period_end, billed_at, credited))
+    inputs.fees, inputs.voided = fees, voided
+
+
+def _noted(session: Session, invoices: Sequence[Invoice]) -> dict[str, int]:
+    """Net minor units of the credit notes on each invoice."""
+    rows = session.execute(
+        select(CreditNote.invoice_id, func.sum(CreditNote.net_minor))
+        .where(CreditNote.invoice_id.in_([each.id for each in invoices]))
+        .group_by(CreditNote.invoice_id)
+    )
+    return {row[0]: int(row[1]) for row in rows}
+
+
+def _lost(invoice: Invoice) -> int:
+    """What is written off, without its share of the tax."""
+    left = invoice.due_minor - invoice.paid_minor - invoice.credited_minor
+    net = invoice.total_minor - invoice.tax_minor
+    units = units_of_minor(left, invoice.currency)
+    return units * net // invoice.total_minor if invoice.total_minor else units
+
+
+def _following(session: Session, periods: Sequence[BillingPeriod]) -> dict[str, Span]:
+    rows = session.scalars(
+        select(BillingPeriod).where(
+            BillingPeriod.tenant_id.in_({each.tenant_id for each in periods}),
+            BillingPeriod.starts_at.in_({each.ends_at for each in periods}),
+        )
+    )
+    known = {(row.tenant_id, row.starts_at): row.span for row in rows}
+    pairs = ((each.id, known.get((each.tenant_id, each.ends_at))) for each in periods)
+    return {period_id: span for period_id, span in pairs if span is not None}
 
 
 def last_moment(period: BillingPeriod) -> datetime:
@@ -252,16 +317,12 @@ def _unrated(session: Session, ids: Sequence[str]) -> set[str]:
     return set(rows)
 
 
-def _bounds(session: Session, ids: Iterable[str]) -> dict[str, tuple[datetime, datetime]]:
+def _spans(session: Session, ids: Iterable[str]) -> dict[str, Span]:
     wanted = set(ids)
     if not wanted:
         return {}
-    rows = session.execute(
-        select(BillingPeriod.id, BillingPeriod.starts_at, BillingPeriod.ends_at).where(
-            BillingPeriod.id.in_(wanted)
-        )
-    )
-    return {row[0]: (row[1], row[2]) for row in rows}
+    rows = session.scalars(select(BillingPeriod).where(BillingPeriod.id.in_(wanted)))
+    return {row.id: row.span for row in rows}
 
 
 def _tiers(session: Session) -> dict[str, str]:

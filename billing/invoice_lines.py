@@ -6,6 +6,7 @@ from typing import Any
 
 from billing.invoice_inputs import SUMS, InvoiceInputs
 from billing.models import BillingPeriod
+from billing.periods import days
 from billing.pricing import TOKENS, UNIT_OF, Component
 from core.events import UsageKind
 from core.money import round_to_minor
@@ -55,11 +56,14 @@ class Line:
     details: dict[str, Any] = field(default_factory=dict)
 
 
-def usage_lines(inputs: InvoiceInputs, period: BillingPeriod, currency: str) -> list[Line]:
+def usage_lines(
+    inputs: InvoiceInputs, period: BillingPeriod, currency: str, timezone: str = "UTC"
+) -> list[Line]:
     found = []
     for row in inputs.usage.get(period.id, ()):
         project_id, model, adapter, kind, version, usage_period = (str(part) for part in row[:6])
-        starts_at, ends_at = inputs.bounds[usage_period]
+        span = inputs.spans[usage_period]
+        starts_at, ends_at = span.starts_at, span.ends_at
         late = usage_period != period.id
         for index, (component, _, _) in enumerate(SUMS):
             quantity, exact = int(row[6 + 2 * index]), int(row[7 + 2 * index])
@@ -72,7 +76,7 @@ def usage_lines(inputs: InvoiceInputs, period: BillingPeriod, currency: str) -> 
             if version in inputs.tiers:
                 text += f", {inputs.tiers[version]} tier"
             if late:
-                text += f", late, used {starts_at:%Y-%m-%d} to {ends_at:%Y-%m-%d}"
+                text += f", late, used {days(starts_at, ends_at, timezone)}"
             found.append(
                 Line(
                     "late_usage" if late else "usage",
@@ -102,7 +106,8 @@ def adjustment_lines(inputs: InvoiceInputs, period: BillingPeriod, currency: str
             row.reason,
             row.amount,
             round_to_minor(row.amount, currency)[0],
-            *inputs.bounds[row.usage_period_id],
+            inputs.spans[row.usage_period_id].starts_at,
+            inputs.spans[row.usage_period_id].ends_at,
             component=row.component,
             project_id=row.project_id,
             model=row.model,

@@ -5,11 +5,10 @@ from datetime import datetime
 
 from sqlalchemy.orm import Session
 
-from billing import credits
+from billing import credits, returned_fees
 from billing.invoice_builder import InvoiceDraft
-from billing.invoice_totals import Totals
 from billing.ledger import AccountKind, Entry, Transaction, post_many, transfer
-from billing.models import CreditUse, Invoice
+from billing.models import CreditUse
 from core.ids import TRANSACTION, new_id
 from core.money import Money, units_of_minor
 
@@ -44,8 +43,7 @@ def post_invoices(session: Session, drafts: Sequence[InvoiceDraft], now: datetim
     credits.insert_uses(session, uses)
     session.flush()
     for draft in drafts:
-        if draft.totals.due_minor < 0:
-            _return_surplus(session, draft.invoice, draft.totals, now)
+        _return_credit(session, draft, now)
 
 
 def _entries(draft: InvoiceDraft) -> list[Entry]:
@@ -62,31 +60,35 @@ def _entries(draft: InvoiceDraft) -> list[Entry]:
     return entries + credits.draw_entries(draft.draws, currency)
 
 
-def _return_surplus(session: Session, invoice: Invoice, totals: Totals, now: datetime) -> None:
-    """Return surplus credit: promotional credit first, then prepaid credit, each with its expiry; what
-    is left was paid in money, and is new prepaid credit.
-    """
-    currency = invoice.currency
-    surplus = -units_of_minor(totals.due_minor, currency)
-    gift = min(surplus, units_of_minor(max(0, totals.net.promo_minor), currency))
+def _return_credit(session: Session, draft: InvoiceDraft, now: datetime) -> None:
+    """Credit that was drawn and is not needed returns to where it came from, with its expiry. A negative
+    amount was paid in money, or is still unpaid: it lowers what is unpaid of the invoices that billed
+    it, and is new prepaid credit."""
+    invoice = draft.invoice
     note = "credit exceeded the invoice amount"
     period = CreditUse.bill_period_id == invoice.period_id
-    returned = 0
-    for kind, most in ((credits.PROMO, gift), (credits.PREPAID, surplus)):
-        used = credits.uses_in(session, period, CreditUse.kind == kind)
-        cause = credits.Return(f"surplus:{kind}:{invoice.id}", now, note, AccountKind.RECEIVABLE)
-        returned += credits.give_back(session, used, cause, min(most, surplus - returned))
-    if surplus > returned:
-        credits.grant(
-            session,
-            tenant_id=invoice.tenant_id,
-            kind=credits.PREPAID,
-            money=Money(surplus - returned, currency),
-            reference=f"surplus:{invoice.id}",
-            at=now,
-            note=note,
-            funded_by=AccountKind.RECEIVABLE,
-        )
-    invoice.prepaid_minor += totals.due_minor
+    for kind, most in zip((credits.PROMO, credits.PREPAID), draft.back, strict=True):
+        if most:
+            used = credits.uses_in(session, period, CreditUse.kind == kind)
+            reference = f"surplus:{kind}:{invoice.id}"
+            cause = credits.Return(reference, now, note, AccountKind.RECEIVABLE)
+            credits.give_back(session, used, cause, most)
+    if draft.totals.due_minor >= 0:
+        return
+    surplus = units_of_minor(-draft.totals.due_minor, invoice.currency)
+    granted = credits.grant(
+        session,
+        tenant_id=invoice.tenant_id,
+        kind=credits.PREPAID,
+        money=Money(surplus, invoice.currency),
+        reference=f"surplus:{invoice.id}",
+        at=now,
+        note=note,
+        funded_by=AccountKind.RECEIVABLE,
+    )
+    invoice.prepaid_minor += draft.totals.due_minor
     invoice.due_minor = 0
     session.flush()
+    lines = [line.details.get("returned", ()) for line in draft.computed_lines]
+    sources = {str(part[0]): None for returned in lines for part in returned}
+    returned_fees.lower_unpaid(session, invoice, granted, list(sources), now)

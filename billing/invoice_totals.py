@@ -5,6 +5,7 @@ rounding account, so that both agree exactly.
 """
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -12,6 +13,7 @@ from billing.invoice_lines import Line
 from billing.taxes import Supply, Tax
 from core.money import round_to_minor, units_of_minor
 
+ROUNDING = "rounding"  # a kind of line
 _LAST_MOMENT = timedelta(microseconds=1)
 
 
@@ -24,10 +26,20 @@ class Net:
     currency: str
     subtotal_minor: int
     promo_minor: int
+    prepaid: int = 0  # picounits of prepaid credit used for it
 
     @property
     def taxable_minor(self) -> int:
         return self.subtotal_minor - self.promo_minor
+
+    @property
+    def prepaid_minor(self) -> int:
+        return round_to_minor(self.prepaid, self.currency)[0]
+
+    @property
+    def left_minor(self) -> int:
+        """What the credit leaves, before tax."""
+        return self.taxable_minor - self.prepaid_minor
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +58,28 @@ class Totals:
         return self.total_minor - self.prepaid_minor
 
 
-def net_of(lines: list[Line], promo: int, currency: str) -> Net:
-    """The credit in minor units is the subtotal minus the rounded exact remainder, so that credit
-    that covers the exact sum leaves zero.
-    """
+def net_of(lines: Sequence[Line], promo: int, prepaid: int, currency: str) -> Net:
     exact = sum(line.exact for line in lines)
     subtotal = sum(line.minor for line in lines)
-    promo_minor = subtotal - round_to_minor(exact - promo, currency)[0] if promo else 0
-    return Net(exact, promo, currency, subtotal, promo_minor)
+    return Net(exact, promo, currency, subtotal, round_to_minor(promo, currency)[0], prepaid)
+
+
+def drift_lines(net: Net, bounds: tuple[datetime, datetime]) -> list[Line]:
+    """Where credit pays: what separates the sum of the rounded lines from the credit and the rest, each
+    rounded once. With it the credit shown is what left the wallet, and the amount due is neither below
+    zero nor above the total."""
+    if not (net.promo or net.prepaid):
+        return []
+    left = round_to_minor(net.exact - net.promo - net.prepaid, net.currency)[0]
+    drift = left - net.left_minor
+    return [Line(ROUNDING, "Rounding of the lines", 0, drift, *bounds)] if drift else []
+
+
+def over_drawn(lines: Sequence[Line], promo: int, prepaid: int) -> tuple[int, int]:
+    """Picounits of promotional and of prepaid credit that the lines, lowered since, do not need."""
+    most = max(0, promo + prepaid - max(0, sum(line.exact for line in lines)))
+    gift = min(most, promo)
+    return gift, most - gift
 
 
 def supplies_of(lines: list[Line], promo_minor: int, now: datetime) -> tuple[Supply, ...]:
@@ -79,14 +105,11 @@ def supplies_of(lines: list[Line], promo_minor: int, now: datetime) -> tuple[Sup
     return tuple(found)
 
 
-def totals_of(net: Net, taxes: list[Tax], prepaid: int, prepaid_tax_minor: int = 0) -> Totals:
-    """`prepaid` picounits paid for the net amount, `prepaid_tax_minor` paid for the tax."""
+def totals_of(net: Net, taxes: list[Tax], prepaid_tax_minor: int = 0) -> Totals:
+    """`prepaid_tax_minor` is what prepaid credit paid for the tax."""
     tax_minor = sum(tax.amount_minor for tax in taxes)
-    prepaid_minor = prepaid_tax_minor
-    if prepaid:
-        left = round_to_minor(net.exact - net.promo - prepaid, net.currency)[0]
-        prepaid_minor += net.taxable_minor - left
+    prepaid_minor = net.prepaid_minor + prepaid_tax_minor
     due = net.taxable_minor + tax_minor - prepaid_minor
-    exact_due = net.exact - net.promo - prepaid
+    exact_due = net.exact - net.promo - net.prepaid
     exact_due += units_of_minor(tax_minor - prepaid_tax_minor, net.currency)
     return Totals(net, tax_minor, prepaid_minor, units_of_minor(due, net.currency) - exact_due)

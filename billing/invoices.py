@@ -8,16 +8,17 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from billing import child_invoices, webhooks
-from billing.invoice_builder import DRAFT, FINAL, PAID, InvoiceBuilder, InvoiceDraft, open_builder
+from billing.invoice_builder import InvoiceBuilder, InvoiceDraft, open_builder
 from billing.invoice_postings import post_invoices
 from billing.models import BillingPeriod, Invoice, InvoiceLine
+from billing.periods import local_day
+from billing.tables.invoices import DRAFT, FINAL, PAID, UNCOLLECTIBLE, VOID
 from billing.tax_rates import RateTable
 from billing.taxes import TaxService
 from core.clock import Clock
 from core.errors import Conflict, NotFound
 from core.money import format_minor
 
-VOID, UNCOLLECTIBLE = "void", "uncollectible"
 __all__ = ["DRAFT", "FINAL", "PAID", "UNCOLLECTIBLE", "VOID", "draft", "finalise", "get"]
 
 
@@ -89,7 +90,7 @@ def _final_event(invoice: Invoice) -> webhooks.Notification:
         "total": format_minor(invoice.total_minor, invoice.currency),
         "due": format_minor(invoice.due_minor, invoice.currency),
         "currency": invoice.currency,
-        "due_by": invoice.due_at.date().isoformat() if invoice.due_at else "",
+        "due_by": local_day(invoice.due_at, invoice.timezone) if invoice.due_at else "",
     }
     subject = f"Invoice {invoice.label} is final"
     return webhooks.Notification(invoice.tenant_id, "invoice.final", subject, invoice.id, payload)

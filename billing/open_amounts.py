@@ -5,9 +5,9 @@ from datetime import datetime
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from billing.invoices import DRAFT, FINAL, PAID, UNCOLLECTIBLE, VOID
 from billing.ledger import AccountKind, Entry, transfer
 from billing.models import Invoice
+from billing.tables.invoices import DRAFT, FINAL, PAID, UNCOLLECTIBLE, VOID
 from core.errors import NotFound
 from core.money import Money, units_of_minor
 

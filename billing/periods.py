@@ -1,11 +1,35 @@
 """Bounds of billing periods: local midnight of the anchor day. Pure functions."""
 
 from calendar import monthrange
+from dataclasses import dataclass
 from datetime import UTC, datetime, tzinfo
 from functools import lru_cache
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from core.errors import BadRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A billing period, and the whole month of the anchor day to which amounts by the month refer."""
+
+    starts_at: datetime
+    ends_at: datetime
+    whole_from: datetime
+    whole_to: datetime
+
+    @classmethod
+    def whole(cls, starts_at: datetime, ends_at: datetime) -> "Span":
+        return cls(starts_at, ends_at, starts_at, ends_at)
+
+
+def local_day(at: datetime, timezone: str) -> str:
+    """The date of a moment as the tenant's calendar shows it."""
+    return f"{at.astimezone(zone_of(timezone)):%Y-%m-%d}"
+
+
+def days(starts_at: datetime, ends_at: datetime, timezone: str) -> str:
+    return f"{local_day(starts_at, timezone)} to {local_day(ends_at, timezone)}"
 
 
 def zone_of(name: str) -> tzinfo:

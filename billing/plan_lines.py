@@ -1,39 +1,41 @@
 """Exact lines of a period's invoice: usage, fees, included usage and commitments."""
 
 from collections.abc import Sequence
-from datetime import timedelta
+from datetime import datetime
 
 from billing import fee_lines
 from billing.earlier_periods import correction_lines, is_earlier
-from billing.fee_lines import Held, years
+from billing.fee_lines import Held, share, years
 from billing.invoice_inputs import InvoiceInputs
 from billing.invoice_lines import Line, adjustment_lines, usage_lines
-from billing.models import BillingAccount, BillingPeriod
+from billing.models import BillingAccount, BillingPeriod, Plan, Subscription
+from billing.periods import days
 from billing.subscriptions import MONTH, YEAR, segments
 from core.money import round_to_minor
-
-_MICRO = timedelta(microseconds=1)
 
 
 def build(inputs: InvoiceInputs, period: BillingPeriod, account: BillingAccount) -> list[Line]:
     """All lines of the period's invoice before credit and tax."""
     currency = account.currency
-    used = usage_lines(inputs, period, currency)
+    used = usage_lines(inputs, period, currency, account.timezone)
     adjusted = adjustment_lines(inputs, period, currency)
     held = inputs.subscriptions.get(period.tenant_id, ())
-    corrected = correction_lines(inputs, held, period, adjusted, currency)
+    corrected = correction_lines(inputs, held, period, adjusted, account)
     spent = sum(line.exact for line in [*used, *adjusted] if not is_earlier(line, period))
     charged = _included(held, period, spent, currency)
     spent += sum(line.exact for line in charged)
     earlier = [line for line in adjusted if is_earlier(line, period)]
     earlier += [line for line in corrected if line.kind == "included"]
     owed = fee_lines.terms(held, inputs.add_ons.get(period.tenant_id, ()))
+    fees = [
+        *fee_lines.monthly(owed, period, account),
+        *fee_lines.in_advance(inputs, owed, period, account),
+        *fee_lines.yearly(inputs, owed, period, account),
+    ]
     return [
         *used,
         *adjusted,
-        *fee_lines.monthly(owed, period, currency),
-        *fee_lines.in_advance(inputs, owed, period, account),
-        *fee_lines.yearly(inputs, owed, period, account),
+        *fee_lines.as_paid(fees, inputs.lost, currency),
         *charged,
         *corrected,
         *_commitment(held, period, spent, currency),
@@ -42,7 +44,7 @@ def build(inputs: InvoiceInputs, period: BillingPeriod, account: BillingAccount)
 
 
 def _included(held: Held, period: BillingPeriod, spent: int, currency: str) -> list[Line]:
-    parts = segments(held, period.starts_at, period.ends_at)
+    parts = segments(held, period.span)
     included = sum(part.share(part.plan.included_usage) for part in parts)
     covered = max(0, min(included, spent))
     if not covered:
@@ -52,9 +54,11 @@ def _included(held: Held, period: BillingPeriod, spent: int, currency: str) -> l
 
 def _commitment(held: Held, period: BillingPeriod, spent: int, currency: str) -> list[Line]:
     """The shortfall of the period's commitment."""
-    parts = segments(held, period.starts_at, period.ends_at, with_trial=False)
+    parts = segments(held, period.span, with_trial=False)
     committed = sum(
-        part.share(part.plan.minimum_commitment) for part in parts if part.plan.interval == MONTH
+        part.share(part.plan.minimum_commitment)
+        for part in parts
+        if part.plan.committed_by == MONTH
     )
     if not committed or committed <= spent:
         return []
@@ -73,21 +77,37 @@ def _yearly_commitment(
     `used` is this period's, and the corrections of earlier periods: those of the year count."""
     found = []
     spent, corrections = used
-    for subscription, plan in held:
-        if plan.interval != YEAR or not plan.minimum_commitment:
-            continue
-        for _, start, end in years(subscription, account, period.ends_at):
-            last = min(end, subscription.ends_at or end)
+    for contract in _contracts(held):
+        latest = contract[-1][0]
+        for _, start, end in years(latest, account, period.ends_at):
+            last = min(end, latest.ends_at or end)
             if not period.starts_at < last <= period.ends_at or last <= start:
                 continue
             drawn = spent + inputs.drawn_between(period.tenant_id, start, period.starts_at)
             drawn += sum(line.exact for line in corrections if line.ends_at > start)
-            share = (last - start) // _MICRO, (end - start) // _MICRO
-            missing = plan.minimum_commitment * share[0] // share[1] - drawn
+            missing = sum(_committed(part, plan, start, end) for part, plan in contract) - drawn
             if missing > 0:
-                text = f"Commitment of {start:%Y-%m-%d} to {last:%Y-%m-%d}, shortfall"
+                text = f"Commitment of {days(start, last, account.timezone)}, shortfall"
                 found.append(_whole_line("commitment", text, missing, account.currency, period))
     return found
+
+
+def _contracts(held: Held) -> list[list[tuple[Subscription, Plan]]]:
+    """Subscriptions with a yearly commitment; those that continue the years of another are one."""
+    found: dict[tuple[str, datetime], list[tuple[Subscription, Plan]]] = {}
+    for subscription, plan in held:
+        if plan.committed_by == YEAR and plan.minimum_commitment:
+            key = (subscription.plan_id, subscription.years_from)
+            found.setdefault(key, []).append((subscription, plan))
+    return list(found.values())
+
+
+def _committed(subscription: Subscription, plan: Plan, start: datetime, end: datetime) -> int:
+    """The commitment of a year for the time of one subscription in it."""
+    first = max(start, subscription.fees_from)
+    last = max(first, min(end, subscription.ends_at or end))
+    units = plan.minimum_commitment
+    return share(units, start, last, end) - share(units, start, first, end)
 
 
 def _whole_line(kind: str, text: str, exact: int, currency: str, period: BillingPeriod) -> Line:

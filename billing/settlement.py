@@ -5,7 +5,7 @@ from datetime import datetime
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from billing import child_invoices, credits, webhooks
+from billing import child_invoices, credits, returned_fees, webhooks
 from billing.accounts import lock_account
 from billing.invoices import FINAL, PAID, UNCOLLECTIBLE, VOID
 from billing.ledger import (
@@ -211,6 +211,10 @@ def refund_failed(session: Session, record: Refund, reason: str, at: datetime) -
 def write_off(session: Session, invoice_id: str, at: datetime) -> None:
     """Write off the open amount: final -> uncollectible."""
     invoice = locked_invoice(session, invoice_id)
+    if invoice.status == FINAL:
+        returned_fees.lower_before_write_off(session, invoice, at)
+        if invoice.status == PAID:
+            return  # by credit of fees that came back
     left = open_minor(invoice)
     if invoice.status != FINAL or left <= 0:
         raise Conflict(
@@ -270,6 +274,7 @@ def void(session: Session, invoice_id: str, at: datetime, reason: str) -> None:
         CreditUse.bill_period_id == invoice.period_id,
         CreditUse.purpose == "usage",
     )
+    used = credits.less_returned(session, used, invoice.id)
     credit = sum(each.units for each in used)
     due = units_of_minor(invoice.due_minor, currency)
     tax = units_of_minor(invoice.tax_minor, currency)

@@ -6,9 +6,17 @@ from typing import Any
 from sqlalchemy import func, or_, select
 from sqlalchemy.orm import Session, aliased
 
-from billing.models import BillingAccount, BillingPeriod, DailyUsage, Plan, Subscription
+from billing.invoices import VOID
+from billing.models import (
+    BillingAccount,
+    BillingPeriod,
+    DailyUsage,
+    Invoice,
+    Plan,
+    Subscription,
+)
 from billing.rollups import ADJUSTMENT
-from billing.subscriptions import AMOUNTS, read_subscriptions, term_around
+from billing.subscriptions import AMOUNTS, committed_around, read_subscriptions
 from billing.views import money
 
 
@@ -19,6 +27,7 @@ def plan_json(each: Plan) -> dict[str, Any]:
         "currency",
         "interval",
         "in_advance",
+        "commitment_interval",
         "trial_days",
         "included_seats",
         "grace_hours",
@@ -27,6 +36,7 @@ def plan_json(each: Plan) -> dict[str, Any]:
         "limits_plan",
     )
     shown = {name: getattr(each, name) for name in names}
+    shown["commitment_interval"] = each.committed_by
     return shown | {name: money(getattr(each, name), each.currency) for name in AMOUNTS}
 
 
@@ -36,22 +46,30 @@ def subscriptions_json(session: Session, tenant_id: str, now: datetime) -> list[
     if account is None:
         return []
     held = read_subscriptions(session, [tenant_id]).get(tenant_id, [])
-    return [_subscription(session, account, subscription, plan, now) for subscription, plan in held]
+    found = []
+    before: Subscription | None = None
+    for subscription, plan in held:
+        follows = before is not None and before.ends_at == subscription.starts_at
+        state = _state(subscription, now, first=before is None or follows)
+        found.append(_subscription(session, account, (subscription, plan), state, now))
+        before = subscription
+    return found
 
 
 def _subscription(
     session: Session,
     account: BillingAccount,
-    subscription: Subscription,
-    plan: Plan,
+    held: tuple[Subscription, Plan],
+    state: str,
     now: datetime,
 ) -> dict[str, Any]:
+    subscription, plan = held
     shown: dict[str, Any] = {
         "plan": plan.name,
         "interval": plan.interval,
         "in_advance": plan.in_advance,
         "seats": subscription.seats,
-        "state": _state(subscription, now),
+        "state": state,
         "from": subscription.starts_at.isoformat(),
         "to": subscription.ends_at.isoformat() if subscription.ends_at else None,
         "fees_from": subscription.fees_from.isoformat(),
@@ -59,8 +77,9 @@ def _subscription(
     }
     shown |= {name: money(getattr(plan, name), plan.currency) for name in AMOUNTS}
     if plan.minimum_commitment and shown["state"] == "active":
-        start, end = term_around(subscription, plan, account, max(now, subscription.fees_from))
-        drawn = _used(session, account.tenant_id, max(start, subscription.fees_from), end)
+        at = max(now, subscription.fees_from)
+        start, end = committed_around(subscription, plan, account, at)
+        drawn = _used(session, account.tenant_id, max(start, subscription.years_from), end)
         left = max(0, plan.minimum_commitment - drawn)
         shown["commitment"] = {
             "from": start.isoformat(),
@@ -71,17 +90,20 @@ def _subscription(
     return shown
 
 
-def _state(subscription: Subscription, now: datetime) -> str:
-    if subscription.starts_at > now:
-        return "paused"
-    if subscription.ends_at is not None and subscription.ends_at <= now:
+def _state(subscription: Subscription, now: datetime, *, first: bool) -> str:
+    ends_at = subscription.ends_at
+    if ends_at is not None and (ends_at <= now or ends_at <= subscription.starts_at):
         return "ended"
+    if subscription.starts_at > now:
+        return "scheduled" if first else "paused"
     return "trial" if subscription.fees_from > now else "active"
 
 
 def _used(session: Session, tenant_id: str, start: datetime, end: datetime) -> int:
-    """Usage of the billing periods that end in the term, with corrections of what was used in it."""
+    """Usage of the billing periods that end in the term, with corrections of what was used in it; of a
+    void invoice nothing."""
     used_in = aliased(BillingPeriod)
+    void = select(Invoice.period_id).where(Invoice.tenant_id == tenant_id, Invoice.status == VOID)
     found = session.scalar(
         select(func.sum(DailyUsage.amount))
         .join(BillingPeriod, BillingPeriod.id == DailyUsage.bill_period_id)
@@ -91,6 +113,7 @@ def _used(session: Session, tenant_id: str, start: datetime, end: datetime) -> i
             or_(DailyUsage.kind != ADJUSTMENT, used_in.ends_at > start),
             BillingPeriod.ends_at > start,
             BillingPeriod.ends_at <= end,
+            BillingPeriod.id.not_in(void),
         )
     )
     return int(found or 0)

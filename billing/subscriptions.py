@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 from billing import entitlements
 from billing.accounts import lock_account
 from billing.models import AddOn, AddOnHolding, BillingAccount, Plan, Subscription
-from billing.periods import period_around, zone_of
+from billing.periods import Span, period_around, zone_of
 from core.errors import BadRequest, Conflict, NotFound
 from core.ids import new_id
 from core.tenants import plan_store
@@ -33,9 +33,9 @@ class Segment:
     seats: int
     starts_at: datetime
     ends_at: datetime
-    begin: int  # microseconds after the start of the period
+    begin: int  # microseconds after the start of the whole month
     end: int
-    whole: int  # microseconds of the period
+    whole: int  # microseconds of the month; more than the period has after a change of its bounds
     subscription_id: int = 0
 
     def share(self, units: int) -> int:
@@ -70,9 +70,14 @@ def subscribe(
     at: datetime,
     seats: int = 0,
     overrides: Mapping[str, int] | None = None,
+    *,
+    now: datetime | None = None,
 ) -> Subscription:
-    """Put the tenant on the plan from `at` on; the current subscription ends there. `overrides` are
-    amounts of this contract in picounits, in place of the plan's."""
+    """Put the tenant on the plan from `at` on; the current subscription ends there. A later start than
+    `now` waits. On the same plan (a change of seats) the end of the subscription, the years of the
+    contract and its amounts stay; a subscription that waits for its start goes on waiting. `overrides`
+    are amounts of this contract in picounits, in place of the plan's."""
+    now = at if now is None else now
     account = lock_account(session, tenant_id)
     plan = session.scalar(select(Plan).where(Plan.name == plan_name))
     if plan is None:
@@ -91,40 +96,61 @@ def subscribe(
     agreed = _checked_overrides(overrides or {})
     _refuse_other_interval(session, tenant_id, plan, at)
     held = _held(session, tenant_id)
-    last = held[-1] if held else None
+    running = _around(held, at)
+    waiting = next((each for each in held if each.starts_at > now), None)
+    if waiting is not None and (
+        waiting.starts_at == at or (running is None and at <= waiting.starts_at)
+    ):
+        _begin(waiting, at if at > now else waiting.starts_at, plan, first=waiting is held[0])
+        waiting.overrides = agreed or (waiting.overrides if waiting.plan_id == plan.id else {})
+        waiting.plan_id, waiting.seats = plan.id, seats
+        session.flush()
+        return waiting
+    last = running or (held[-1] if held else None)
     if last is not None and last.starts_at >= at:
         raise Conflict(
             f"The latest subscription starts at {last.starts_at:%Y-%m-%d %H:%M} UTC.",
             next_step="Choose a later start.",
         )
-    if last is not None and (last.ends_at is None or last.ends_at > at):
-        last.ends_at = at
+    created = Subscription(tenant_id=tenant_id, plan_id=plan.id, seats=seats, starts_at=at)
     billed_from = last.billed_from if last is not None else at + timedelta(days=plan.trial_days)
-    created = Subscription(
-        tenant_id=tenant_id,
-        plan_id=plan.id,
-        seats=seats,
-        starts_at=at,
-        billed_from=billed_from if billed_from is not None and billed_from > at else None,
-        overrides=agreed,
-    )
-    session.add(created)
-    session.flush()
-    entitle(session, account, at)
+    created.billed_from = billed_from if billed_from is not None and billed_from > at else None
+    created.overrides = agreed
+    if running is not None:
+        if running.plan_id == plan.id:
+            created.ends_at, created.years_since = running.ends_at, running.years_from
+            created.overrides = agreed or running.overrides
+        running.ends_at = at
+    following = next((each.starts_at for each in held if each.starts_at > at), None)
+    if following is not None and (created.ends_at is None or created.ends_at > following):
+        created.ends_at = following
+    created = _store(session, created)
+    entitle(session, account, now)
     return created
 
 
 def cancel(
     session: Session, tenant_id: str, now: datetime, *, at_term_end: bool = False
 ) -> Subscription:
-    """End the subscription now, or where its current month or year ends. Fees paid in advance for
-    later return with the next invoice."""
+    """End the subscription now, or where its current month or year ends; one that is paused or waits
+    for its start does not begin. Fees paid in advance for later return with the next invoice."""
     account = lock_account(session, tenant_id)
-    subscription = _running(session, tenant_id, now)
-    subscription.ends_at = now
-    if at_term_end:
-        plan = session.get_one(Plan, subscription.plan_id)
-        subscription.ends_at = term_around(subscription, plan, account, now)[1]
+    held = _held(session, tenant_id)
+    waiting = [each for each in held if each.starts_at > now]
+    subscription = _around(held, now)
+    if subscription is None:
+        if not waiting:
+            raise _none_now(tenant_id)
+        subscription = waiting[0]
+        subscription.ends_at = subscription.starts_at
+    else:
+        end = now
+        if at_term_end:
+            plan = session.get_one(Plan, subscription.plan_id)
+            end = term_around(subscription, plan, account, now)[1]
+        subscription.ends_at = min(end, subscription.ends_at or end)
+    for each in waiting:
+        each.ends_at = each.starts_at
     for holding, _ in read_add_ons(session, [tenant_id]).get(tenant_id, []):
         if holding.ends_at is None or holding.ends_at > subscription.ends_at:
             holding.ends_at = max(subscription.ends_at, holding.starts_at)
@@ -134,31 +160,60 @@ def cancel(
 
 
 def pause(session: Session, tenant_id: str, now: datetime, until: datetime) -> Subscription:
-    """End the subscription now and start it again on a date, where a new year begins."""
+    """End the subscription now and start it again on a date, where a new year begins. One that is
+    cancelled to an earlier date does not start again."""
     account = lock_account(session, tenant_id)
     running = _running(session, tenant_id, now)
     if until <= now:
         raise BadRequest(
             f"The pause ends at {until:%Y-%m-%d %H:%M} UTC, which is past.", param="until"
         )
-    plan = session.get_one(Plan, running.plan_id)
+    last = running.ends_at
     running.ends_at = now
+    later = running
+    if last is None or until < last:
+        later = Subscription(
+            tenant_id=tenant_id,
+            plan_id=running.plan_id,
+            seats=running.seats,
+            starts_at=until,
+            ends_at=last,
+            overrides=running.overrides,
+        )
+        if running.billed_from is not None and running.billed_from > until:
+            later.billed_from = running.billed_from
+        later = _store(session, later)
+    else:
+        for each in _held(session, tenant_id):
+            if now < each.starts_at < until:
+                each.starts_at, later = until, each
     session.flush()
-    later = subscribe(session, tenant_id, plan.name, until, running.seats, running.overrides)
     entitle(session, account, now)
     return later
 
 
 def resume(session: Session, tenant_id: str, now: datetime) -> Subscription:
-    """Begin a paused subscription now."""
+    """Begin a paused subscription now, or take back a cancellation to the term's end."""
     account = lock_account(session, tenant_id)
     held = _held(session, tenant_id)
-    if not held or held[-1].starts_at <= now:
+    waiting = next((each for each in held if each.starts_at > now), None)
+    running = _around(held, now)
+    if waiting is not None:
+        if running is not None:
+            running.ends_at = now
+        plan = session.get_one(Plan, waiting.plan_id)
+        _begin(waiting, now, plan, first=waiting is held[0])
+    elif running is not None and running.ends_at is not None:
+        waiting = running
+        for holding, _ in read_add_ons(session, [tenant_id]).get(tenant_id, []):
+            if holding.starts_at < now and holding.ends_at == running.ends_at:
+                holding.ends_at = None
+        running.ends_at = None
+    else:
         raise Conflict("No subscription is paused.", next_step="Subscribe the tenant to a plan.")
-    held[-1].starts_at = now
     session.flush()
     entitle(session, account, now)
-    return held[-1]
+    return waiting
 
 
 def entitle(session: Session, account: BillingAccount, now: datetime) -> bool:
@@ -182,15 +237,27 @@ def tenants_with_limits(session: Session) -> list[str]:
 def term_around(
     subscription: Subscription, plan: Plan, account: BillingAccount, at: datetime
 ) -> tuple[datetime, datetime]:
-    """The billing period or contract year around `at`."""
-    if plan.interval == MONTH:
+    """The billing period or contract year around `at`, by the interval of the fees."""
+    return _term(subscription, plan.interval, account, at)
+
+
+def committed_around(
+    subscription: Subscription, plan: Plan, account: BillingAccount, at: datetime
+) -> tuple[datetime, datetime]:
+    """The same by the interval of the commitment."""
+    return _term(subscription, plan.committed_by, account, at)
+
+
+def _term(
+    subscription: Subscription, interval: str, account: BillingAccount, at: datetime
+) -> tuple[datetime, datetime]:
+    if interval == MONTH:
         return period_around(at, account.anchor_day, account.timezone)
-    number = 0
-    while anniversary(subscription.fees_from, number + 1, account.timezone) <= at:
+
+    first, number = subscription.years_from, 0
+    while anniversary(first, number + 1, account.timezone) <= at:
         number += 1
-    bounds = (
-        anniversary(subscription.fees_from, n, account.timezone) for n in (number, number + 1)
-    )
+    bounds = (anniversary(first, n, account.timezone) for n in (number, number + 1))
     return next(bounds), next(bounds)
 
 
@@ -235,34 +302,26 @@ def running_plan(session: Session, tenant_id: str, now: datetime) -> Plan:
 
 
 def segment(
-    subscription: Subscription,
-    plan: Plan,
-    owed: tuple[datetime, datetime],
-    bounds: tuple[datetime, datetime],
+    subscription: Subscription, plan: Plan, owed: tuple[datetime, datetime], span: Span
 ) -> Segment | None:
     """What of a period lies in the time in which fees are owed."""
-    starts_at, ends_at = bounds
-    start, end = max(starts_at, owed[0]), min(ends_at, owed[1])
+    start, end = max(span.starts_at, owed[0]), min(span.ends_at, owed[1])
     if start >= end:
         return None
-    offsets = (_micros(start - starts_at), _micros(end - starts_at))
-    whole = _micros(ends_at - starts_at)
+    offsets = (_micros(start - span.whole_from), _micros(end - span.whole_from))
+    whole = _micros(span.whole_to - span.whole_from)
     return Segment(plan, subscription.seats, start, end, *offsets, whole, subscription.id)
 
 
 def segments(
-    held: Sequence[tuple[Subscription, Plan]],
-    starts_at: datetime,
-    ends_at: datetime,
-    *,
-    with_trial: bool = True,
+    held: Sequence[tuple[Subscription, Plan]], span: Span, *, with_trial: bool = True
 ) -> list[Segment]:
     """The segments of a period, in order; time without a subscription has none."""
     found = []
     for subscription, plan in held:
         begins = subscription.starts_at if with_trial else subscription.fees_from
-        owed = begins, subscription.ends_at or ends_at
-        part = segment(subscription, plan, owed, (starts_at, ends_at))
+        owed = begins, subscription.ends_at or span.ends_at
+        part = segment(subscription, plan, owed, span)
         if part is not None:
             found.append(part)
     return found
@@ -277,22 +336,74 @@ def plan_at(held: Sequence[tuple[Subscription, Plan]], at: datetime) -> Plan | N
     return None
 
 
+def latest_plan(held: Sequence[tuple[Subscription, Plan]], at: datetime) -> Plan | None:
+    """The plan at this moment, or the last one before it."""
+    begun = [
+        plan
+        for subscription, plan in held
+        if subscription.starts_at <= at
+        and (subscription.ends_at is None or subscription.ends_at > subscription.starts_at)
+    ]
+    return plan_at(held, at) or (begun[-1] if begun else None)
+
+
 def _micros(span: timedelta) -> int:
     return span // timedelta(microseconds=1)
 
 
 def _held(session: Session, tenant_id: str) -> list[Subscription]:
+    """In order, without those that were cancelled before they began."""
     rows = select(Subscription).where(Subscription.tenant_id == tenant_id)
-    return list(session.scalars(rows.order_by(Subscription.starts_at)))
+    found = session.scalars(rows.order_by(Subscription.starts_at))
+    return [each for each in found if each.ends_at is None or each.ends_at > each.starts_at]
+
+
+def _around(held: Sequence[Subscription], at: datetime) -> Subscription | None:
+    for each in held:
+        if each.starts_at <= at and (each.ends_at is None or each.ends_at > at):
+            return each
+    return None
 
 
 def _running(session: Session, tenant_id: str, now: datetime) -> Subscription:
-    for each in _held(session, tenant_id):
-        if each.starts_at <= now and (each.ends_at is None or each.ends_at > now):
-            return each
-    raise NotFound(
+    found = _around(_held(session, tenant_id), now)
+    if found is None:
+        raise _none_now(tenant_id)
+    return found
+
+
+def _none_now(tenant_id: str) -> NotFound:
+    return NotFound(
         f"Tenant {tenant_id} has no subscription now.", next_step="Subscribe it to a plan first."
     )
+
+
+def _store(session: Session, created: Subscription) -> Subscription:
+    """In place of one that was to begin at the same moment and was cancelled: its row stays, because
+    fees may have been billed ahead for it."""
+    session.flush()
+    known = session.scalar(
+        select(Subscription).where(
+            Subscription.tenant_id == created.tenant_id,
+            Subscription.starts_at == created.starts_at,
+        )
+    )
+    if known is None:
+        session.add(created)
+        session.flush()
+        return created
+    for name in ("plan_id", "seats", "ends_at", "billed_from", "overrides", "years_since"):
+        setattr(known, name, getattr(created, name))
+    session.flush()
+    return known
+
+
+def _begin(waiting: Subscription, at: datetime, plan: Plan, *, first: bool) -> None:
+    """Move the start of one that has not begun; the trial of a tenant's first one moves with it."""
+    waiting.starts_at = at
+    if first:
+        trial_end = at + timedelta(days=plan.trial_days)
+        waiting.billed_from = trial_end if trial_end > at else None
 
 
 def _refuse_other_interval(session: Session, tenant_id: str, plan: Plan, at: datetime) -> None:

@@ -8,6 +8,7 @@ from sqlalchemy.orm import Session
 from billing.bank import references
 from billing.invoices import lines_of
 from billing.models import BillingAccount, CreditNote, Invoice, InvoiceLine, PriceVersionRow, Seller
+from billing.periods import local_day
 from billing.sellers import issuer
 from billing.settlement import open_minor
 from core.money import decimal_of, format_minor, units_of_minor
@@ -59,8 +60,8 @@ def invoice_summary(invoice: Invoice) -> dict[str, Any]:
         "number": invoice.label or "draft",
         "tenant_id": invoice.tenant_id,
         "status": invoice.status,
-        "period_start": f"{invoice.period_start:%Y-%m-%d}",
-        "period_end": f"{invoice.period_end:%Y-%m-%d}",
+        "period_start": local_day(invoice.period_start, invoice.timezone),
+        "period_end": local_day(invoice.period_end, invoice.timezone),
         "total": format_minor(invoice.total_minor, invoice.currency),
         "open": format_minor(open_minor(invoice), invoice.currency),
         "currency": invoice.currency,

@@ -4,8 +4,9 @@ from typing import Any
 
 from billing.invoices import DRAFT, VOID
 from billing.models import CreditNote, DailyUsage, Invoice, InvoiceLine, Payment
+from billing.periods import days, local_day
 from billing.settlement import open_minor
-from dashboards.formats import day, minor
+from dashboards.formats import minor
 from dashboards.page_data import Tile
 from dashboards.tables import Column
 
@@ -63,11 +64,11 @@ def invoice_row(each: Invoice, root: str) -> dict[str, Any]:
     return {
         "invoice": each.label or "Draft",
         "href": f"{root}/invoices/{each.id}",
-        "period": f"{day(each.period_start)} to {day(each.period_end)}",
+        "period": days(each.period_start, each.period_end, each.timezone),
         "state": each.status,
         "total": each.total_minor,
         "open": open_minor(each),
-        "due": day(each.due_at) if each.due_at else None,
+        "due": local_day(each.due_at, each.timezone) if each.due_at else None,
         "currency": each.currency,
     }
 
@@ -96,7 +97,7 @@ def totals(invoice: Invoice) -> list[Tile]:
         "Total": invoice.total_minor,
         "Prepaid credit": -invoice.prepaid_minor,
         "Paid": -invoice.paid_minor,
-        "Credit notes": -invoice.credited_minor,
+        "Credited": -invoice.credited_minor,
     }
     to_pay = invoice.due_minor if invoice.status == DRAFT else open_minor(invoice)
     unpaid = invoice.due_minor - invoice.paid_minor - invoice.credited_minor

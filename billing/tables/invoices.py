@@ -14,8 +14,11 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import Mapped, mapped_column
 
+from billing.periods import Span
 from billing.tables.columns import CURRENCY, ID, NAME
 from core.database import Base, BigKey, Json, Units, UtcDateTime
+
+DRAFT, FINAL, PAID, VOID, UNCOLLECTIBLE = "draft", "final", "paid", "void", "uncollectible"
 
 
 class BillingPeriod(Base):
@@ -33,6 +36,14 @@ class BillingPeriod(Base):
     starts_at: Mapped[datetime] = mapped_column(UtcDateTime)
     ends_at: Mapped[datetime] = mapped_column(UtcDateTime)
     closed_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    # The whole month of which a change of the anchor day or the time zone leaves a part; None: all.
+    whole_from: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    whole_to: Mapped[datetime | None] = mapped_column(UtcDateTime)
+
+    @property
+    def span(self) -> Span:
+        bounds = self.starts_at, self.ends_at
+        return Span(*bounds, self.whole_from or bounds[0], self.whole_to or bounds[1])
 
 
 class Invoice(Base):

@@ -38,8 +38,9 @@ class Seller(Base):
 
 
 class Plan(Base):
-    """Fees and terms of a subscription, in one currency. Fees and the commitment are per interval: a
-    billing period, or a year from the start of the subscription. Included usage is per period."""
+    """Fees and terms of a subscription, in one currency. Fees are per interval: a billing period, or a
+    year from the start of the subscription; so is the commitment, unless it has an interval of its own.
+    Included usage is per period."""
 
     __tablename__ = "plans"
 
@@ -61,6 +62,12 @@ class Plan(Base):
     suspend_after_days: Mapped[int | None]  # days past due; None: never
     limits_plan: Mapped[str | None] = mapped_column(NAME)  # rate limits of its tenants
     created_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    commitment_interval: Mapped[str | None] = mapped_column(String(10))  # None: that of the fees
+
+    @property
+    def committed_by(self) -> str:
+        """The interval of the commitment."""
+        return self.commitment_interval or self.interval
 
 
 class BillingAccount(Base):
@@ -121,10 +128,18 @@ class Subscription(Base):
     overrides: Mapped[dict[str, Any]] = mapped_column(
         Json, default=dict
     )  # amounts of this contract in place of the plan's, in picounits
+    years_since: Mapped[datetime | None] = mapped_column(
+        UtcDateTime
+    )  # of the subscription that this one continues; None: `fees_from`
 
     @property
     def fees_from(self) -> datetime:
         return self.billed_from or self.starts_at
+
+    @property
+    def years_from(self) -> datetime:
+        """Where the first contract year begins: a change of seats does not move it."""
+        return self.years_since or self.fees_from
 
 
 class TaxRate(Base):

@@ -13,13 +13,14 @@ from billing import credit_notes
 from billing.bank.references import printed
 from billing.invoices import FINAL, lines_of
 from billing.models import CreditGrant, CreditNote, DailyUsage, Invoice, InvoiceLine, Payment
+from billing.periods import days
 from billing.printing import as_pdf, credit_note_page
 from billing.printing import invoice_page as printed_invoice
 from billing.settlement import open_minor
 from billing.views import payment_reference
 from core.errors import NotFound
 from core.tenants.models import ApiKey, Project
-from dashboards.formats import day, minor, money
+from dashboards.formats import minor, money
 from dashboards.invoice_rows import (
     COMPONENTS,
     INVOICES,
@@ -137,7 +138,7 @@ def invoice_page(request: Request) -> Response:
         )
     page_data = PageData(
         f"Invoice {invoice.label or '(draft)'}",
-        f"{day(invoice.period_start)} to {day(invoice.period_end)} · {invoice.status}. "
+        f"{days(invoice.period_start, invoice.period_end, invoice.timezone)} · {invoice.status}. "
         "Select a line to see its usage.",
         tiles=totals(invoice),
         tables=tables,

@@ -185,7 +185,7 @@ class Story:
             assert (granted or 0) == (left or 0) + (used or 0)
 
     def _compare(self, session: Any, tenant: str) -> None:
-        kinds = ("usage", "late_usage", "adjustment", "base_fee", "seats")
+        kinds = ("usage", "late_usage", "adjustment", "base_fee", "seats", "rounding")
         billed = dict.fromkeys(kinds, 0)
         parts = 0
         last = None

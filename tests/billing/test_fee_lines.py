@@ -18,6 +18,7 @@ from billing.models import (
     Plan,
     Subscription,
 )
+from billing.periods import Span
 
 DOLLAR, TICK = 10**12, timedelta(microseconds=1)
 
@@ -58,7 +59,9 @@ def line(kind: str, text: str, dollars: int, start: datetime, end: datetime, **m
 def billed(
     start: datetime, end: datetime, dollars: int, at: datetime, **details: Any
 ) -> list[BilledFee]:
-    made = InvoiceLine(exact=dollars * DOLLAR, starts_at=start, ends_at=end, details=details)
+    made = InvoiceLine(
+        invoice_id="inv_1", exact=dollars * DOLLAR, starts_at=start, ends_at=end, details=details
+    )
     return [BilledFee(made, at, at)]
 
 
@@ -72,22 +75,22 @@ def test_a_month_in_arrears_has_a_line_a_fee_and_part() -> None:
     seats = {"quantity": 2, "unit": "seats"} | team
     cut, partial = (day(1, 11), day(2, 1)), "2026-01-11 to 2026-02-01"
     (term,) = fee_lines.terms([held(made, day(1, 11), seats=4)], [])
-    assert fee_lines.monthly([term], JANUARY, "USD") == [
+    assert fee_lines.monthly([term], JANUARY, ACCOUNT) == [
         line("base_fee", f"Plan pro, {partial}", 21, *cut, **team),
         line("seats", f"Plan pro, 2 seats, {partial}", 42, *cut, **seats),
     ]
     (whole,) = fee_lines.terms([held(made, day(1, 1), seats=2)], [])
-    assert fee_lines.monthly([whole], JANUARY, "USD") == [
+    assert fee_lines.monthly([whole], JANUARY, ACCOUNT) == [
         line("base_fee", "Plan pro", 31, day(1, 1), day(2, 1), details={"seats": 2})
     ]
     (ends,) = fee_lines.terms([held(made, day(1, 1), day(2, 1) - TICK)], [])
-    (almost,) = fee_lines.monthly([ends], JANUARY, "USD")
+    (almost,) = fee_lines.monthly([ends], JANUARY, ACCOUNT)
     assert almost.description == "Plan pro, 2026-01-01 to 2026-01-31"
     for other in (plan(base_fee=1, in_advance=True), plan(base_fee=1, interval="year")):
         assert (
-            fee_lines.monthly(fee_lines.terms([held(other, day(1, 1))], []), JANUARY, "USD") == []
+            fee_lines.monthly(fee_lines.terms([held(other, day(1, 1))], []), JANUARY, ACCOUNT) == []
         )
-    assert fee_lines.monthly(fee_lines.terms([held(made, day(2, 1))], []), JANUARY, "USD") == []
+    assert fee_lines.monthly(fee_lines.terms([held(made, day(2, 1))], []), JANUARY, ACCOUNT) == []
 
 
 def test_an_add_on_is_owed_while_it_and_the_subscription_run() -> None:
@@ -113,7 +116,7 @@ def test_an_add_on_is_owed_while_it_and_the_subscription_run() -> None:
     _, two = fee_lines.terms([subscribed], [add_on(day(1, 11), quantity=2)])
     more = {"unit": "units", "details": {"add_on": "addon_1", "holding": 5}}
     cut, partial = (day(1, 11), day(2, 1)), "2026-01-11 to 2026-02-01"
-    assert fee_lines.monthly([one, two], JANUARY, "USD") == [
+    assert fee_lines.monthly([one, two], JANUARY, ACCOUNT) == [
         line("add_on", f"Add-on support, {partial}", 21, *cut, **more),
         line("add_on", f"Add-on support, 2 units, {partial}", 42, *cut, quantity=2, **more),
     ]
@@ -159,7 +162,10 @@ def test_what_was_billed_in_advance_changes_with_the_fee_and_its_end(
     made = plan(base_fee=fee * DOLLAR, in_advance=True)
     (term,) = fee_lines.terms([held(made, day(1, 1), ends)], [])
     text = "Plan pro, change of what was billed in advance"
-    details = {"taxed_at": "2026-01-04T00:00:00+00:00"} if taxed else {}
+    details: dict[str, Any] = {}
+    if taxed:
+        details["taxed_at"] = "2026-01-04T00:00:00+00:00"
+        details["returned"] = [["inv_1", -change * DOLLAR]]
     expected = [line("base_fee", text, change, since, day(3, 1), details=details)]
     following = [line("base_fee", "Plan pro", fee, day(3, 1), day(4, 1))] if ends is None else []
     found = ahead(term, inputs(billed(day(2, 1), day(3, 1), 56, day(1, 4))))
@@ -195,7 +201,11 @@ def test_a_year_in_advance_is_billed_where_it_begins_and_changed_where_it_ends()
         (day(2, 1, 2027), 1, 36500)
     ]
     (ended,) = fee_lines.terms([held(made, day(2, 1), day(2, 11))], [])
-    details = {"year": 0, "taxed_at": "2026-01-02T00:00:00+00:00"}
+    details = {
+        "year": 0,
+        "taxed_at": "2026-01-02T00:00:00+00:00",
+        "returned": [["inv_1", 355 * DOLLAR]],
+    }
     text = "Plan pro, 2026-02-11 to 2027-02-01"
     assert yearly(ended, inputs(known), day(1, 1, 2027)) == [
         line("base_fee", text, -355, day(2, 11), bounds[1], details=details)
@@ -259,7 +269,7 @@ def test_segments_of_a_period_are_its_parts_to_the_microsecond() -> None:
     micros = 86_400 * 1_000_000
 
     def shown(**options: Any) -> list[tuple[Any, ...]]:
-        found = subscriptions.segments(rows, day(1, 1), day(2, 1), **options)
+        found = subscriptions.segments(rows, Span.whole(day(1, 1), day(2, 1)), **options)
         assert {each.whole for each in found} == {31 * micros}
         return [
             (s.plan.id, s.seats, s.starts_at, s.ends_at, *bounds, s.subscription_id)
@@ -270,8 +280,8 @@ def test_segments_of_a_period_are_its_parts_to_the_microsecond() -> None:
     after = ("large", 0, day(1, 11), day(2, 1), 10, 31, 8)
     assert shown() == [("small", 3, day(1, 1), day(1, 11), 0, 10, 7), after]
     assert shown(with_trial=False) == [("small", 3, day(1, 6), day(1, 11), 5, 10, 7), after]
-    assert subscriptions.segments(rows, day(1, 1) - TICK, day(1, 1)) == []
-    parts = subscriptions.segments(rows, day(1, 1), day(2, 1))
+    assert subscriptions.segments(rows, Span.whole(day(1, 1) - TICK, day(1, 1))) == []
+    parts = subscriptions.segments(rows, Span.whole(day(1, 1), day(2, 1)))
     assert [each.share(100) for each in parts] == [32, 68]
 
 

@@ -1,6 +1,7 @@
 """The parts of an invoice by themselves: totals, lines of usage and of children. Every number is worked
 out by hand."""
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -11,7 +12,15 @@ from sqlalchemy.orm import Session
 from billing import child_invoices, invoice_totals
 from billing.invoice_inputs import InvoiceInputs
 from billing.invoice_lines import Line, adjustment_lines, usage_lines
-from billing.invoice_totals import Net, net_of, supplies_of, totals_of
+from billing.invoice_totals import (
+    Net,
+    Totals,
+    drift_lines,
+    net_of,
+    over_drawn,
+    supplies_of,
+    totals_of,
+)
 from billing.models import (
     Adjustment,
     BillingPeriod,
@@ -19,6 +28,7 @@ from billing.models import (
     Invoice,
     OrganisationLink,
 )
+from billing.periods import Span
 from billing.taxes import Supply, Tax
 from core.errors import Conflict
 from tests.billing.conftest import START
@@ -33,37 +43,75 @@ def line(minor: int, ends_at: datetime = FEBRUARY, kind: str = "usage", **fields
 
 
 @pytest.mark.parametrize(
-    ("exact", "promo", "promo_minor"),
+    ("exact", "promo", "prepaid", "drift", "promo_minor", "prepaid_minor", "left"),
     [
-        ([CENT // 2, CENT // 2], 0, 0),
-        ([CENT // 2, CENT // 2], CENT, 2),  # two lines of half a cent are billed at a cent each
-        ([CENT // 2, CENT // 2], CENT // 2, 1),
-        ([300 * CENT], 100 * CENT + 4, 100),
-        ([300 * CENT], 100 * CENT + CENT // 2 + 1, 101),
+        ([CENT // 2, CENT // 2], 0, 0, 0, 0, 0, 2),  # each is billed at a cent
+        ([CENT // 2, CENT // 2], CENT, 0, -1, 1, 0, 0),
+        ([CENT // 2, CENT // 2], CENT // 2, 0, 0, 1, 0, 1),
+        ([300 * CENT], 100 * CENT + 4, 0, 0, 100, 0, 200),
+        ([300 * CENT], 100 * CENT + CENT // 2 + 1, 0, 0, 101, 0, 199),
+        ([CENT * 2 // 5] * 2, 0, CENT // 10, 1, 0, 0, 1),
+        ([CENT * 2 // 5] * 100, 0, 40 * CENT, 40, 0, 40, 0),
+        ([CENT * 2 // 5] * 100, 15 * CENT, 25 * CENT, 40, 15, 25, 0),
     ],
 )
-def test_credit_that_covers_the_exact_sum_leaves_nothing(
-    exact: list[int], promo: int, promo_minor: int
+def test_credit_is_shown_as_it_left_the_wallet_and_the_drift_of_the_lines_is_a_line(
+    exact: list[int],
+    promo: int,
+    prepaid: int,
+    drift: int,
+    promo_minor: int,
+    prepaid_minor: int,
+    left: int,
 ) -> None:
-    lines = [Line("usage", "x", units, -(-units // CENT), START, FEBRUARY) for units in exact]
-    net = net_of(lines, promo, "USD")
-    subtotal = sum(each.minor for each in lines)
-    assert net == Net(sum(exact), promo, "USD", subtotal, promo_minor)
-    assert net.taxable_minor == subtotal - promo_minor
+    lines = [Line("usage", "x", u, (2 * u + CENT) // (2 * CENT), START, FEBRUARY) for u in exact]
+    added = drift_lines(net_of(lines, promo, prepaid, "USD"), (START, FEBRUARY))
+    assert [(each.kind, each.exact, each.minor) for each in added] == (
+        [("rounding", 0, drift)] if drift else []
+    )
+    net = net_of(lines + added, promo, prepaid, "USD")
+    assert (net.promo_minor, net.prepaid_minor, net.left_minor) == (
+        promo_minor,
+        prepaid_minor,
+        left,
+    )
+    assert 0 <= net.left_minor <= net.taxable_minor
+
+
+@pytest.mark.parametrize(
+    ("exact", "promo", "prepaid", "back"),
+    [
+        (100, 60, 40, (0, 0)),
+        (100, 60, 41, (1, 0)),
+        (30, 60, 40, (60, 10)),
+        (0, 60, 40, (60, 40)),
+        (-50, 60, 40, (60, 40)),
+        (100, 0, 0, (0, 0)),
+    ],
+)
+def test_credit_that_is_not_needed_returns_the_promotional_first(
+    exact: int, promo: int, prepaid: int, back: tuple[int, int]
+) -> None:
+    lines = [Line("usage", "x", exact, 0, START, FEBRUARY)]
+    assert over_drawn(lines, promo, prepaid) == back
 
 
 def test_totals_are_net_and_tax_less_what_credit_pays_of_each() -> None:
     """3.00 and a quarter cent, 1.00 of it promotional; 0.38 of tax; then 1.50 prepaid."""
-    net = Net(300 * CENT + CENT // 4, 100 * CENT, "USD", 300, 100)
     tax = [Tax("VAT", 190_000, 200, 30), Tax("City", 40_000, 200, 8)]
-    plain = totals_of(net, tax, 0)
+
+    def totals(prepaid: int, taxes: list[Tax], tax_minor: int = 0) -> Totals:
+        net = Net(300 * CENT + CENT // 4, 100 * CENT, "USD", 300, 100, prepaid)
+        return totals_of(net, taxes, tax_minor)
+
+    plain = totals(0, tax)
     assert (plain.tax_minor, plain.total_minor, plain.due_minor) == (38, 238, 238)
     assert (plain.prepaid_minor, plain.rounding) == (0, -CENT // 4)
-    partly = totals_of(net, tax, 150 * CENT)
+    partly = totals(150 * CENT, tax)
     assert (partly.prepaid_minor, partly.due_minor, partly.rounding) == (150, 88, -CENT // 4)
-    whole = totals_of(net, tax, 200 * CENT + CENT // 4, 38)
+    whole = totals(200 * CENT + CENT // 4, tax, 38)
     assert (whole.prepaid_minor, whole.due_minor, whole.rounding) == (238, 0, 0)
-    assert totals_of(net, [], 150 * CENT, 7).prepaid_minor == 157
+    assert totals(150 * CENT, [], 7).prepaid_minor == 157
 
 
 def test_a_supply_is_of_the_last_moment_of_its_lines_and_credit_lowers_it_in_proportion() -> None:
@@ -99,7 +147,7 @@ def row(kind: str, version: str = "v", period: str = "per_1", **sums: int) -> tu
 def test_a_line_of_usage_has_its_quantity_price_and_place() -> None:
     inputs = InvoiceInputs(
         usage={"per_1": [row("generation", input=40, input_cents=3, request=2)]},
-        bounds={"per_1": (START, FEBRUARY)},
+        spans={"per_1": Span.whole(START, FEBRUARY)},
     )
     assert usage_lines(inputs, PERIOD, "USD") == [
         Line(
@@ -145,7 +193,7 @@ def test_what_costs_nothing_is_shown_where_its_kind_counts_it(
     kind: str, sums: dict[str, int], shown: list[str]
 ) -> None:
     inputs = InvoiceInputs(
-        usage={"per_1": [row(kind, **sums)]}, bounds={"per_1": (START, FEBRUARY)}
+        usage={"per_1": [row(kind, **sums)]}, spans={"per_1": Span.whole(START, FEBRUARY)}
     )
     assert [each.component for each in usage_lines(inputs, PERIOD, "USD")] == shown
 
@@ -153,7 +201,7 @@ def test_what_costs_nothing_is_shown_where_its_kind_counts_it(
 def test_late_usage_tiers_and_the_response_cache_are_named() -> None:
     inputs = InvoiceInputs(
         usage={"per_1": [row("cache_hit", "fast", "per_0", request=1, request_cents=-5)]},
-        bounds={"per_0": (START - 31 * DAY, START)},
+        spans={"per_0": Span.whole(START - 31 * DAY, START)},
         tiers={"fast": "priority"},
     )
     (found,) = usage_lines(inputs, PERIOD, "USD")
@@ -175,7 +223,10 @@ def test_a_line_of_an_adjustment_has_the_time_that_it_corrects() -> None:
     )  # fmt: skip
     inputs = InvoiceInputs(
         adjustments={"per_1": [made, plain]},
-        bounds={"per_0": (START - DAY, START), "per_1": (START, FEBRUARY)},
+        spans={
+            "per_0": Span.whole(START - DAY, START),
+            "per_1": Span.whole(START, FEBRUARY),
+        },
     )
     assert adjustment_lines(inputs, PERIOD, "USD") == [
         Line(
@@ -221,14 +272,15 @@ def test_a_mark_up_is_exact_and_left_out_where_it_is_nothing() -> None:
 
 def test_a_parent_takes_over_what_the_child_s_own_credit_leaves() -> None:
     net = Net(300 * CENT, 100 * CENT, "USD", 300, 100)
-    (found,) = child_invoices.transfer_lines(link(), net, 0, PERIOD)
+    (found,) = child_invoices.transfer_lines(link(), net, PERIOD)
     assert (found.kind, found.minor, found.exact) == ("transfer", -200, -200 * CENT)
     assert found.details == {"parent": "acme"}
-    (rest,) = child_invoices.transfer_lines(link(), net, 150 * CENT, PERIOD)
+    half, whole = (replace(net, prepaid=cents * CENT) for cents in (150, 200))
+    (rest,) = child_invoices.transfer_lines(link(), half, PERIOD)
     assert rest.minor == -50
-    assert child_invoices.transfer_lines(link(), net, 200 * CENT, PERIOD) == []
-    assert child_invoices.transfer_lines(link("self"), net, 0, PERIOD) == []
-    assert child_invoices.transfer_lines(None, net, 0, PERIOD) == []
+    assert child_invoices.transfer_lines(link(), whole, PERIOD) == []
+    assert child_invoices.transfer_lines(link("self"), net, PERIOD) == []
+    assert child_invoices.transfer_lines(None, net, PERIOD) == []
 
 
 @pytest.mark.parametrize(

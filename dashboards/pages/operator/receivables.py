@@ -14,13 +14,14 @@ from billing import invoices, receivables
 from billing.act_requests import Kind
 from billing.exchange_rates import Converter
 from billing.models import CreditNote, Payment
+from billing.periods import days, local_day
 from billing.settlement import open_minor
 from billing.views import project_names
 from core.money import format_minor
 from core.tenants.models import Tenant
 from dashboards.explorer import address
 from dashboards.filters import choice
-from dashboards.formats import day, minor
+from dashboards.formats import minor
 from dashboards.invoice_rows import (
     INVOICES,
     LINES,
@@ -194,8 +195,8 @@ def invoice_page(request: Request) -> Response:
     line_rows = [line_row(each, projects, path) | {"href": ""} for each in lines]
     page_data = PageData(
         f"Invoice {label}",
-        f"{name} · {day(invoice.period_start)} to {day(invoice.period_end)} · {invoice.status}"
-        + (f" · due {day(invoice.due_at)}" if invoice.due_at else ""),
+        f"{name} · {days(invoice.period_start, invoice.period_end, invoice.timezone)} · {invoice.status}"
+        + (f" · due {local_day(invoice.due_at, invoice.timezone)}" if invoice.due_at else ""),
         tiles=totals(invoice),
         links=_acts(invoice),
         tables=[
