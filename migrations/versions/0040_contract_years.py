@@ -7,7 +7,7 @@ from alembic import op
 from core.database import UtcDateTime
 
 revision = "0040_contract_years"
-down_revision = "0037_end_users_shown"
+down_revision = "0044_attached_to_first_key"
 branch_labels = None
 depends_on = None
 
