@@ -43,16 +43,16 @@ def line(minor: int, ends_at: datetime = FEBRUARY, kind: str = "usage", **fields
 
 
 @pytest.mark.parametrize(
-    ("exact", "promo", "prepaid", "drift", "promo_minor", "prepaid_minor", "left"),
+    ("exact", "promo", "prepaid", "drift", "shown"),
     [
-        ([CENT // 2, CENT // 2], 0, 0, 0, 0, 0, 2),  # each is billed at a cent
-        ([CENT // 2, CENT // 2], CENT, 0, -1, 1, 0, 0),
-        ([CENT // 2, CENT // 2], CENT // 2, 0, 0, 1, 0, 1),
-        ([300 * CENT], 100 * CENT + 4, 0, 0, 100, 0, 200),
-        ([300 * CENT], 100 * CENT + CENT // 2 + 1, 0, 0, 101, 0, 199),
-        ([CENT * 2 // 5] * 2, 0, CENT // 10, 1, 0, 0, 1),
-        ([CENT * 2 // 5] * 100, 0, 40 * CENT, 40, 0, 40, 0),
-        ([CENT * 2 // 5] * 100, 15 * CENT, 25 * CENT, 40, 15, 25, 0),
+        ([CENT // 2, CENT // 2], 0, 0, 0, (0, 0, 2)),  # each is billed at a cent
+        ([CENT // 2, CENT // 2], CENT, 0, -1, (1, 0, 0)),
+        ([CENT // 2, CENT // 2], CENT // 2, 0, 0, (1, 0, 1)),
+        ([300 * CENT], 100 * CENT + 4, 0, 0, (100, 0, 200)),
+        ([300 * CENT], 100 * CENT + CENT // 2 + 1, 0, 0, (101, 0, 199)),
+        ([CENT * 2 // 5] * 2, 0, CENT // 10, 1, (0, 0, 1)),
+        ([CENT * 2 // 5] * 100, 0, 40 * CENT, 40, (0, 40, 0)),
+        ([CENT * 2 // 5] * 100, 15 * CENT, 25 * CENT, 40, (15, 25, 0)),
     ],
 )
 def test_credit_is_shown_as_it_left_the_wallet_and_the_drift_of_the_lines_is_a_line(
@@ -60,21 +60,16 @@ def test_credit_is_shown_as_it_left_the_wallet_and_the_drift_of_the_lines_is_a_l
     promo: int,
     prepaid: int,
     drift: int,
-    promo_minor: int,
-    prepaid_minor: int,
-    left: int,
+    shown: tuple[int, int, int],
 ) -> None:
+    """`shown` is the promotional credit, the prepaid credit, and what they leave, in cents."""
     lines = [Line("usage", "x", u, (2 * u + CENT) // (2 * CENT), START, FEBRUARY) for u in exact]
     added = drift_lines(net_of(lines, promo, prepaid, "USD"), (START, FEBRUARY))
     assert [(each.kind, each.exact, each.minor) for each in added] == (
         [("rounding", 0, drift)] if drift else []
     )
     net = net_of(lines + added, promo, prepaid, "USD")
-    assert (net.promo_minor, net.prepaid_minor, net.left_minor) == (
-        promo_minor,
-        prepaid_minor,
-        left,
-    )
+    assert (net.promo_minor, net.prepaid_minor, net.left_minor) == shown
     assert 0 <= net.left_minor <= net.taxable_minor
 
 
