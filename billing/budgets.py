@@ -10,11 +10,18 @@ counts as spend.
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from sqlalchemy import false, func, select
+from sqlalchemy import false, func, or_, select
 from sqlalchemy.orm import Session
 
-from billing import outbox, webhooks
-from billing.models import Adjustment, BillingAccount, Budget, CreditGrant, HourlyUsage
+from billing import outbox, signing, webhooks
+from billing.models import (
+    Adjustment,
+    BillingAccount,
+    Budget,
+    CreditGrant,
+    HourlyUsage,
+    OutboxMessage,
+)
 from billing.periods import period_around, zone_of
 from billing.rollups import ADJUSTMENT
 from billing.unrated import UnratedUsage
@@ -24,6 +31,7 @@ from core.ids import new_id
 from core.money import Money, decimal_of
 from core.outbound import check_address
 from core.tenants import attachments
+from core.tenants.models import Project
 
 WINDOWS = ("day", "week", "month", "total")
 SCOPES = ("tenant", "project", "key")
@@ -173,6 +181,7 @@ def create(
         webhooks=list(webhooks),
         emails=list(emails),
         created_at=clock.now(),
+        webhook_secret=signing.new_secret() if webhooks else None,
     )
     session.add(created)
     session.flush()
@@ -232,8 +241,9 @@ def tenants_with_budgets(session: Session) -> list[str]:
 
 
 def send_alerts(session: Session, clock: Clock, tenant_id: str | None = None) -> int:
-    """Queue one alert per reached threshold and window, of one tenant or of all; returns the number
-    of new ones."""
+    """Queue an alert at each threshold that a window reaches, of one tenant or of all; returns the
+    number of new ones. Of several that are reached at once, the highest one alone is worth a message.
+    """
     now = clock.now()
     chosen = select(Budget).where(Budget.ended_at.is_(None)).order_by(Budget.id)
     if tenant_id is not None:
@@ -249,10 +259,23 @@ def send_alerts(session: Session, clock: Clock, tenant_id: str | None = None) ->
             continue
         window = window_of(budget.window, now, zones.get(budget.tenant_id, "UTC"))
         spent, back = spent_in(session, budget, window)
-        for percent in budget.thresholds:
-            if (spent - back) * 100 >= budget.cap * percent:
-                queued += _alert(session, budget, window, percent, spent - back, now)
+        reached = [
+            percent for percent in budget.thresholds if (spent - back) * 100 >= budget.cap * percent
+        ]
+        if reached and not _passed(session, budget, window, max(reached)):
+            queued += _alert(session, budget, window, max(reached), spent - back, now)
     return queued
+
+
+def _passed(session: Session, budget: Budget, window: Window, percent: int) -> bool:
+    """Whether a message told of this threshold or a higher one, before a refund lowered the spend."""
+    told = OutboxMessage.dedupe
+    causes = [f"{budget.id}:{window.name}:{each}:" for each in budget.thresholds if each >= percent]
+    query = select(OutboxMessage.id).where(
+        OutboxMessage.tenant_id == budget.tenant_id,
+        or_(*(told.startswith(cause, autoescape=True) for cause in causes)),
+    )
+    return session.scalar(query.limit(1)) is not None
 
 
 def _alert(
@@ -265,6 +288,7 @@ def _alert(
         "tenant_id": budget.tenant_id,
         "scope": budget.scope,
         "scope_id": budget.scope_id,
+        "applies_to": _applies_to(session, budget),
         "window": window.name,
         "threshold_percent": percent,
         "spent": decimal_of(spent),
@@ -285,8 +309,17 @@ def _alert(
         dedupe=key,
         webhooks=budget.webhooks,
         emails=budget.emails,
+        signer=budget.id if budget.webhook_secret else None,
         now=now,
     )
+
+
+def _applies_to(session: Session, budget: Budget) -> str:
+    if budget.scope == "key":
+        chain = attachments.chain_of(session, budget.scope_id)
+        return f"the key {chain[-1].name}" if chain else "a key"
+    project = session.get(Project, budget.scope_id) if budget.scope == "project" else None
+    return f"the project {project.name}" if project is not None else "the organisation"
 
 
 def _open_budgets(session: Session, tenant_id: str, at: datetime) -> list[Budget]:

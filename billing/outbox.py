@@ -21,8 +21,8 @@ from urllib.parse import unquote, urlsplit
 from sqlalchemy import Select, select
 from sqlalchemy.orm import Session
 
-from billing import signing
-from billing.models import OutboxMessage, WebhookEndpoint
+from billing import mail_text, signing
+from billing.models import Budget, OutboxMessage, WebhookEndpoint
 from core import lengths
 from core.clock import Clock, SystemClock
 from core.database import Database, check_no_transaction, insert_new
@@ -30,6 +30,8 @@ from core.errors import SettingError, Unavailable
 from core.outbound import encode_json, hang_up_after, post_json
 
 MAX_ATTEMPTS = 12
+BUDGET = "bud_"  # of ids of budgets, which sign messages to URLs of their own
+LINK = mail_text.LINK
 TIMEOUT_S = 10.0  # of a whole exchange with a receiver
 TOGETHER = 16  # messages sent at the same time
 OF_A_TENANT = 4
@@ -70,14 +72,15 @@ def put(
     webhooks: Iterable[str] = (),
     emails: Iterable[str] = (),
     endpoints: Iterable[tuple[str, str]] = (),
+    signer: str | None = None,
     now: datetime,
 ) -> int:
     """Queue one message per target and `dedupe`; returns the number of new ones. `endpoints` are
-    (id, url) pairs; their messages are signed."""
+    (id, url) pairs; their messages are signed. `signer` is the budget that signs those to `webhooks`."""
     targets = [
-        *(("webhook", url, None) for url in webhooks),
-        *(("email", to, None) for to in emails),
-        *(("webhook", url, endpoint_id) for endpoint_id, url in endpoints),
+        *(("webhook", url, signer, url) for url in webhooks),
+        *(("email", to, None, to) for to in emails),
+        *(("webhook", url, endpoint_id, endpoint_id) for endpoint_id, url in endpoints),
     ]
     rows = [
         {
@@ -87,13 +90,13 @@ def put(
             "target": target,
             "subject": subject[:200],
             "payload": payload,
-            "dedupe": _dedupe(dedupe, endpoint_id or target),
+            "dedupe": _dedupe(dedupe, unique),
             "created_at": now,
             "next_at": now,
             "attempts": 0,
             "failed": False,
         }
-        for channel, target, endpoint_id in targets
+        for channel, target, endpoint_id, unique in targets
     ]
     return insert_new(session, OutboxMessage.__table__, rows, "dedupe")  # type: ignore[arg-type]
 
@@ -183,9 +186,11 @@ def _next_due(
 
 
 def _outgoing(session: Session, message: OutboxMessage) -> Outgoing:
-    secret = None
-    if message.endpoint_id is not None:  # a budget's URL has no secret
-        secret = session.get_one(WebhookEndpoint, message.endpoint_id).secret
+    secret, signer = None, message.endpoint_id
+    if signer is not None and signer.startswith(BUDGET):
+        secret = session.get_one(Budget, signer).webhook_secret
+    elif signer is not None:
+        secret = session.get_one(WebhookEndpoint, signer).secret
     return Outgoing(
         message.id,
         message.tenant_id,
@@ -208,14 +213,21 @@ def _record(database: Database, clock: Clock, sent: Outgoing, problem: BaseExcep
         message.leased_until = None
         if problem is None:
             message.done_at, message.last_error = clock.now(), None
+            _forget_link(message)
             return 1
         message.last_error = f"{type(problem).__name__}: {problem}"[:500]
         if message.attempts >= MAX_ATTEMPTS:
             message.failed, message.done_at = True, clock.now()
+            _forget_link(message)
         else:
             pause = min(3600.0, 5.0 * 2 ** (message.attempts - 1)) * random.uniform(0.5, 1.0)
             message.next_at = clock.now() + timedelta(seconds=pause)
         return 0
+
+
+def _forget_link(message: OutboxMessage) -> None:
+    if LINK in message.payload:
+        message.payload = {name: it for name, it in message.payload.items() if name != LINK}
 
 
 class NetworkSender:
@@ -267,9 +279,7 @@ class NetworkSender:
         check_no_transaction("a mail")
         mail = EmailMessage()
         mail["Subject"], mail["From"], mail["To"] = message.subject, self._from, message.target
-        fields = {name: value for name, value in message.payload.items() if value != ""}
-        lines = [f"{name}: {value}" for name, value in fields.items()]
-        mail.set_content("\n".join([message.subject + ".", "", *lines]))
+        mail.set_content(mail_text.text_of(message.subject, message.payload))
         secure = self._smtp.scheme == "smtps"
         opened: list[smtplib.SMTP] = []
         kind = _SecureConnection if secure else _Connection

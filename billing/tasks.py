@@ -256,7 +256,7 @@ def _snapshot(context: TaskContext) -> ProviderSnapshot | None:
     return snapshot
 
 
-@task("billing.watch_budgets", queue="rating", every_s=60.0)
+@task("billing.watch_budgets", queue="rating", every_s=15.0)
 def watch_budgets(context: TaskContext) -> int:
     with context.database.read() as session:
         tenants = budgets.tenants_with_budgets(session)

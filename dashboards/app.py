@@ -22,7 +22,7 @@ from dashboards.viewer import DashboardDeps
 
 COOKIE = "tollhouse_session"
 _PAGES_OF_A_TENANT = 2  # that are made at the same time
-OPEN_PATHS = ("/sign-in", "/static/", "/sso/")
+OPEN_PATHS = ("/sign-in", "/invitation", "/reset", "/static/", "/sso/")
 HEADERS = {
     "content-security-policy": (
         "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self' data:; "
@@ -33,6 +33,8 @@ HEADERS = {
     "cross-origin-opener-policy": "same-origin",
     "cache-control": "no-store",
 }
+
+HSTS_S = 180 * 86_400
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -76,6 +78,8 @@ class _SessionMiddleware:
             if message["type"] == "http.response.start":
                 static = path.startswith("/static/")
                 extra = {**HEADERS, "cache-control": "max-age=3600"} if static else HEADERS
+                if request.url.scheme == "https" or self._deps.secure_cookies:
+                    extra = {**extra, "strict-transport-security": f"max-age={HSTS_S}"}
                 raw = [(name.encode(), value.encode()) for name, value in extra.items()]
                 names = {name for name, _ in raw}
                 other_headers = [
@@ -100,7 +104,10 @@ class _SessionMiddleware:
         if request.method not in ("GET", "HEAD") and not same_origin(request):
             return _error_page(request, Forbidden("This form was sent from another site."))
         cookie = request.cookies.get(COOKIE, "")
-        viewer = await run_in_threadpool(_find_viewer, self._deps, cookie) if cookie else None
+        viewer = None
+        if cookie:
+            address = request.client.host if request.client else ""
+            viewer = await run_in_threadpool(_find_viewer, self._deps, cookie, address)
         request.state.viewer = viewer
         request.state.cookie = cookie
         if viewer is None and not path.startswith(OPEN_PATHS):
@@ -108,9 +115,9 @@ class _SessionMiddleware:
         return None
 
 
-def _find_viewer(deps: DashboardDeps, cookie: str) -> Any:
+def _find_viewer(deps: DashboardDeps, cookie: str, address: str) -> Any:
     with deps.database.read() as session:
-        return deps.auth.find(session, cookie)
+        return deps.auth.find(session, cookie, address)
 
 
 def same_origin(request: Request) -> bool:

@@ -10,7 +10,7 @@ from base64 import urlsafe_b64decode, urlsafe_b64encode
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from dashboards.viewer import DashboardDeps
+from dashboards.viewer import is_secure
 
 COOKIE = "tollhouse_once"
 _AGE_S = 60
@@ -18,7 +18,7 @@ _LONGEST = 2_000  # characters; browsers keep 4,096 bytes of a cookie
 
 
 def redirect_with_secret(request: Request, path: str, notice: str, secret: str) -> Response:
-    root, deps = str(request.scope.get("root_path", "")), _deps(request)
+    root = str(request.scope.get("root_path", ""))
     answer = RedirectResponse(f"{root}{path}?notice={notice}", 303)
     answer.set_cookie(
         COOKIE,
@@ -27,7 +27,7 @@ def redirect_with_secret(request: Request, path: str, notice: str, secret: str) 
         path=root + path,
         httponly=True,
         samesite="strict",
-        secure=deps.secure_cookies,
+        secure=is_secure(request),
     )
     return answer
 
@@ -49,10 +49,5 @@ def forget(request: Request, answer: Response) -> None:
         path=request.url.path,
         httponly=True,
         samesite="strict",
-        secure=_deps(request).secure_cookies,
+        secure=is_secure(request),
     )
-
-
-def _deps(request: Request) -> DashboardDeps:
-    deps: DashboardDeps = request.app.state.deps
-    return deps

@@ -7,7 +7,7 @@ from starlette.routing import Route
 
 from core.errors import BadRequest
 from dashboards.navigation import SECTIONS
-from dashboards.viewer import DashboardDeps
+from dashboards.viewer import is_secure
 
 COOKIE = "tollhouse_theme"
 THEMES = {"light": "Light", "dark": "Dark", "system": "System"}
@@ -26,7 +26,7 @@ async def choose(request: Request) -> Response:
         raise BadRequest(
             f"theme is {theme[:20]!r}.", next_step=f"Use one of {', '.join(THEMES)}.", param="theme"
         )
-    root, deps = str(request.scope.get("root_path", "")), _deps(request)
+    root = str(request.scope.get("root_path", ""))
     answer = RedirectResponse(root + _own(page), 303)
     answer.set_cookie(
         COOKIE,
@@ -35,7 +35,7 @@ async def choose(request: Request) -> Response:
         path=root or "/",
         httponly=True,
         samesite="lax",
-        secure=deps.secure_cookies,
+        secure=is_secure(request),
     )
     return answer
 
@@ -46,11 +46,6 @@ def _own(page: str) -> str:
     tops = [section.path for section in SECTIONS if section.path != "/"]
     known = path in tops or path.startswith(tuple(f"{top}/" for top in tops))
     return page if known and page.isprintable() else "/"
-
-
-def _deps(request: Request) -> DashboardDeps:
-    deps: DashboardDeps = request.app.state.deps
-    return deps
 
 
 ROUTES = [Route("/theme", choose, methods=["POST"])]

@@ -36,6 +36,7 @@ def make_dashboard(services: Services) -> Asgi:
             four_eyes_above=settings.four_eyes_above,
             secure_cookies=settings.public_url.startswith("https://"),
             single_sign_on=bool(settings.oidc_issuer),
+            public_url=settings.public_url,
             tasks_since=None if settings.broker_url else services.clock.now(),
         )
     )

@@ -210,6 +210,20 @@ def rotate(
     return new_key
 
 
+def hand_over(session: Session, scope: TenantScope, clock: Clock, member_id: str) -> None:
+    """The acting member answers from now on for the live keys of another, whose roles it may grant."""
+    query = select(ApiKey).where(ApiKey.tenant_id == scope.tenant_id, ApiKey.member_id == member_id)
+    for key in session.scalars(query.order_by(ApiKey.id)):
+        if is_live(key, clock.now()):
+            check_role(scope, key.role)
+            before = describe(key)
+            key.member_id = _answerable(session, scope)
+            session.flush()
+            audit.record(
+                session, scope, clock, "key.hand_over", key.id, before=before, after=describe(key)
+            )
+
+
 def get(session: Session, scope: TenantScope, key_id: str) -> ApiKey:
     key = session.get(ApiKey, key_id)
     foreign = key is None or key.tenant_id != scope.tenant_id

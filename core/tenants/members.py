@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 from core.clock import Clock
 from core.errors import BadRequest, Conflict, Forbidden, NotFound, Unauthenticated
 from core.ids import MEMBER, new_id
-from core.tenants import audit, key_bounds, passwords, sessions
+from core.tenants import audit, key_bounds, keys, passwords, sessions
 from core.tenants.models import Member, Tenant
 from core.tenants.roles import MEMBER_ROLES, may_grant
 from core.tenants.scope import TenantScope
@@ -27,7 +27,7 @@ def add(
     name: str = "",
     password: str | None = None,
 ) -> Member:
-    """Without a password the member can sign in by single sign-on only."""
+    """Without a password the member enters by an invitation or by single sign-on."""
     address = _address(email)
     key_bounds.check_unrestricted(session, scope)
     check_grant(scope, role)
@@ -44,7 +44,8 @@ def add(
         email=address,
         name=name[:200],
         role=role,
-        password_hash=passwords.hash_password(password) if password is not None else None,
+        password_hash=hash_for(session, address, password) if password is not None else None,
+        password_by=scope.role if password is not None else None,
         created_at=clock.now(),
     )
     session.add(member)
@@ -64,23 +65,32 @@ def change(
     role: str | None = None,
     name: str | None = None,
     disabled: bool | None = None,
+    keep_keys: bool = False,
 ) -> Member:
-    """Changing the role or disabling the member ends all of its sessions."""
+    """Changing the role or disabling the member ends all of its sessions and its invitation. The keys
+    of a disabled member stop, unless the acting member answers for them from now on (`keep_keys`)."""
     member = get(session, scope, member_id)
+    key_bounds.check_unrestricted(session, scope)
     before = describe(member)
     check_grant(scope, member.role)
     if role is not None:
         check_grant(scope, role)
         member.role = role
+        if member.password_by is not None and not may_grant(member.password_by, role):
+            # Whoever set the password knows it, and may not have this role.
+            member.password_hash = member.password_by = None
     if name is not None:
         member.name = name[:200]
     if disabled is not None:
         member.disabled_at = clock.now() if disabled else None
+    if disabled and keep_keys:
+        keys.hand_over(session, scope, clock, member.id)
     session.flush()
     if before["role"] == "owner":
         _require_owner(session, scope)
     if role is not None or disabled:
         sessions.revoke_all(session, clock, member.id)
+        member.invitation_sha256 = member.invitation_expires_at = member.invitation_by = None
     audit.record(
         session, scope, clock, "member.change", member.id, before=before, after=describe(member)
     )
@@ -95,7 +105,8 @@ def set_password(
     key_bounds.check_unrestricted(session, scope)
     if scope.actor != member.id:
         check_grant(scope, member.role)
-    member.password_hash = passwords.hash_password(password)
+    member.password_hash = hash_for(session, member.email, password)
+    member.password_by = None if scope.actor == member.id else scope.role
     session.flush()
     sessions.revoke_all(session, clock, member.id)
     audit.record(session, scope, clock, "member.password", member.id, before=None, after=None)
@@ -115,11 +126,8 @@ def authenticate_password(session: Session, clock: Clock, email: str, password: 
             .order_by(Member.last_seen_at.desc().nulls_last(), Member.id)
         )
     )
-    found = None
-    candidates_or_none: list[Member | None] = [*candidates] or [None]
-    for member in candidates_or_none:
-        if passwords.matches(member.password_hash if member else None, password):
-            found = found or member
+    matched = passwords.matching([each.password_hash for each in candidates], password)
+    found = next((each for each, fits in zip(candidates, matched, strict=True) if fits), None)
     if found is None:
         raise Unauthenticated(
             "Wrong e-mail address or password.",
@@ -127,7 +135,7 @@ def authenticate_password(session: Session, clock: Clock, email: str, password: 
             code="wrong_credentials",
         )
     if found.password_hash and passwords.needs_rehash(found.password_hash):
-        found.password_hash = passwords.hash_password(password)
+        found.password_hash = hash_for(session, found.email, password)
     found.last_seen_at = clock.now()
     return found
 
@@ -147,14 +155,32 @@ def all_of(session: Session, scope: TenantScope) -> list[Member]:
 def describe(member: Member) -> dict[str, Any]:
     moments = {
         name: moment.isoformat() if (moment := getattr(member, name)) else None
-        for name in ("created_at", "disabled_at", "last_seen_at")
+        for name in ("created_at", "disabled_at", "last_seen_at", "invitation_expires_at")
     }
     plain = {name: getattr(member, name) for name in ("id", "email", "name", "role")}
+    plain["state"] = state_of(member)
     sign_in_methods = {
         "password": member.password_hash is not None,
         "sso": member.oidc_subject is not None,
     }
     return plain | sign_in_methods | moments
+
+
+def state_of(member: Member) -> str:
+    """`invited` until the member has a way to sign in."""
+    if member.disabled_at is not None:
+        return "disabled"
+    has_way = member.password_hash is not None or member.oidc_subject is not None
+    return "active" if has_way else "invited"
+
+
+def hash_for(session: Session, email: str, password: str) -> str:
+    """The hash of a password, with the salt of other memberships of the same address."""
+    query = select(Member.password_hash).where(
+        Member.email == email, Member.password_hash.is_not(None)
+    )
+    beside = session.scalars(query.order_by(Member.id).limit(1)).first()
+    return passwords.hash_password(password, beside)
 
 
 def _address(email: str) -> str:

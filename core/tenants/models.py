@@ -120,6 +120,8 @@ class Member(Base):
     last_seen_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     # The role of the person who set the password for the member; None if the member did.
     password_by: Mapped[str | None] = mapped_column(String(20))
+    # The role of the person who saw the link of the invitation; None if it was only mailed.
+    invitation_by: Mapped[str | None] = mapped_column(String(20))
 
 
 class TenantDomain(Base):

@@ -1,9 +1,13 @@
 """Passwords of members: argon2id. Hashes with outdated parameters are renewed at sign-in."""
 
+import base64
+import hmac
+from collections.abc import Sequence
 from functools import lru_cache
 
-from argon2 import PasswordHasher
-from argon2.exceptions import InvalidHashError, VerificationError
+from argon2 import PasswordHasher, extract_parameters
+from argon2.exceptions import InvalidHashError
+from argon2.low_level import hash_secret
 
 from core.errors import BadRequest
 
@@ -20,24 +24,63 @@ def _dummy_hash() -> str:
     return _hasher().hash("nobody has this password")
 
 
-def hash_password(password: str) -> str:
+def hash_password(password: str, beside: str | None = None) -> str:
+    """`beside` is the hash of another membership of the same address, whose salt is used: then one
+    computation checks a password against all of them, however many there are."""
+    check(password)
+    return _hasher().hash(password, salt=None if beside is None else _salt_of(beside))
+
+
+def check(password: str) -> None:
     if not MIN_LENGTH <= len(password) <= MAX_LENGTH:
         raise BadRequest(
             f"The password has {len(password)} characters.",
             next_step=f"Use {MIN_LENGTH} to {MAX_LENGTH} characters.",
             param="password",
         )
-    return _hasher().hash(password)
 
 
-def matches(stored: str | None, password: str) -> bool:
-    """Takes the same time for an unknown member (`stored` is None) as for a known one."""
+def matching(stored: Sequence[str | None], password: str) -> list[bool]:
+    """Whether the password is that of each hash. Hashes with one salt take one computation, and so does
+    an empty list: an unknown address takes as long as that of a member."""
+    hashes = [each or "" for each in stored]
+    computed = {
+        salted: _compute(salted, password)
+        for salted in {_salted(each) for each in hashes if each} or {_salted(_dummy_hash())}
+    }
+    return [
+        bool(each) and hmac.compare_digest(computed[_salted(each)].encode(), each.encode())
+        for each in hashes
+    ]
+
+
+def _salted(stored: str) -> str:
+    """All of a hash but its digest: parameters and salt."""
+    return stored.rpartition("$")[0]
+
+
+def _salt_of(stored: str) -> bytes:
+    salt = _salted(stored).rpartition("$")[2]
+    return base64.b64decode(salt + "=" * (-len(salt) % 4))
+
+
+def _compute(salted: str, password: str) -> str:
+    """The hash of the password with these parameters and this salt; empty if they are none."""
+    example = f"{salted}${_dummy_hash().rpartition('$')[2]}"
     try:
-        return (
-            _hasher().verify(stored or _dummy_hash(), password[:MAX_LENGTH]) and stored is not None
-        )
-    except (VerificationError, InvalidHashError):
-        return False
+        used = extract_parameters(example)
+    except InvalidHashError:
+        return ""
+    return hash_secret(
+        password[:MAX_LENGTH].encode(),
+        _salt_of(example),
+        time_cost=used.time_cost,
+        memory_cost=used.memory_cost,
+        parallelism=used.parallelism,
+        hash_len=used.hash_len,
+        type=used.type,
+        version=used.version,
+    ).decode()
 
 
 def needs_rehash(stored: str) -> bool:

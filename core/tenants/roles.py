@@ -108,10 +108,20 @@ def may_grant(actor_role: str, role: str) -> bool:
     return actor_role == "admin" and role in ("finance", "developer", "viewer", "admin")
 
 
+_WITHIN = {
+    "owner": MEMBER_ROLES,
+    "admin": ("admin", "finance", "developer", "viewer"),
+    "finance": ("finance", "viewer"),
+    "developer": ("developer", "viewer"),
+    "viewer": ("viewer",),
+}
+
+
 def lower_role(role: str, cap: str) -> str:
-    """`role`, or `cap` where `cap` may not grant it: a key acts for a member whose role was lowered
-    with no more than the member's own."""
-    return role if role == cap or cap == "owner" or may_grant(cap, role) else cap
+    """The highest role within both: what a key with `role` may do for a member whose role is `cap`."""
+    if role in _WITHIN[cap]:
+        return role
+    return cap if cap in _WITHIN[role] else "viewer"
 
 
 class Roles:

@@ -1,15 +1,17 @@
 """Server-side sessions of the dashboard: the cookie holds a secret, the table its hash."""
 
 import secrets
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
 from core.clock import Clock
+from core.errors import Forbidden, Unauthenticated
 from core.tenants import keys, operators
 from core.tenants.access import THE_OPERATOR, Actor
-from core.tenants.models import ApiKey, DashboardSession, Member, Tenant
+from core.tenants.key_scopes import KeyScopes
+from core.tenants.models import DashboardSession, Member, Tenant
 from core.tenants.secrets import digest
 
 LIFETIME = timedelta(hours=12)
@@ -43,8 +45,9 @@ def begin(
     return secret
 
 
-def find(session: Session, clock: Clock, secret: str) -> Actor | None:
-    """The current actor of a session; None if it ended or its member or key is no longer valid."""
+def find(session: Session, clock: Clock, secret: str, address: str = "") -> Actor | None:
+    """The current actor of a session; None if it ended, or if its member or key could not sign in now
+    from this address."""
     row = session.get(DashboardSession, digest(secret))
     now = clock.now()
     if row is None or row.revoked_at is not None or row.expires_at <= now:
@@ -54,10 +57,7 @@ def find(session: Session, clock: Clock, secret: str) -> Actor | None:
         return operators.actor_named(session, named) if named else THE_OPERATOR
     if row.member_id is not None:
         return _member(session, row.member_id)
-    key = session.get(ApiKey, row.key_id)
-    if key is None or not keys.is_live(key, now) or not _may_sign_in(session, key.tenant_id):
-        return None
-    return Actor(key.id, key.role, key.tenant_id, key.project_id)
+    return _key(session, row.key_id or "", address, now)
 
 
 def choose_tenant(session: Session, secret: str, tenant_id: str) -> None:
@@ -96,6 +96,28 @@ def _member(session: Session, member_id: str) -> Actor | None:
     ):
         return None
     return Actor(member.id, member.role, member.tenant_id)
+
+
+def _key(session: Session, key_id: str, address: str, now: datetime) -> Actor | None:
+    try:
+        key = keys.find_by_id(session, key_id, now)
+        check_key(key, address)
+    except (Unauthenticated, Forbidden):
+        return None
+    return Actor(key.key_id, key.role, key.tenant_id, key.project_id)
+
+
+def check_key(key: keys.Principal, address: str) -> None:
+    """Unauthenticated or Forbidden for a key that may not have a session from this address."""
+    if not keys.address_allowed(key.allowed_ips, address):
+        raise Unauthenticated(
+            f"This key may not be used from {address}.", next_step="Use another key."
+        )
+    if key.scopes != KeyScopes():
+        raise Forbidden(
+            "This key is restricted to some models or routes, so it cannot open the dashboard.",
+            next_step="Sign in with your e-mail address, or with an unrestricted key.",
+        )
 
 
 def _may_sign_in(session: Session, tenant_id: str) -> bool:

@@ -5,21 +5,16 @@ verified e-mail address of a domain that the operator has recorded as the tenant
 alone links nothing, because any tenant may add any address as a member.
 """
 
-import secrets
 from dataclasses import dataclass
-from datetime import datetime, timedelta
 
-from sqlalchemy import Select, select
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from core.clock import Clock
 from core.errors import BadRequest, Conflict, NotFound, Unauthenticated
-from core.tenants import audit, key_bounds, members, sessions
+from core.tenants import audit, invitations, sessions
 from core.tenants.models import Member, Tenant, TenantDomain
 from core.tenants.scope import TenantScope
-from core.tenants.secrets import digest
-
-INVITATION_LIFETIME = timedelta(days=7)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,46 +23,13 @@ class ExternalIdentity:
 
     subject: str  # issuer and subject, unique over all issuers
     email: str  # empty if the issuer has not verified it
-    invitation: str = ""  # a token of `invite`
+    invitation: str = ""  # a token of `invitations.invite`
     tenant: str = ""  # name or id, to choose among several memberships
-
-
-@dataclass(frozen=True, slots=True)
-class Invitation:
-    member_id: str
-    token: str  # returned only here; only its hash is stored
-    expires_at: datetime
-
-    def path(self) -> str:
-        return f"/dashboard/sso/start?invitation={self.token}"
-
-
-def invite(session: Session, scope: TenantScope, clock: Clock, member_id: str) -> Invitation:
-    """Replaces an earlier invitation. Its token links one subject to the member, once."""
-    member = members.get(session, scope, member_id)
-    key_bounds.check_unrestricted(session, scope)
-    members.check_grant(scope, member.role)
-    if member.disabled_at is not None:
-        raise Conflict(f"{member.email} is disabled.", next_step="Enable the member first.")
-    token = secrets.token_urlsafe(32)
-    expires_at = clock.now() + INVITATION_LIFETIME
-    member.invitation_sha256 = digest(token)
-    member.invitation_expires_at = expires_at
-    session.flush()
-    audit.record(
-        session,
-        scope,
-        clock,
-        "member.invite",
-        member.id,
-        before=None,
-        after={"email": member.email},
-    )
-    return Invitation(member.id, token, expires_at)
 
 
 def authenticate(session: Session, clock: Clock, identity: ExternalIdentity) -> Member:
     """The member of an invitation, else a linked member, else one of a domain of its tenant."""
+    found: Member | None
     if identity.invitation:
         found = _accept(session, clock, identity)
     else:
@@ -83,16 +45,8 @@ def authenticate(session: Session, clock: Clock, identity: ExternalIdentity) -> 
     return found
 
 
-def _accept(session: Session, clock: Clock, identity: ExternalIdentity) -> Member | None:
-    sha256 = digest(identity.invitation)
-    member = session.scalars(_active().where(Member.invitation_sha256 == sha256)).first()
-    expires_at = member.invitation_expires_at if member else None
-    if member is None or expires_at is None or expires_at <= clock.now():
-        raise Unauthenticated(
-            "This invitation has expired or was used.",
-            next_step="Ask an admin of your organisation for a new one.",
-            code="not_a_member",
-        )
+def _accept(session: Session, clock: Clock, identity: ExternalIdentity) -> Member:
+    member = invitations.member_of(session, clock, identity.invitation)
     other = select(Member.id).where(
         Member.tenant_id == member.tenant_id,
         Member.oidc_subject == identity.subject,
@@ -106,13 +60,13 @@ def _accept(session: Session, clock: Clock, identity: ExternalIdentity) -> Membe
         )
     if member.oidc_subject not in (None, identity.subject):
         sessions.revoke_all(session, clock, member.id)
-    member.invitation_sha256 = member.invitation_expires_at = None
+    invitations.use(member)
     return member
 
 
 def _linked(session: Session, identity: ExternalIdentity) -> Member | None:
     """Of several memberships the one of `tenant`, or the one that signed in last."""
-    query = _active().where(Member.oidc_subject == identity.subject)
+    query = invitations.active().where(Member.oidc_subject == identity.subject)
     if identity.tenant:
         query = query.where((Tenant.id == identity.tenant) | (Tenant.name == identity.tenant))
     return session.scalars(
@@ -123,7 +77,7 @@ def _linked(session: Session, identity: ExternalIdentity) -> Member | None:
 def _of_own_domain(session: Session, identity: ExternalIdentity) -> Member | None:
     email = identity.email.strip().lower()
     query = (
-        _active()
+        invitations.active()
         .join(TenantDomain, TenantDomain.tenant_id == Tenant.id)
         .where(
             TenantDomain.domain == email.rpartition("@")[2],
@@ -132,11 +86,6 @@ def _of_own_domain(session: Session, identity: ExternalIdentity) -> Member | Non
         )
     )
     return session.scalars(query).first()
-
-
-def _active() -> Select[Member]:
-    joined = select(Member).join(Tenant, Tenant.id == Member.tenant_id)
-    return joined.where(Member.disabled_at.is_(None), Tenant.status != "closed")
 
 
 def add_domain(session: Session, scope: TenantScope, clock: Clock, domain: str) -> None:

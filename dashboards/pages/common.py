@@ -58,6 +58,16 @@ def wants_csv(request: Request) -> bool:
     return request.query_params.get("format") == "csv"
 
 
+def base_of(request: Request) -> str:
+    """The base of links that leave the page, such as those in mails."""
+    own = str(request.base_url).removesuffix("/").removesuffix(root_of(request))
+    return deps_of(request).public_url.rstrip("/") or own
+
+
+def address_of(request: Request) -> str:
+    return request.client.host if request.client else ""
+
+
 def root_of(request: Request) -> str:
     return str(request.scope.get("root_path", ""))
 

@@ -20,6 +20,7 @@ from core.tenants.scope import TenantScope
 from dashboards import charts
 from dashboards.backend import LimitUsage
 from dashboards.formats import money
+from dashboards.once import redirect_with_secret
 from dashboards.page_data import Form, Input, PageData, Tile, show
 from dashboards.pages.common import (
     Fields,
@@ -372,6 +373,9 @@ def _budget(request: Request, form_fields: Fields) -> Response:
         audit.record(
             session, viewer.scope, deps.clock, "budget.create", created.id, before=None, after=after
         )
+        secret = created.webhook_secret
+    if secret:
+        return redirect_with_secret(request, PATH, "budget-signed", secret)
     return redirect_with_notice(request, PATH, "budget-set")
 
 

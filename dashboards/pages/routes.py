@@ -7,6 +7,7 @@ from dashboards.pages import (
     adapters,
     costs,
     exports,
+    invitation,
     invoices,
     keys,
     limits,
@@ -54,6 +55,7 @@ from dashboards.pages.operator import safety as safety_queue
 
 ROUTES: list[BaseRoute] = [
     *sign_in.ROUTES,
+    *invitation.ROUTES,
     *theme.ROUTES,
     *overview.ROUTES,
     *usage.ROUTES,

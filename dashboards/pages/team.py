@@ -4,11 +4,13 @@ import json
 from dataclasses import replace
 from typing import Any
 
+from sqlalchemy.orm import Session
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from core.tenants import audit, members, sign_on
+from billing import member_mails
+from core.tenants import audit, invitations, members
 from core.tenants.models import AuditEntry, Member
 from core.tenants.roles import MEMBER_ROLES, may_grant
 from dashboards.entity_names import names_of
@@ -16,15 +18,16 @@ from dashboards.once import redirect_with_secret
 from dashboards.page_data import Form, Input, PageData, show
 from dashboards.pages.common import (
     Fields,
+    base_of,
     deps_of,
     form_handler,
     redirect_with_notice,
     require_confirmation,
-    root_of,
     viewer_of,
     wants_csv,
 )
 from dashboards.tables import Column, Table
+from dashboards.viewer import Viewer
 
 PATH = "/team"
 MEMBERS = [
@@ -53,7 +56,7 @@ def team(request: Request) -> Response:
         found = members.all_of(session, viewer.scope)
         log = audit.entries(session, viewer.scope)
         names = names_of(session, viewer.scope, _ids_in(log))
-    rows = [_row(each, viewer.role if can_edit else "", deps.single_sign_on) for each in found]
+    rows = [_row(each, viewer.role if can_edit else "") for each in found]
     columns = [*MEMBERS, Column("acts", "Change", "acts")] if can_edit else MEMBERS
     empty = "No members yet. A member signs in with a password or by single sign-on."
     step = ("#new-member", "Add a member") if can_edit else None
@@ -65,7 +68,7 @@ def team(request: Request) -> Response:
     page_data = PageData(
         "Team",
         "Owners can do everything; admins manage projects, keys and members; finance manages costs and "
-        "payments; developers manage adapters; viewers can only read.",
+        "payments; developers manage adapters; viewers read pages. The keys of every role run requests.",
         tables=[table],
         forms=[_new(viewer.role)] if can_edit else [],
         after=[changed],
@@ -73,17 +76,17 @@ def team(request: Request) -> Response:
     return show(request, page_data)
 
 
-def _row(member: Member, my_role: str, single_sign_on: bool) -> dict[str, Any]:
+def _row(member: Member, my_role: str) -> dict[str, Any]:
     methods = [way for way, has in _sign_in_methods(member) if has]
     may_change = bool(my_role) and may_grant(my_role, member.role)
     return {
         "email": member.email,
         "name": member.name,
         "role": member.role,
-        "comes": " and ".join(methods) or "single sign-on, not yet used",
-        "state": "disabled" if member.disabled_at else "active",
+        "comes": " and ".join(methods) or _pending(member),
+        "state": members.state_of(member),
         "seen": member.last_seen_at,
-        "acts": _acts(member, my_role, single_sign_on) if may_change else [],
+        "acts": _acts(member, my_role) if may_change else [],
     }
 
 
@@ -94,14 +97,25 @@ def _sign_in_methods(member: Member) -> list[tuple[str, bool]]:
     ]
 
 
-def _acts(member: Member, my_role: str, single_sign_on: bool) -> list[Form]:
+def _pending(member: Member) -> str:
+    ends = member.invitation_expires_at
+    return f"a link, until {ends:%Y-%m-%d %H:%M} UTC" if ends else "nothing yet: send a link"
+
+
+def _acts(member: Member, my_role: str) -> list[Form]:
     same = {"member": member.id}
     roles = [(role, role) for role in MEMBER_ROLES if may_grant(my_role, role)]
     if member.disabled_at is not None:
         return [Form(PATH, "Enable", {"act": "restore", **same})]
-    invite = Form(PATH, "Invite to single sign-on", {"act": "invite", **same})
+    invited = members.state_of(member) == "invited"
+    keys = [("stop", "stop"), ("keep", "work on, and you answer for them")]
     return [
-        *([invite] if single_sign_on else []),
+        Form(
+            PATH,
+            "Send a new invitation" if invited else "Send a link for a new password",
+            {"act": "invite", **same},
+            about="Earlier links end.",
+        ),
         Form(
             PATH,
             "Change role",
@@ -115,7 +129,14 @@ def _acts(member: Member, my_role: str, single_sign_on: bool) -> list[Form]:
             [Input("password", "New password", "password")],
             account=member.email,
         ),
-        Form(PATH, "Remove", {"act": "remove", **same}, confirm=member.email, danger=True),
+        Form(
+            PATH,
+            "Remove",
+            {"act": "remove", **same},
+            [Input("keys", "Their keys", "select", "stop", keys)],
+            confirm=member.email,
+            danger=True,
+        ),
     ]
 
 
@@ -126,7 +147,11 @@ def _new(my_role: str) -> Form:
         Input("name", "Name", required=False),
         Input("role", "Role", "select", "developer", roles),
         Input(
-            "password", "Password", "password", required=False, hint="empty: single sign-on only"
+            "password",
+            "Password",
+            "password",
+            required=False,
+            hint="Empty: the member chooses it by a link.",
         ),
     ]
     return Form(PATH, "Add member", {"act": "add"}, inputs, title="New member")
@@ -170,27 +195,48 @@ def _brief(values: dict[str, Any], keys: list[str], names: dict[str, str]) -> st
 
 
 def _add(request: Request, form_fields: Fields) -> Response:
+    """Without a password, as an invitation."""
     viewer, deps = viewer_of(request, "members", "write"), deps_of(request)
+    password = form_fields.get("password") or None
     with deps.database.transaction() as session:
-        members.add(
+        member = members.add(
             session,
             viewer.scope,
             deps.clock,
             email=form_fields.get("email", ""),
             role=form_fields.get("role", ""),
             name=form_fields.get("name", ""),
-            password=form_fields.get("password") or None,
+            password=password,
         )
-    return redirect_with_notice(request, PATH, "member-added")
+        link = _send_link(request, session, viewer, member.id) if password is None else ""
+    if password is not None:
+        return redirect_with_notice(request, PATH, "member-added")
+    return _linked(request, link)
 
 
 def _invite(request: Request, form_fields: Fields) -> Response:
-    """Shows the link once. It works for one sign-in, which links the account."""
     viewer, deps = viewer_of(request, "members", "write"), deps_of(request)
     with deps.database.transaction() as session:
-        made = sign_on.invite(session, viewer.scope, deps.clock, form_fields.get("member", ""))
-    base = str(request.base_url).removesuffix("/").removesuffix(root_of(request))
-    return redirect_with_secret(request, PATH, "member-invited", base + made.path())
+        link = _send_link(request, session, viewer, form_fields.get("member", ""))
+    return _linked(request, link)
+
+
+def _send_link(request: Request, session: Session, viewer: Viewer, member_id: str) -> str:
+    """Mails the link to the member alone; the link, to be shown, where no mail can be sent."""
+    deps = deps_of(request)
+    mails = deps.alert_targets.sends_mail
+    made = invitations.invite(session, viewer.scope, deps.clock, member_id, shown=not mails)
+    if not mails:
+        return made.url(base_of(request))
+    now = deps.clock.now()
+    member_mails.send_link(session, viewer.scope.tenant_id, made, base_of(request), now)
+    return ""
+
+
+def _linked(request: Request, link: str) -> Response:
+    if link:
+        return redirect_with_secret(request, PATH, "member-invited", link)
+    return redirect_with_notice(request, PATH, "member-mailed")
 
 
 def _role(request: Request, form_fields: Fields) -> Response:
@@ -207,7 +253,8 @@ def _remove(request: Request, form_fields: Fields) -> Response:
     with deps.database.transaction() as session:
         member = members.get(session, viewer.scope, form_fields.get("member", ""))
         require_confirmation(form_fields, member.email)
-        members.change(session, viewer.scope, deps.clock, member.id, disabled=True)
+        keep = form_fields.get("keys") == "keep"
+        members.change(session, viewer.scope, deps.clock, member.id, disabled=True, keep_keys=keep)
     return redirect_with_notice(request, PATH, "member-removed")
 
 

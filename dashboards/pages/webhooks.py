@@ -191,6 +191,7 @@ def _add(request: Request, form_fields: Fields) -> Response:
     deps.alert_targets.check([url])
     with deps.database.transaction() as session:
         created = webhooks.add(session, viewer.scope, deps.clock, url, events)
+        webhooks.test(session, viewer.scope, deps.clock, created.id)
         secret = created.secret
     return redirect_with_secret(request, PATH, "endpoint-added", secret)
 

@@ -69,7 +69,7 @@ async def start(
         path=f"{_HOME}/sso",
         httponly=True,
         samesite="lax",  # the browser must send it with the issuer's redirect
-        secure=_secure(settings),
+        secure=_secure(request, settings),
     )
     return answer
 
@@ -110,7 +110,7 @@ async def callback(
         path=_HOME,
         httponly=True,
         samesite="lax",
-        secure=_secure(settings),
+        secure=_secure(request, settings),
     )
     return answer
 
@@ -126,5 +126,5 @@ def _redirect_uri(request: Request, settings: Settings) -> str:
     return f"{base}{_HOME}/sso/callback"
 
 
-def _secure(settings: Settings) -> bool:
-    return settings.public_url.startswith("https://")
+def _secure(request: Request, settings: Settings) -> bool:
+    return settings.public_url.startswith("https://") or request.url.scheme == "https"

@@ -2,6 +2,8 @@
 
 import ipaddress
 from collections import OrderedDict
+from contextlib import suppress
+from dataclasses import dataclass
 
 from core.clock import Clock
 from core.counters import BucketGrant, BucketRequest, Counters, Denial, Take
@@ -11,6 +13,14 @@ from core.ids import new_id
 
 PER_MINUTE = 30
 _MAX_ENTRIES = 50_000
+_ATTEMPT_MS = 60_000  # in which an attempt ends
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    counters: Counters
+    group: str
+    id: str
 
 
 class FailedAttempts:
@@ -51,19 +61,33 @@ class FailedAttempts:
             answer = await self._local.reserve(bucket_request)
         self._block_if_denied(network, answer)
 
-    def failed_locally(self, address: str) -> None:
-        """As `failed`, for callers without an event loop; only this process counts the failure."""
+    async def take(self, address: str) -> "Taken":
+        """Count an attempt before it is made, in all processes; RateLimited if there were too many.
+        Call `give_back` if it succeeds."""
+        self.check(address)
         network = _network_of(address)
-        self._block_if_denied(network, self._local.reserve_now(self._bucket_request(network)))
+        bucket_request = self._bucket_request(network, _ATTEMPT_MS)
+        counters = self._shared
+        try:
+            answer = await counters.reserve(bucket_request)
+        except Unavailable:
+            counters = self._local
+            answer = await counters.reserve(bucket_request)
+        self._block_if_denied(network, answer)
+        return Taken(counters, bucket_request.group, bucket_request.id)
+
+    async def give_back(self, taken: "Taken") -> None:
+        with suppress(Unavailable):
+            await taken.counters.settle(taken.group, taken.id, (0,), 0)
 
     def _block_if_denied(self, network: str, answer: BucketGrant | Denial) -> None:
         if isinstance(answer, Denial):
             self._block(network, (answer.wait_ms or 1000) / 1000)
             self.check(network)
 
-    def _bucket_request(self, network: str) -> BucketRequest:
+    def _bucket_request(self, network: str, lease_ms: int = 0) -> BucketRequest:
         take = Take(self._what, self._per_minute, 60_000, 1, 1)
-        return BucketRequest(f"address:{network}", new_id("try"), 0, (take,))
+        return BucketRequest(f"address:{network}", new_id("try"), lease_ms, (take,))
 
     def _block(self, network: str, seconds: float) -> None:
         self._blocked[network] = self._clock.monotonic() + seconds

@@ -1,5 +1,8 @@
 """Authentication and authorisation for the dashboard, based on members, keys and roles."""
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
@@ -7,7 +10,6 @@ from core.clock import Clock
 from core.errors import Forbidden, Unauthenticated
 from core.tenants import audit, keys, members, operators, organisations, sessions
 from core.tenants.access import Actor, scope_for
-from core.tenants.key_scopes import KeyScopes
 from core.tenants.models import ApiKey, Member, Tenant
 from core.tenants.operator import is_operator_token
 from core.tenants.roles import Roles
@@ -24,26 +26,34 @@ class DashboardAuth:
         self._clock = clock
         self._operator_token = operator_token
 
+    @asynccontextmanager
+    async def attempt(self, address: str, *, give_back: bool = True) -> AsyncIterator[None]:
+        taken = await self._attempts.take(address)
+        try:
+            yield
+        except Unauthenticated:
+            raise
+        except BaseException:
+            await self._attempts.give_back(taken)
+            raise
+        if give_back:
+            await self._attempts.give_back(taken)
+
     def sign_in(
         self, session: Session, *, email: str, password: str, secret: str, address: str
     ) -> SignedIn:
-        """Raises Unauthenticated, or RateLimited after too many failures from one address."""
-        self._attempts.check(address)
-        try:
-            cookie = self._start_session(session, email, password, secret, address)
-        except Unauthenticated:
-            self._attempts.failed_locally(address)
-            raise
-        return self._signed_in(session, cookie)
+        """Inside `attempt`. Raises Unauthenticated."""
+        cookie = self._start_session(session, email, password, secret, address)
+        return self._signed_in(session, cookie, address)
 
     def sign_in_member(self, session: Session, member: Member) -> SignedIn:
-        """Start a session for a member whom single sign-on has authenticated."""
+        """Start a session for a member whom single sign-on or a link has authenticated."""
         return self._signed_in(session, sessions.begin(session, self._clock, member_id=member.id))
 
-    def find(self, session: Session, cookie: str) -> Viewer | None:
+    def find(self, session: Session, cookie: str, address: str = "") -> Viewer | None:
         if not cookie:
             return None
-        actor = sessions.find(session, self._clock, cookie)
+        actor = sessions.find(session, self._clock, cookie, address)
         if actor is None:
             return None
         self._roles.refresh(session)
@@ -80,19 +90,11 @@ class DashboardAuth:
             named = operators.find(session, secret)
             return sessions.begin(session, self._clock, operator=True, operator_name=named.name)
         key = keys.find(session, secret, self._clock.now())
-        if not keys.address_allowed(key.allowed_ips, address):
-            raise Unauthenticated(
-                f"This key may not be used from {address}.", next_step="Use another key."
-            )
-        if key.scopes != KeyScopes():
-            raise Forbidden(
-                "This key is restricted to some models or routes, so it cannot open the dashboard.",
-                next_step="Sign in with your e-mail address, or with an unrestricted key.",
-            )
+        sessions.check_key(key, address)
         return sessions.begin(session, self._clock, key_id=key.key_id)
 
-    def _signed_in(self, session: Session, cookie: str) -> SignedIn:
-        viewer = self.find(session, cookie)
+    def _signed_in(self, session: Session, cookie: str, address: str = "") -> SignedIn:
+        viewer = self.find(session, cookie, address)
         if viewer is None:
             raise Unauthenticated("This organisation is closed.", next_step="Ask the operator.")
         return SignedIn(cookie, viewer)

@@ -1,6 +1,6 @@
 """Keys know the first key of their chain of rotations, to which budgets, limits and policies are
-attached, and the member who answers for them; who set a password; a secret that signs the messages of a
-budget."""
+attached, and the member who answers for them; members know who set their password or saw their
+invitation; budgets have a secret that signs their messages."""
 
 from typing import Any
 
@@ -17,6 +17,7 @@ _COLUMNS = (
     ("api_keys", "origin_id", _ID),
     ("api_keys", "member_id", _ID),
     ("members", "password_by", sa.String(20)),
+    ("members", "invitation_by", sa.String(20)),
     ("budgets", "webhook_secret", sa.String(80)),
 )
 _ATTACHED = (

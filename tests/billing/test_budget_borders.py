@@ -273,6 +273,7 @@ def test_an_alert_is_due_at_its_very_threshold_and_says_all_of_it(
             "tenant_id": "acme",
             "scope": "tenant",
             "scope_id": "acme",
+            "applies_to": "the organisation",
             "window": "2026-01-02",
             "threshold_percent": 50,
             "spent": "0.0000000005",

@@ -76,7 +76,7 @@ def test_a_mail_says_what_happened(
     mail = message_from_string(text)
     heads = (mail["Subject"], mail["From"], mail["To"])
     assert heads == ("A bill", "billing@tollhouse.invalid", "to@r.example")
-    assert mail.get_payload().splitlines() == ["A bill.", "", "event: x", "n: 0"]
+    assert mail.get_payload().splitlines() == ["A bill.", "", "N: 0"]
 
 
 @pytest.mark.parametrize("url", ["", "smtp://"])

@@ -69,7 +69,8 @@ async def actor_of(
             "The Origin header is missing or names another site, so the session cookie is refused.",
             next_step="Send the call from the dashboard, or use an API key.",
         )
-    actor = await run_as(Work.KEYS, _actor_from_cookie, database, clock, cookie)
+    address = request.client.host if request.client else ""
+    actor = await run_as(Work.KEYS, _actor_from_cookie, database, clock, cookie, address)
     if actor is None:
         raise Unauthenticated("The session has ended.", next_step="Sign in again.")
     return actor
@@ -130,9 +131,9 @@ def _named_operator(database: Database, secret: str) -> Actor:
         return operators.actor_of(operators.find(session, secret))
 
 
-def _actor_from_cookie(database: Database, clock: Clock, cookie: str) -> Actor | None:
+def _actor_from_cookie(database: Database, clock: Clock, cookie: str, address: str) -> Actor | None:
     with database.read() as session:
-        return sessions.find(session, clock, cookie)
+        return sessions.find(session, clock, cookie, address)
 
 
 def _same_origin(request: Request) -> bool:

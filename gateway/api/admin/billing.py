@@ -109,6 +109,7 @@ def list_budgets(ctx: BudgetReadAccess) -> dict[str, Any]:
 def create_budget(
     body: NewBudget, ctx: BudgetWriteAccess, targets: AlertTargetsDep
 ) -> dict[str, Any]:
+    """`webhook_secret` signs the messages to `webhooks`; only this answer shows it."""
     tenant_id = ctx.scope.tenant_id
     targets.check(body.webhooks, body.emails)
     with ctx.database.transaction() as session:
@@ -132,7 +133,8 @@ def create_budget(
         audit.record(
             session, ctx.scope, ctx.clock, "budget.create", budget.id, before=None, after=shown
         )
-    return shown
+        secret = budget.webhook_secret
+    return shown | ({"webhook_secret": secret} if secret else {})
 
 
 @router.delete("/budgets/{budget_id}")

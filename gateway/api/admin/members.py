@@ -1,13 +1,18 @@
 """/admin/v1/members: the members of a tenant."""
 
+from dataclasses import dataclass
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter, Depends, Request
+from sqlalchemy.orm import Session
 
-from core.tenants import members, sign_on
+from billing import member_mails
+from billing.alert_targets import AlertTargets
+from core.settings import Settings
+from core.tenants import invitations, members
 from gateway.api.admin.access import AdminContext, RequirePermission
 from gateway.api.admin.schemas import MemberChange, NewMember, NewPassword
-from gateway.api.dependencies import SettingsDep
+from gateway.api.dependencies import AlertTargetsDep
 
 router = APIRouter(prefix="/admin/v1/members", tags=["members"])
 ReadAccess = Annotated[AdminContext, Depends(RequirePermission("members", "read"))]
@@ -22,10 +27,16 @@ def list_members(ctx: ReadAccess) -> dict[str, Any]:
 
 
 @router.post("", status_code=201)
-def add_member(body: NewMember, ctx: WriteAccess) -> dict[str, Any]:
+def add_member(
+    body: NewMember, ctx: WriteAccess, request: Request, targets: AlertTargetsDep
+) -> dict[str, Any]:
+    """Without a password the member is invited: the answer has a link, which is also mailed where the
+    deployment sends mail."""
     with ctx.database.transaction() as session:
         member = members.add(session, ctx.scope, ctx.clock, **body.model_dump())
-        return members.describe(member)
+        links = LinkSender(session, ctx, _base(request), targets)
+        invitation = None if body.password else links.invite(member.id)
+        return members.describe(member) | ({"invitation": invitation} if invitation else {})
 
 
 @router.patch("/{member_id}")
@@ -45,13 +56,36 @@ def set_password(member_id: str, body: NewPassword, ctx: WriteAccess) -> dict[st
 
 
 @router.post("/{member_id}/invitation", status_code=201)
-def invite_member(member_id: str, ctx: WriteAccess, settings: SettingsDep) -> dict[str, Any]:
-    """A link that connects the member with the single sign-on account that opens it, once."""
+def invite_member(
+    member_id: str, ctx: WriteAccess, request: Request, targets: AlertTargetsDep
+) -> dict[str, Any]:
+    """A new one-time link, by which the member sets a password or connects a single sign-on account.
+    Earlier links end."""
     with ctx.database.transaction() as session:
-        made = sign_on.invite(session, ctx.scope, ctx.clock, member_id)
-    base = settings.public_url.rstrip("/")
-    return {
-        "member_id": made.member_id,
-        "url": base + made.path(),
-        "expires_at": made.expires_at.isoformat(),
-    }
+        links = LinkSender(session, ctx, _base(request), targets)
+        return {"member_id": member_id} | links.invite(member_id)
+
+
+@dataclass(frozen=True, slots=True)
+class LinkSender:
+    session: Session
+    ctx: AdminContext
+    base: str
+    targets: AlertTargets
+
+    def invite(self, member_id: str) -> dict[str, Any]:
+        ctx = self.ctx
+        made = invitations.invite(self.session, ctx.scope, ctx.clock, member_id)
+        if self.targets.sends_mail:
+            now = ctx.clock.now()
+            member_mails.send_link(self.session, ctx.scope.tenant_id, made, self.base, now)
+        return {
+            "url": made.url(self.base),
+            "expires_at": made.expires_at.isoformat(),
+            "mailed": self.targets.sends_mail,
+        }
+
+
+def _base(request: Request) -> str:
+    settings: Settings = request.app.state.services.settings
+    return settings.public_url or str(request.base_url)

@@ -99,6 +99,10 @@ class MemberChange(_Body):
     role: Role | None = None
     name: str | None = Field(None, max_length=200)
     disabled: bool | None = None
+    keep_keys: bool = Field(
+        False,
+        description="While disabling: the member's keys work on, and the caller answers for them.",
+    )
 
 
 class NewPassword(_Body):

@@ -1,11 +1,13 @@
 """`tollhouse member`: the members of a tenant."""
 
 import argparse
+from typing import Any
 
 from sqlalchemy.orm import Session
 
+from billing import member_mails
 from core.errors import NotFound
-from core.tenants import members, sign_on
+from core.tenants import invitations, members
 from core.tenants.models import Member
 from core.tenants.roles import MEMBER_ROLES
 from core.tenants.scope import TenantScope
@@ -15,7 +17,7 @@ from gateway.cli.commands._tenant_options import (
     password_from,
     scope_named,
 )
-from gateway.cli.context import command_context
+from gateway.cli.context import CommandContext, command_context
 from gateway.cli.output import add_json, show
 
 HELP = "add, list and change the members of a tenant"
@@ -23,7 +25,9 @@ HELP = "add, list and change the members of a tenant"
 
 def configure(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(metavar="verb", required=True)
-    add = verbs.add_parser("add", help="add a member; without a password, for single sign-on only")
+    add = verbs.add_parser(
+        "add", help="add a member; without a password, with a link to choose one"
+    )
     add.add_argument("email")
     add.add_argument("--role", choices=MEMBER_ROLES, default="viewer")
     add.add_argument("--name", default="")
@@ -39,9 +43,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
     change.add_argument("--password-file", metavar="FILE", help=PASSWORD_SOURCE)
     state = change.add_mutually_exclusive_group()
     state.add_argument("--disable", dest="disabled", action="store_true", default=None)
+    change.add_argument(
+        "--keep-keys",
+        action="store_true",
+        help="with --disable: the member's keys work on; nobody answers for them",
+    )
     state.add_argument("--enable", dest="disabled", action="store_false", default=None)
     change.set_defaults(run=_set)
-    invite = verbs.add_parser("invite", help="make a link for the member's first single sign-on")
+    invite = verbs.add_parser("invite", help="make a one-time link to choose a password or sign on")
     invite.add_argument("email")
     invite.set_defaults(run=_invite)
     for each in (add, listed, change, invite):
@@ -51,16 +60,21 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def _add(arguments: argparse.Namespace) -> int:
     with command_context() as tools, tools.database.transaction() as session:
+        scope, password = (
+            scope_named(session, arguments.tenant),
+            password_from(arguments.password_file),
+        )
         created = members.add(
             session,
-            scope_named(session, arguments.tenant),
+            scope,
             tools.clock,
             email=arguments.email,
             role=arguments.role,
             name=arguments.name,
-            password=password_from(arguments.password_file),
+            password=password,
         )
-        shown = members.describe(created)
+        invitation = None if password else _link(session, scope, tools, created.id)
+        shown = members.describe(created) | ({"invitation": invitation} if invitation else {})
     show(shown, as_json=arguments.json, title="member")
     return 0
 
@@ -70,7 +84,7 @@ def _list(arguments: argparse.Namespace) -> int:
         results = members.all_of(session, scope_named(session, arguments.tenant))
         rows = [members.describe(each) for each in results]
     if not arguments.json:
-        names = ("email", "role", "password", "sso", "disabled_at", "last_seen_at")
+        names = ("email", "role", "state", "password", "sso", "last_seen_at")
         rows = [{name: row[name] for name in names} for row in rows]
     show(rows, as_json=arguments.json, title="members")
     return 0
@@ -91,6 +105,7 @@ def _set(arguments: argparse.Namespace) -> int:
                 member.id,
                 role=arguments.role,
                 disabled=arguments.disabled,
+                keep_keys=arguments.keep_keys,
             )
         shown = members.describe(member)
     show(shown, as_json=arguments.json, title="member")
@@ -101,15 +116,20 @@ def _invite(arguments: argparse.Namespace) -> int:
     with command_context() as tools, tools.database.transaction() as session:
         scope = scope_named(session, arguments.tenant)
         member = _find_member(session, scope, arguments.email)
-        made = sign_on.invite(session, scope, tools.clock, member.id)
-        base = tools.settings.public_url.rstrip("/")
-        shown = {
-            "email": member.email,
-            "url": base + made.path(),
-            "expires_at": made.expires_at.isoformat(),
-        }
+        shown = {"email": member.email} | _link(session, scope, tools, member.id)
     show(shown, as_json=arguments.json, title="invitation")
     return 0
+
+
+def _link(
+    session: Session, scope: TenantScope, tools: CommandContext, member_id: str
+) -> dict[str, Any]:
+    made = invitations.invite(session, scope, tools.clock, member_id)
+    base = tools.settings.public_url
+    mailed = bool(base and tools.settings.smtp_url)
+    if mailed:
+        member_mails.send_link(session, scope.tenant_id, made, base, tools.clock.now())
+    return {"url": made.url(base), "expires_at": made.expires_at.isoformat(), "mailed": mailed}
 
 
 def _find_member(session: Session, scope: TenantScope, email: str) -> Member:

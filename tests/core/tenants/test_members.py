@@ -1,5 +1,6 @@
 """Members and their sessions: argon2 passwords, revocable sign-ins, single sign-on identities."""
 
+import asyncio
 import hashlib
 from collections.abc import Iterator
 from datetime import timedelta
@@ -11,9 +12,10 @@ from core.clock import FakeClock
 from core.counters_memory import MemoryCounters
 from core.database import Database
 from core.errors import BadRequest, Conflict, Forbidden, RateLimited, Unauthenticated
-from core.tenants import audit, keys, members, sessions
+from core.tenants import audit, invitations, keys, members, passwords, sessions
+from core.tenants.access import Actor, scope_for
 from core.tenants.key_scopes import KeyScopes
-from core.tenants.models import DashboardSession, Member
+from core.tenants.models import DashboardSession, Member, Tenant
 from core.tenants.organisations import change_tenant, create_project, create_tenant
 from core.tenants.roles import Roles
 from core.tenants.scope import TenantScope, scope_of_operator
@@ -45,8 +47,13 @@ def dashboard_auth(sqlite_database: Database, clock: FakeClock) -> Iterator[Dash
 
 def _sign_in(database: Database, dashboard_auth: DashboardAuth, **fields: str) -> str:
     given = {"email": "", "password": "", "secret": "", "address": "203.0.113.7"} | fields
-    with database.transaction() as session:
-        return dashboard_auth.sign_in(session, **given).cookie
+
+    async def _attempt() -> str:
+        async with dashboard_auth.attempt(given["address"]):
+            with database.transaction() as session:
+                return dashboard_auth.sign_in(session, **given).cookie
+
+    return asyncio.run(_attempt())
 
 
 def _role(database: Database, dashboard_auth: DashboardAuth, cookie: str) -> str | None:
@@ -219,3 +226,53 @@ def test_a_session_belongs_to_one_caller(sqlite_database: Database, clock: FakeC
     ):
         sessions.begin(session, clock)
     assert timedelta(hours=1) < sessions.LIFETIME
+
+
+def test_a_wrong_password_costs_one_computation_however_many_tenants_have_the_address(
+    sqlite_database: Database, clock: FakeClock, member: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    computed = []
+    plain = passwords.hash_secret
+
+    def _counted(*given: object, **named: object) -> bytes:
+        computed.append(given)
+        return plain(*given, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(passwords, "hash_secret", _counted)
+    with sqlite_database.transaction() as session:
+        for name in ("beta", "gamma"):
+            other = scope_of_operator(create_tenant(session, clock, name=name).id)
+            for email in ("ann@acme.example", "nobody@acme.example"):
+                fields = {"email": email, "role": "viewer", "password": f"{name} {name} {name}"}
+                members.add(session, other, clock, **fields)
+    with sqlite_database.transaction() as session:
+        costs = {}
+        for email in ("ann@acme.example", "nobody@acme.example", "never@acme.example"):
+            computed.clear()
+            with pytest.raises(Unauthenticated):
+                members.authenticate_password(session, clock, email, "wrong wrong wrong")
+            costs[email] = len(computed)
+        assert set(costs.values()) == {1}, costs
+        for password, tenant in ((PASSWORD, "acme"), ("gamma gamma gamma", "gamma")):
+            found = members.authenticate_password(session, clock, "ann@acme.example", password)
+            assert session.get_one(Tenant, found.tenant_id).name == tenant
+
+
+def test_a_password_that_an_admin_set_ends_with_a_role_above_the_admins(
+    sqlite_database: Database, clock: FakeClock, scope: TenantScope, member: str
+) -> None:
+    with sqlite_database.transaction() as session:
+        tenant = scope.tenant_id
+        admin = scope_for(Actor("mem_admin", "admin", tenant), tenant)
+        fields = {"email": "vi@acme.example", "role": "viewer", "password": PASSWORD}
+        made = members.add(session, admin, clock, **fields)
+        link = invitations.invite(session, admin, clock, made.id)
+        members.change(session, scope, clock, made.id, role="owner")
+        with pytest.raises(Unauthenticated, match="Wrong e-mail"):
+            members.authenticate_password(session, clock, "vi@acme.example", PASSWORD)
+        with pytest.raises(Unauthenticated, match="link has expired"):
+            invitations.accept_with_password(session, clock, link.token, PASSWORD)
+        assert members.state_of(made) == "invited"
+        fresh = invitations.invite(session, scope, clock, made.id)
+        invitations.accept_with_password(session, clock, fresh.token, PASSWORD)
+        assert members.authenticate_password(session, clock, "vi@acme.example", PASSWORD) == made

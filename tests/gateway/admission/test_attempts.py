@@ -30,3 +30,18 @@ async def test_one_ipv6_customer_is_one_address(clock: FakeClock) -> None:
     with pytest.raises(RateLimited):
         await attempts.failed("2001:db8:0:1::3")
     await attempts.failed("2001:db8:0:2::1")
+
+
+async def test_attempts_to_sign_in_count_in_all_processes_and_successes_do_not(
+    clock: FakeClock,
+) -> None:
+    shared = MemoryCounters(clock)
+    one, other = (FailedAttempts(shared, clock, per_minute=3) for _ in range(2))
+    for _ in range(10):
+        await one.give_back(await other.take("203.0.113.7"))
+    for process in (one, other, one):
+        await process.take("203.0.113.7")
+    for process in (one, other):
+        with pytest.raises(RateLimited):
+            await process.take("203.0.113.7")
+    await other.take("203.0.113.8")
