@@ -91,14 +91,6 @@ def test_our_own_refusals_have_anthropics_words(
     found = PROMPT.match(refused(claude, "word " * 9000, 4, stream=stream))
     assert found is not None and int(found[2]) == served.context_length
     assert int(found[1]) > served.context_length
-    small = claude.messages.count_tokens(model=MODEL, messages=[{"role": "user", "content": "Hi"}])
-    found = OUTPUT.match(refused(claude, "Hi", 50_000, stream=stream))
-    assert found is not None
-    assert [int(each) for each in found.groups()] == [
-        small.input_tokens,
-        50_000,
-        served.context_length,
-    ]
 
 
 @pytest.fixture(scope="module")
