@@ -81,6 +81,7 @@ class ContextLengthExceeded(BadRequest):
 
 class UnsupportedParameter(BadRequest):
     code = "unsupported_parameter"
+    details: dict[str, object] | None = None  # `error.details` on /v1/messages
 
 
 class ContentBlocked(BadRequest):

@@ -2,6 +2,8 @@
 
 from operator import attrgetter
 
+from msgspec.structs import replace
+
 from core.errors import NotFound, UnsupportedParameter
 from gateway.catalog.catalog import ServedModel
 from gateway.inference.chat.media_parts import CAPABILITIES
@@ -22,6 +24,7 @@ _NEEDS = {
     "images": "images",
     "audio": "audio",
 }
+_RESPONSES = "/v1/responses"
 _ROUTES = {"embeddings": "embeddings", "rerank": "/v1/rerank", "score": "/v1/score"}
 
 # Of answers: an upstream's text has no token ids.
@@ -75,10 +78,24 @@ def check_sampling_parameters(ask: InferenceRequest, model: ServedModel) -> None
             )
 
 
-def _check_own_engine(ask: InferenceRequest, model: ServedModel) -> None:
+def without_effort(ask: InferenceRequest, model: ServedModel) -> tuple[InferenceRequest, list[str]]:
+    """The request, without a `reasoning.effort` of /v1/responses that the model does not know: agents
+    send one with every request, and an answer without it is valid. A note says so."""
+    if ask.reasoning_effort is None or ask.route != _RESPONSES or _knows_effort(model):
+        return ask, []
+    note = "reasoning.effort has no effect on this model."
+    return replace(ask, reasoning_effort=None), [note]
+
+
+def _knows_effort(model: ServedModel) -> bool:
+    if model.parameters is not None:
+        return "reasoning_effort" in model.parameters
     template = model.codec.template if model.codec is not None else None
-    knows_effort = template is not None and template.knows_effort
-    if ask.reasoning_effort is not None and not knows_effort:
+    return template is not None and template.knows_effort
+
+
+def _check_own_engine(ask: InferenceRequest, model: ServedModel) -> None:
+    if ask.reasoning_effort is not None and not _knows_effort(model):
         shown = ask.extra.get("named", {}).get("reasoning_effort", "reasoning_effort")
         raise UnsupportedParameter(
             f"{shown} is not supported by this model.", next_step=f"Remove {shown}.", param=shown

@@ -13,7 +13,11 @@ from msgspec.structs import replace
 
 from core.errors import BadRequest, ContextLengthExceeded
 from core.tenants.keys import Principal
-from gateway.catalog.capabilities import check_capabilities, check_sampling_parameters
+from gateway.catalog.capabilities import (
+    check_capabilities,
+    check_sampling_parameters,
+    without_effort,
+)
 from gateway.catalog.catalog import Target
 from gateway.http.exchange import Headers
 from gateway.inference.chat.media_parts import CAPABILITIES, KINDS, RESERVED_TOKENS
@@ -77,10 +81,11 @@ async def prepare_for(
 ) -> Prompt:
     """Prepare the prompt of a request that the target's model can serve; raises otherwise. `held` is
     entered around work that needs a thread."""
+    request, effort = without_effort(request, target.model)
     check_sampling_parameters(request, target.model)
     if "store" in request.extra:
         check_may_store(principal)
-    notes: list[str] = [*request.extra.get("notes", ())]
+    notes: list[str] = [*request.extra.get("notes", ()), *effort]
     if request.engine_parameters:
         notes += check_capabilities(request, target.model)
         if target.model.parameters is None:  # our own engine

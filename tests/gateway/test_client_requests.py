@@ -201,9 +201,11 @@ def test_a_response_repeats_its_labels(client: OpenAI) -> None:
     assert (other.user, other.safety_identifier) == ("u-8", None)
 
 
-def test_codexs_request_is_served(deployment: Deployment, client: OpenAI) -> None:
-    """As version 0.169 sends it: a web search that may not reach the web, and labels of its own."""
-    search: Any = {"type": "web_search", "external_web_access": False}
+@pytest.mark.parametrize("external", [False, True])
+def test_codexs_request_is_served(deployment: Deployment, client: OpenAI, external: bool) -> None:
+    """As version 0.169 sends it in each of its modes: a web search, which has no effect here, effort,
+    and labels of its own."""
+    search: Any = {"type": "web_search", "external_web_access": external}
     tool: Any = {"type": "function", "name": "exec_command", "strict": False, "parameters": {}}
     asked: Any = {
         "model": MODEL,
@@ -211,7 +213,7 @@ def test_codexs_request_is_served(deployment: Deployment, client: OpenAI) -> Non
         "tools": [tool, search],
         "tool_choice": "auto",
         "parallel_tool_calls": True,
-        "reasoning": {"summary": "auto"},
+        "reasoning": {"summary": "auto", "effort": "xhigh"},
         "store": False,
         "include": ["reasoning.encrypted_content"],
         "prompt_cache_key": "01a2",
@@ -219,16 +221,23 @@ def test_codexs_request_is_served(deployment: Deployment, client: OpenAI) -> Non
         "extra_body": {"client_metadata": {"thread_id": "01a2"}},
     }
     raw = client.responses.with_raw_response.create(**asked)
-    assert "web_search" in raw.headers["x-tollhouse-note"]
+    note = raw.headers["x-tollhouse-note"]
+    assert "web_search" in note and "reasoning.effort has no effect" in note
     assert raw.parse().tools[1].to_dict() == search
     codec = deployment.services.catalog.first().codec
     assert codec is not None
     prompt = codec.decode(list(deployment.engine.submitted[-1].prompt))
     assert "exec_command" in prompt and "web_search" not in prompt
-    for other in ({"type": "web_search"}, search | {"external_web_access": True}):
+    space: Any = {"type": "namespace", "name": "ns", "tools": [tool, tool | {"name": "b"}]}
+    custom: Any = {"type": "custom", "name": "patch", "format": {"type": "grammar"}}
+    for tools, named in (
+        ([{"type": "web_search"}], "tools[0].type"),
+        ([space, search, custom], "tools[2].type"),
+        ([space | {"tools": [tool, custom]}], "tools[0].tools[1].type"),
+    ):
         with pytest.raises(openai.BadRequestError) as caught:
-            client.responses.create(**(asked | {"tools": [other]}))
-        assert caught.value.param == "tools[0].type"
+            client.responses.create(**(asked | {"tools": tools}))
+        assert caught.value.param == named and tools[-1]["type"] in str(caught.value) + "namespace"
     forced: Any = {"tools": [search], "tool_choice": "required"}
     with pytest.raises(openai.BadRequestError) as caught:
         client.responses.create(**(asked | forced))

@@ -81,6 +81,8 @@ def test_an_agents_options_are_served_with_notes(claude: Anthropic) -> None:
         "thinking": {"type": "enabled", "budget_tokens": 1024},
         "output_config": {"effort": "medium"},
         "cache_control": {"type": "ephemeral"},
+        "speed": "standard",
+        "diagnostics": {"previous_message_id": None},
         "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
     }
     raw = claude.messages.with_raw_response.create(
@@ -106,6 +108,9 @@ def test_an_agents_options_are_served_with_notes(claude: Anthropic) -> None:
         ),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, r"tools\[0\]"),
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
+        ({"speed": "fast"}, "speed"),
+        ({"diagnostics": {"previous_message_id": "msg_1"}}, "diagnostics"),
+        ({"thread": {"type": "create"}}, "thread"),
         ({"mcp_servers": [{"type": "url", "url": "https://x", "name": "x"}]}, "mcp_servers"),
     ],
 )

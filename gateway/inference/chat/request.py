@@ -340,7 +340,7 @@ def parse_message(
             code="missing_required_parameter",
         )
     if message.tool_calls:
-        converted["tool_calls"] = msgspec.to_builtins(message.tool_calls)
+        converted["tool_calls"] = [_call_of(call) for call in message.tool_calls]
     rest = _optional_fields(message)
     if rest != _NO_OPTIONAL_FIELDS:
         converted |= {
@@ -349,6 +349,11 @@ def parse_message(
     if message.function_call is not None:
         converted["function_call"] = msgspec.to_builtins(message.function_call)
     return converted
+
+
+def _call_of(call: ToolCall) -> dict[str, Any]:
+    """Without fields that are null, which strict servers refuse."""
+    return {n: value for n, value in msgspec.to_builtins(call).items() if value is not None}
 
 
 def _part(
@@ -374,7 +379,7 @@ def _part(
 def tool_of(index: int, tool: Tool) -> dict[str, Any]:
     if tool.type != "function" or tool.function is None:
         raise UnsupportedParameter(
-            f"tools[{index}] is not a function; this model supports functions only.",
+            f"tools[{index}] has the type {tool.type[:80]!r}; this model supports functions only.",
             next_step="Send type function with a function object.",
             param=f"tools[{index}].type",
         )

@@ -18,6 +18,8 @@ _CLEARS_THINKING = "clear_thinking_"
 
 def notes_of(body: "CountBody") -> list[str]:
     notes = []
+    _refuse_thread(body.thread)
+    _check_diagnostics(body.diagnostics)
     if body.thinking is not None:
         kind = body.thinking.get("type")
         if kind not in _THINKING:
@@ -47,6 +49,31 @@ def _check_edits(management: dict[str, Any]) -> None:
             raise UnsupportedParameter(
                 f"{where} is not supported.", next_step="Remove it.", param=where
             )
+
+
+def _refuse_thread(thread: Any) -> None:
+    """Anthropic's SDKs begin with a thread and go on without one where the refusal has these
+    details."""
+    if thread is None:
+        return
+    error = UnsupportedParameter(
+        "thread is not supported: conversations are not kept here.",
+        next_step="Send the whole conversation without thread.",
+        param="thread",
+    )
+    error.details = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+    raise error
+
+
+def _check_diagnostics(given: Any) -> None:
+    """Without an earlier message there is nothing to compare with, so it asks for nothing."""
+    if given is None or given == {} or given == {"previous_message_id": None}:
+        return
+    raise UnsupportedParameter(
+        "diagnostics is not supported: messages are not kept here.",
+        next_step="Remove diagnostics.",
+        param="diagnostics",
+    )
 
 
 def _invalid(name: str, form: str) -> BadRequest:

@@ -75,6 +75,9 @@ class CountBody(Request, kw_only=True):
     context_management: dict[str, Any] | None = None
     output_config: dict[str, Any] | None = None
     mcp_servers: Any = None
+    thread: Any = None
+    diagnostics: Any = None
+    speed: str | None = None
 
 
 class MessagesBody(CountBody, kw_only=True):
@@ -89,7 +92,7 @@ class MessagesBody(CountBody, kw_only=True):
     container: Any = None
 
 
-_COUNT_IGNORED_VALUES: dict[str, tuple[Any, ...]] = {"mcp_servers": ([],)}
+_COUNT_IGNORED_VALUES: dict[str, tuple[Any, ...]] = {"mcp_servers": ([],), "speed": ("standard",)}
 _IGNORED_VALUES = _COUNT_IGNORED_VALUES | {
     "service_tier": ("auto", "standard_only"),
     "container": (),
@@ -253,7 +256,7 @@ def _message(where: str, message: Message, media: dict[str, str]) -> list[dict[s
         elif block.type == "text":
             parts.append(_text(here, block))
     if parts or calls:
-        own: dict[str, Any] = {"role": message.role, "content": parts}
+        own: dict[str, Any] = {"role": message.role, "content": parts or None}
         if any(block.cache_control is not None for block in calls):
             own["cache_control"] = {"type": "ephemeral"}
         if calls:

@@ -10,7 +10,12 @@ from typing import Any
 
 import orjson
 
-from core.errors import ContextLengthExceeded, InsufficientQuota, TollhouseError
+from core.errors import (
+    ContextLengthExceeded,
+    InsufficientQuota,
+    TollhouseError,
+    UnsupportedParameter,
+)
 from gateway.inference.messages.request import ROUTE, parse_messages
 from gateway.inference.request import InferenceRequest, Usage
 from gateway.inference.surface import ResponseInfo
@@ -157,11 +162,10 @@ def anthropic_error(error: TollhouseError, request_id: str) -> dict[str, Any]:
     kind = _ERROR_TYPES.get(HTTPStatus(error.status), "api_error")
     if isinstance(error, InsufficientQuota):
         kind = "billing_error"
-    return {
-        "type": "error",
-        "error": {"type": kind, "message": _message_of(error)},
-        "request_id": request_id,
-    }
+    told: dict[str, Any] = {"type": kind, "message": _message_of(error)}
+    if isinstance(error, UnsupportedParameter) and error.details is not None:
+        told["details"] = error.details
+    return {"type": "error", "error": told, "request_id": request_id}
 
 
 def _message_of(error: TollhouseError) -> str:

@@ -135,7 +135,7 @@ def parse_responses(raw: bytes) -> InferenceRequest:
     if isinstance(body.text, dict) and body.text.get("verbosity") is not None:
         verbosity = {"verbosity": body.text["verbosity"]}
     every, notes = offered(body.tools or [])
-    given = [chat_tool(index, each) for index, each in enumerate(every)]
+    given = [chat_tool(where, each) for where, each in every]
     if body.tool_choice == "none":
         given = []
     return InferenceRequest(

@@ -18,39 +18,36 @@ class Tool(Request):
     cache_control: Any = None
     tools: list["Tool"] | None = None  # of a namespace
     external_web_access: bool | None = None  # of a web search
+    format: Any = None  # of a custom tool
 
 
-def offered(tools: list[Tool]) -> tuple[list[Tool], list[str]]:
-    """The tools that the model is offered, those of namespaces under their flat names, and notes on
-    the others: a web search that may not reach the web, which Codex sends with every request, finds
-    nothing here."""
-    searches = [each for each in tools if _is_offline_search(each)]
-    notes = ["tools: a web_search without web access finds nothing here, so it is not offered."]
-    left = [each for each in tools if not _is_offline_search(each)]
-    return without_namespaces(left), notes if searches else []
+def offered(tools: list[Tool]) -> tuple[list[tuple[str, Tool]], list[str]]:
+    """The tools that the model is offered, each with its place in the request, those of namespaces
+    under their flat names, and notes on the others: a web search that a client runs with, as Codex
+    does, finds nothing here."""
+    listed: list[tuple[str, Tool]] = []
+    notes = ["tools: a web_search finds nothing here, so it is not offered."]
+    for index, tool in enumerate(tools):
+        if tool.type == "namespace" and tool.name and tool.tools:
+            listed += [
+                (
+                    f"tools[{index}].tools[{inner}]",
+                    msgspec.structs.replace(each, name=flat_name(tool.name, each.name or "")),
+                )
+                for inner, each in enumerate(tool.tools)
+            ]
+        elif not _is_left_out(tool):
+            listed.append((f"tools[{index}]", tool))
+    return listed, notes if any(map(_is_left_out, tools)) else []
 
 
-def _is_offline_search(tool: Tool) -> bool:
-    return tool.type == "web_search" and tool.external_web_access is False
+def _is_left_out(tool: Tool) -> bool:
+    return tool.type == "web_search" and tool.external_web_access is not None
 
 
 def flat_name(namespace: str, name: str) -> str:
     """A namespaced tool's name for the model: names of functions have no other structure."""
     return f"{namespace}__{name}"
-
-
-def without_namespaces(tools: list[Tool]) -> list[Tool]:
-    """The tools with those of namespaces in their place, under their flat names."""
-    flat = []
-    for tool in tools:
-        if tool.type == "namespace" and tool.name and tool.tools:
-            flat += [
-                msgspec.structs.replace(each, name=flat_name(tool.name, each.name or ""))
-                for each in tool.tools
-            ]
-        else:
-            flat.append(tool)
-    return flat
 
 
 def namespaces_of(tools: list[Tool]) -> dict[str, tuple[str, str]]:
@@ -63,12 +60,12 @@ def namespaces_of(tools: list[Tool]) -> dict[str, tuple[str, str]]:
     }
 
 
-def chat_tool(index: int, tool: Tool) -> request.Tool:
+def chat_tool(where: str, tool: Tool) -> request.Tool:
     if tool.type != "function" or not tool.name or tool.external_web_access is not None:
         raise UnsupportedParameter(
-            f"tools[{index}] is not a function; this model supports functions only.",
+            f"{where} has the type {tool.type[:80]!r}; this model supports functions only.",
             next_step="Send type function with a name.",
-            param=f"tools[{index}].type",
+            param=f"{where}.type",
         )
     function = request.FunctionDefinition(
         name=tool.name,
@@ -88,8 +85,8 @@ def tool_object(tool: Tool) -> dict[str, Any]:
             "description": tool.description,
             "tools": inner,
         }
-    if _is_offline_search(tool):
-        return {"type": "web_search", "external_web_access": False}
+    if _is_left_out(tool):
+        return {"type": "web_search", "external_web_access": tool.external_web_access}
     return {
         "type": "function",
         "name": tool.name,
