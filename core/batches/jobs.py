@@ -23,7 +23,8 @@ WINDOW = timedelta(hours=24)
 OPEN = ("validating", "in_progress", "finalizing", "cancelling")
 MAX_OPEN = 100  # per tenant
 MAX_RUNNING = 4  # per tenant, over all processes
-WAITING, DONE, FAILED = "waiting", "done", "failed"
+# A line that did not run before its batch was cancelled or expired is `unrun`.
+WAITING, DONE, FAILED, UNRUN = "waiting", "done", "failed", "unrun"
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,8 +198,9 @@ def start(
     while chunk := list(islice(rows, 1000)):
         session.execute(insert(BatchLine), chunk)
         batch.total += len(chunk)
+    batch.in_progress_at = now
     if batch.status == "validating":
-        batch.status, batch.in_progress_at = "in_progress", now
+        batch.status = "in_progress"
     session.flush()
 
 
@@ -234,6 +236,28 @@ def record_results(session: Session, batch: Batch, result_chunks: Iterable[LineR
     session.flush()
 
 
+def record_unrun(session: Session, batch: Batch, results: Iterable[LineResult]) -> None:
+    """The lines of waiting requests that will not run. They are counted by what is left of the total,
+    since they neither succeeded nor failed."""
+    for each in results:
+        session.execute(
+            update(BatchLine)
+            .where(
+                BatchLine.batch_id == batch.id,
+                BatchLine.number == each.number,
+                BatchLine.state == WAITING,
+            )
+            .values(state=UNRUN, result=each.result)
+        )
+    session.flush()
+
+
+def unrun(batch: Batch) -> int:
+    """Requests of an ended batch that did not run."""
+    left = batch.total - batch.completed - batch.failed
+    return left if batch.status in ("cancelled", "expired") else 0
+
+
 def record_result(session: Session, batch_id: str, answer: LineResult) -> None:
     """Record a result read from the spool: the process that ran the line may have died since."""
     batch = session.get(Batch, batch_id, with_for_update=True, populate_existing=True)
@@ -241,13 +265,13 @@ def record_result(session: Session, batch_id: str, answer: LineResult) -> None:
         record_results(session, batch, [answer])
 
 
-def result_chunks(session: Session, batch_id: str, state: str) -> Iterable[bytes]:
-    """Chunks of the output (`done`) or error (`failed`) file, in input order."""
+def result_chunks(session: Session, batch_id: str, states: Sequence[str]) -> Iterable[bytes]:
+    """Chunks of the output (`done`) or error (`failed`, `unrun`) file, in input order."""
     last = -1
     while True:
         rows = session.execute(
             select(BatchLine.number, BatchLine.result)
-            .where(BatchLine.batch_id == batch_id, BatchLine.state == state)
+            .where(BatchLine.batch_id == batch_id, BatchLine.state.in_(states))
             .where(BatchLine.number > last)
             .order_by(BatchLine.number)
             .limit(500)

@@ -99,7 +99,7 @@ def history(
                 next_step="Send its items in input instead of previous_response_id.",
                 param="previous_response_id",
             )
-        turns.append(get(session, sealer, scope, following, now))
+        turns.append(_previous(session, sealer, scope, following, now))
         if turns[-1].response["status"] in ("queued", "in_progress"):
             raise BadRequest(
                 f"{following[:80]} is still running in the background.",
@@ -109,6 +109,20 @@ def history(
             )
         following = turns[-1].response.get("previous_response_id")
     return [item for turn in reversed(turns) for item in (*turn.input, *turn.response["output"])]
+
+
+def _previous(
+    session: Session, sealer: Sealer, scope: TenantScope, response_id: str, now: datetime
+) -> Exchanged:
+    try:
+        return get(session, sealer, scope, response_id, now)
+    except NotFound as error:
+        raise BadRequest(
+            f"Previous response with id {response_id[:80]!r} not found.",
+            next_step=error.next_step,
+            param="previous_response_id",
+            code="previous_response_not_found",
+        ) from None
 
 
 def item(

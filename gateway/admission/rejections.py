@@ -18,6 +18,9 @@ from gateway.threads import Work, run_as
 
 log = logging.getLogger("tollhouse.rejections")
 FLUSH_S = 5.0
+_LEVELS = {"tenant": "organisation"}
+_UNITS = {"concurrent": "concurrent requests"}
+_PERIODS = {"1": "second", "60": "minute", "3600": "hour", "86400": "day"}
 
 
 class Rejection(TollhouseError):
@@ -55,7 +58,7 @@ def too_large_error(denial: Denial) -> OverLimit:
     """The prompt alone exceeds a limit's capacity, so no wait helps."""
     state = next(s for s in denial.buckets if s.key in denial.keys and s.wait_ms is None)
     error = OverLimit(
-        f"The request exceeds the whole limit {_limit_names((state.key,))} of {state.capacity}.",
+        f"The request exceeds the whole limit of {_in_words(state.key)}, {state.capacity}.",
         next_step="Send a shorter prompt, or ask for a higher limit.",
         code="request_too_large_for_limit",
     )
@@ -70,7 +73,7 @@ def over_limit_error(denial: Denial, expected_wait_s: float) -> OverLimit:
     waits = [(s.wait_ms or 0) / 1000 for s in denial.buckets if s.key in denial.keys]
     wait = max([*waits, expected_wait_s if slots else 0.0])
     error = OverLimit(
-        f"Limit reached: {_limit_names(denial.keys)}.",
+        f"Limit reached: {', '.join(map(_in_words, denial.keys))}.",
         next_step="Wait until a running request ends."
         if slots
         else "Retry after the time in the retry-after header.",
@@ -133,3 +136,13 @@ class RejectionCounter:
 
 def _limit_names(keys: tuple[str, ...]) -> str:
     return ", ".join(key.rpartition(":")[0] for key in keys)
+
+
+def _in_words(key: str) -> str:
+    """`the key's requests per minute (key:requests:60)`."""
+    name = _limit_names((key,))
+    level, _, rest = name.partition(":")
+    unit, _, period_s = rest.partition(":")
+    level = _LEVELS.get(level, level)
+    per = f" per {_PERIODS.get(period_s, period_s + ' s')}" if period_s else ""
+    return f"the {level}'s {_UNITS.get(unit, unit.replace('_', ' '))}{per} ({name})"

@@ -111,7 +111,7 @@ def batch_json(batch: Batch) -> dict[str, Any]:
         "request_counts": {
             "total": batch.total,
             "completed": batch.completed,
-            "failed": batch.failed,
+            "failed": batch.failed + jobs.unrun(batch),
         },
         "usage": {
             "input_tokens": batch.input_tokens,
@@ -124,9 +124,7 @@ def batch_json(batch: Batch) -> dict[str, Any]:
     }
     for end in _FINAL_STATUSES:
         result[f"{end}_at"] = _seconds(batch.ended_at) if batch.status == end else None
-    result["model"] = batch.model
-    # OpenAI's document omits fields that have no value yet; they are never null.
-    return {name: value for name, value in result.items() if value is not None}
+    return result | {"model": batch.model}
 
 
 def _create(database: Database, clock: Clock, caller: Principal, body: BatchBody) -> dict[str, Any]:

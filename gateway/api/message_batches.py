@@ -19,6 +19,7 @@ from core.errors import BadRequest, Conflict, NotFound
 from core.tenants.keys import Principal
 from gateway.api.bodies import read_body
 from gateway.api.dependencies import Caller, ClockDep, DatabaseDep, LimitsDep, SettingsDep
+from gateway.batches.lines import CANCELLED
 from gateway.inference.decoding import Request as Body
 from gateway.inference.messages.request import ROUTE
 
@@ -183,8 +184,8 @@ def _shown(batch: Batch) -> dict[str, Any]:
         "processing": 0 if ended else left,
         "succeeded": batch.completed,
         "errored": batch.failed,
-        "canceled": left if ended else 0,
-        "expired": 0,
+        "canceled": jobs.unrun(batch) if batch.status == "cancelled" else 0,
+        "expired": jobs.unrun(batch) if batch.status == "expired" else 0,
     }
     return {
         "id": shown_id,
@@ -204,7 +205,8 @@ def _result(line: dict[str, Any]) -> bytes:
     response = line["response"]
     result: dict[str, Any]
     if response is None:
-        result = {"type": "expired"}
+        cancelled = line["error"]["code"] == CANCELLED
+        result = {"type": "canceled" if cancelled else "expired"}
     elif response["status_code"] < 400:
         result = {"type": "succeeded", "message": response["body"]}
     else:

@@ -1,5 +1,6 @@
 """The input file of a batch: one JSON object per line, validated in full before any request runs."""
 
+from codecs import BOM_UTF8
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,7 +26,7 @@ class ValidationResult:
 def validate(lines: Iterable[bytes], endpoint: str, max_bytes: int) -> ValidationResult:
     """Validate a file. `errors` have the form of OpenAI's batch errors; `line` counts from 1."""
     result, seen = ValidationResult(), set[str]()
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(_without_mark(lines), 1):
         if not line.strip():
             if number - result.lines > _MOST_EMPTY:
                 message = f"The file has more than {_MOST_EMPTY} empty lines."
@@ -51,10 +52,16 @@ def validate(lines: Iterable[bytes], endpoint: str, max_bytes: int) -> Validatio
 
 def read_requests(lines: Iterable[bytes]) -> Iterator[tuple[str, str]]:
     """(custom id, body as JSON) of each line of a validated file."""
-    for line in lines:
+    for line in _without_mark(lines):
         if line.strip():
             record = orjson.loads(line)
             yield record["custom_id"], orjson.dumps(record["body"]).decode()
+
+
+def _without_mark(lines: Iterable[bytes]) -> Iterator[bytes]:
+    """Some editors begin a file with a byte-order mark."""
+    for number, line in enumerate(lines):
+        yield line.removeprefix(BOM_UTF8) if number == 0 else line
 
 
 def _line_error(

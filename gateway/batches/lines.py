@@ -19,6 +19,11 @@ from gateway.inference.surface import Surface
 
 Serve = Callable[[Surface, Exchange], Awaitable[None]]
 _LONGEST_PAUSE_S = 60.0
+EXPIRED, CANCELLED = "batch_expired", "batch_cancelled"
+_WHY_UNRUN = {
+    EXPIRED: "This request could not be run before the completion window ended.",
+    CANCELLED: "This request was not run: the batch was cancelled before.",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +77,9 @@ def key_rejected(number: int, custom_id: str, error: TollhouseError) -> LineResu
     return LineResult(number, False, _line("", custom_id, response, None))
 
 
-def expired(number: int, custom_id: str) -> LineResult:
-    error = {
-        "code": "batch_expired",
-        "message": "This request could not be run before the completion window ended.",
-    }
+def unrun(number: int, custom_id: str, code: str) -> LineResult:
+    """The result of a line that did not run. `code`: EXPIRED or CANCELLED."""
+    error = {"code": code, "message": _WHY_UNRUN[code]}
     return LineResult(number, False, _line("", custom_id, None, error))
 
 

@@ -105,7 +105,7 @@ class BatchRunner:
 
     async def _run_batch(self, batch: Batch) -> None:
         try:
-            if batch.status == "validating":
+            if batch.in_progress_at is None:
                 await asyncio.to_thread(self._validate, batch.id)
             if await self._lines(batch.id):
                 await asyncio.to_thread(self._finish, batch.id)
@@ -202,17 +202,20 @@ class BatchRunner:
 
     def _validate(self, batch_id: str) -> None:
         with self._database.transaction() as session:
-            batch = session.get_one(Batch, batch_id)
+            batch = session.get_one(Batch, batch_id, with_for_update=True)
             now = self._clock.now()
             file = session.get(StoredFile, batch.input_file_id)
-            if batch.status != "validating":
+            if batch.in_progress_at is not None or batch.status not in ("validating", "cancelling"):
                 return
+            cancelled = batch.status == "cancelling"  # its lines are listed all the same
             if file is None:
                 checked = batch_input.ValidationResult([_no_file()])
             else:
                 lines = files.lines(session, file, self._max_line_bytes)
                 checked = batch_input.validate(lines, batch.endpoint, self._max_line_bytes)
             if checked.errors or file is None:
+                if cancelled:
+                    return
                 batch.status, batch.errors, batch.ended_at = "failed", checked.errors, now
                 return
             rows = batch_input.read_requests(files.lines(session, file, self._max_line_bytes))
@@ -225,28 +228,29 @@ class BatchRunner:
             if batch is None or batch.status not in jobs.OPEN:
                 return
             now = batch.finalizing_at = self._clock.now()
-            end = "cancelled" if batch.status == "cancelling" else "completed"
-            if end == "completed" and self._expire(session, batch):
-                end = "expired"
-            batch.output_file_id = self._file(session, batch, jobs.DONE, "output")
-            batch.error_file_id = self._file(session, batch, jobs.FAILED, "error")
+            cancelled = batch.status == "cancelling"
+            code = batch_lines.CANCELLED if cancelled else batch_lines.EXPIRED
+            left = self._leave(session, batch, code)
+            end = "cancelled" if cancelled else "expired" if left else "completed"
+            if batch.completed:
+                batch.output_file_id = self._file(session, batch, [jobs.DONE], "output")
+            if batch.failed or left:
+                states = [jobs.FAILED, jobs.UNRUN]
+                batch.error_file_id = self._file(session, batch, states, "error")
             batch.status, batch.ended_at = end, now
             batch.lease_owner = batch.lease_until = None
             session.execute(delete(BatchLine).where(BatchLine.batch_id == batch.id))
 
-    def _expire(self, session: Session, batch: Batch) -> bool:
-        """Mark the waiting lines as expired; True if there were any."""
+    def _leave(self, session: Session, batch: Batch, code: str) -> bool:
+        """Give each waiting line its result, that it did not run; True if there were any."""
         left = False
         while lines := jobs.waiting_lines(session, batch.id, 500):
             left = True
-            jobs.record_results(
-                session, batch, [batch_lines.expired(e.number, e.custom_id) for e in lines]
-            )
+            results = [batch_lines.unrun(each.number, each.custom_id, code) for each in lines]
+            jobs.record_unrun(session, batch, results)
         return left
 
-    def _file(self, session: Session, batch: Batch, state: str, kind: str) -> str | None:
-        if not (batch.completed if state == jobs.DONE else batch.failed):
-            return None
+    def _file(self, session: Session, batch: Batch, states: Sequence[str], kind: str) -> str:
         file = files.store(
             session,
             self._clock,
@@ -255,7 +259,7 @@ class BatchRunner:
             key_id=batch.key_id,
             filename=f"{batch.id}_{kind}.jsonl",
             purpose="batch_output",
-            content=jobs.result_chunks(session, batch.id, state),
+            content=jobs.result_chunks(session, batch.id, states),
             lifetime_s=_KEEP_OUTPUT_S,
         )
         return file.id

@@ -123,8 +123,8 @@ def test_each_line_counts_once(database: Database, clock: FakeClock) -> None:
         assert (made.input_tokens, made.cached_tokens, made.output_tokens) == (5, 2, 3)
         assert [line.number for line in jobs.waiting_lines(session, batch_id, 9)] == [2]
         assert [line.number for line in jobs.waiting_lines(session, batch_id, 9, skip=[2])] == []
-        assert b"".join(jobs.result_chunks(session, batch_id, jobs.DONE)) == b'{"a": 1}\n'
-        assert b"".join(jobs.result_chunks(session, batch_id, jobs.FAILED)) == b'{"b": 2}\n'
+        assert b"".join(jobs.result_chunks(session, batch_id, [jobs.DONE])) == b'{"a": 1}\n'
+        assert b"".join(jobs.result_chunks(session, batch_id, [jobs.FAILED])) == b'{"b": 2}\n'
 
 
 def test_cancelling(database: Database, clock: FakeClock) -> None:

@@ -37,7 +37,10 @@ def denial(*keys: str, money: tuple[str, ...] = ()) -> Denial:
 def test_the_longest_wait_of_the_limits_that_refused_is_told() -> None:
     error = over_limit_error(denial(REQUESTS.key, TOKENS.key), 5.0)
     assert (error.retry_after_s, error.status) == (40.5, 429)
-    assert error.message == "Limit reached: key:requests:60, tenant:total_tokens:60."
+    assert error.message == (
+        "Limit reached: the key's requests per minute (key:requests:60), "
+        "the organisation's total tokens per minute (tenant:total_tokens:60)."
+    )
     assert error.next_step == "Retry after the time in the retry-after header."
     assert (error.reason, error.buckets) == ("key:requests:60", (REQUESTS, TOKENS, FREE))
 
@@ -46,6 +49,7 @@ def test_a_slot_has_no_exact_wait() -> None:
     error = over_limit_error(denial(SLOT), 5.0)
     assert (error.retry_after_s, error.reason) == (5.0, "key:concurrent")
     assert error.next_step == "Wait until a running request ends."
+    assert error.message == "Limit reached: the key's concurrent requests (key:concurrent)."
     both = over_limit_error(denial(SLOT, REQUESTS.key), 5.0)
     assert both.retry_after_s == 12.0
 
@@ -54,7 +58,10 @@ def test_a_request_larger_than_a_whole_limit_is_told_its_size() -> None:
     never = replace(TOKENS, wait_ms=None)
     found = Denial((replace(FREE, wait_ms=None), REQUESTS, never), (), (REQUESTS.key, never.key))
     error = too_large_error(found)
-    assert error.message == "The request exceeds the whole limit tenant:total_tokens:60 of 900."
+    assert error.message == (
+        "The request exceeds the whole limit of the organisation's total tokens per minute "
+        "(tenant:total_tokens:60), 900."
+    )
     assert (error.code, error.reason) == ("request_too_large_for_limit", "tenant:total_tokens:60")
     assert error.buckets == found.buckets
 

@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from anthropic import Anthropic
 from openai import OpenAI
 from sqlalchemy import select, update
 
@@ -122,13 +124,19 @@ def test_every_step_is_passed_and_the_line_goes_behind_all_others(
     assert deployment.engine.submitted[-1].priority == -1
 
 
+def without_null(fields: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None}
+
+
 def test_the_objects_are_as_openais_document_says(
     document: dict[str, Any], deployment: Deployment, client: OpenAI
 ) -> None:
     done = wait(client, start(client, line("a")).id)
     get = lambda path: httpx.get(f"{deployment.url}{path}", headers=deployment.headers).json()  # noqa: E731
-    check(document, "Batch", get(f"/v1/batches/{done.id}"))
-    check(document, "ListBatchesResponse", get("/v1/batches"))
+    # OpenAI's API writes null where there is no value yet; its document knows no null.
+    check(document, "Batch", without_null(get(f"/v1/batches/{done.id}")))
+    listed = get("/v1/batches")
+    check(document, "ListBatchesResponse", listed | {"data": [*map(without_null, listed["data"])]})
     check(document, "OpenAIFile", get(f"/v1/files/{done.input_file_id}"))
     check(document, "OpenAIFile", get(f"/v1/files/{done.output_file_id}"))
     check(document, "ListFilesResponse", get("/v1/files"))
@@ -271,7 +279,11 @@ def test_a_cancelled_batch_keeps_what_it_has_and_stops(slow: tuple[Deployment, O
     assert client.batches.cancel(batch.id).status in ("cancelling", "cancelled")
     done = wait(client, batch.id)
     assert done.status == "cancelled" and 0 < done.request_counts.completed < 200
-    assert len(lines_of(client, done.output_file_id)) == done.request_counts.completed
+    out, left = lines_of(client, done.output_file_id), lines_of(client, done.error_file_id)
+    assert len(out) == done.request_counts.completed
+    assert done.request_counts.completed + done.request_counts.failed == 200
+    assert {each["error"]["code"] for each in left} == {"batch_cancelled"}
+    assert sorted(each["custom_id"] for each in out + left) == sorted(f"n{i}" for i in range(200))
     sent = len(deployment.engine.submitted)
     time.sleep(0.3)
     assert len(deployment.engine.submitted) == sent
@@ -296,6 +308,60 @@ def test_at_its_end_what_did_not_run_has_expired(slow: tuple[Deployment, OpenAI]
     assert done.status == "expired" and counts.completed + counts.failed == 100
     errors = lines_of(client, done.error_file_id)
     assert errors[-1]["response"] is None and errors[-1]["error"]["code"] == "batch_expired"
+    out = lines_of(client, done.output_file_id)
+    assert sorted(each["custom_id"] for each in out + errors) == sorted(f"n{i}" for i in range(100))
+
+
+def test_a_batch_cancelled_before_its_first_line_lists_them_all(
+    slow: tuple[Deployment, OpenAI],
+) -> None:
+    _, client = slow
+    batch = start(client, *many(40))
+    client.batches.cancel(batch.id)
+    done = wait(client, batch.id)
+    assert done.status == "cancelled" and done.request_counts.total == 40
+    out = lines_of(client, done.output_file_id) if done.output_file_id else []
+    assert len(out) + len(lines_of(client, done.error_file_id)) == 40
+
+
+def test_each_request_of_a_message_batch_has_a_result(slow: tuple[Deployment, OpenAI]) -> None:
+    deployment, _ = slow
+    params: Any = {"model": MODEL, "max_tokens": 3, "messages": [{"role": "user", "content": "Hi"}]}
+    with Anthropic(base_url=deployment.url, api_key=deployment.key, max_retries=0) as claude:
+        for end in ("canceled", "expired"):
+            made = claude.messages.batches.create(
+                requests=[{"custom_id": f"n{i}", "params": params} for i in range(60)]
+            )
+            while claude.messages.batches.retrieve(made.id).request_counts.succeeded == 0:
+                time.sleep(0.05)
+            if end == "canceled":
+                claude.messages.batches.cancel(made.id)
+            else:
+                own = made.id.replace("msgbatch_", "batch_")
+                with deployment.services.database.transaction() as session:
+                    late = SystemClock().now() - timedelta(seconds=1)
+                    session.execute(update(Batch).where(Batch.id == own).values(expires_at=late))
+            while (batch := claude.messages.batches.retrieve(made.id)).processing_status != "ended":
+                time.sleep(0.05)
+            told = Counter(each.result.type for each in claude.messages.batches.results(made.id))
+            counts = batch.request_counts
+            assert told == {"succeeded": counts.succeeded, end: getattr(counts, end)}
+            assert sum(told.values()) == 60 and counts.errored == counts.processing == 0
+
+
+def test_a_file_with_a_byte_order_mark_is_read(client: OpenAI) -> None:
+    raw = "\ufeff" + "\r\n".join(json.dumps(line(name)) for name in "ab") + "\r\n"
+    file = client.files.create(file=("b.jsonl", raw.encode()), purpose="batch")
+    batch = client.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
+    assert wait(client, batch.id).request_counts.completed == 2
+
+
+def test_fields_without_a_value_are_null(deployment: Deployment, client: OpenAI) -> None:
+    batch = start(client, line("a"))
+    found = httpx.get(f"{deployment.url}/v1/batches/{batch.id}", headers=deployment.headers).json()
+    empty = {"errors", "cancelled_at", "expired_at", "failed_at", "error_file_id"}
+    assert {name for name in empty if found.get(name, "absent") is None} == empty
+    wait(client, batch.id)
 
 
 def test_a_revoked_keys_batch_runs_no_further(slow: tuple[Deployment, OpenAI]) -> None:

@@ -74,8 +74,10 @@ def test_store_false_stores_nothing(deployment: Deployment, client: OpenAI) -> N
     with pytest.raises(openai.NotFoundError) as caught:
         client.responses.retrieve(answer.id)
     assert caught.value.code == "response_not_found"
-    with pytest.raises(openai.NotFoundError):
+    with pytest.raises(openai.BadRequestError) as refused:
         create(client, "Hi", previous_response_id=answer.id)
+    assert refused.value.code == "previous_response_not_found"
+    assert refused.value.param == "previous_response_id" and answer.id in str(refused.value)
 
 
 def test_a_response_is_erased_for_good(deployment: Deployment, client: OpenAI) -> None:
@@ -117,11 +119,12 @@ def test_another_organisation_finds_nothing(deployment: Deployment, client: Open
     for act in (
         lambda: client.responses.retrieve(made.id),
         lambda: client.responses.delete(made.id),
-        lambda: create(client, "Hi", previous_response_id=made.id),
         lambda: create(client, [{"type": "item_reference", "id": made.output[0].id}]),
     ):
         with pytest.raises(openai.NotFoundError):
             act()
+    with pytest.raises(openai.BadRequestError, match="not found"):
+        create(client, "Hi", previous_response_id=made.id)
 
 
 @pytest.fixture
