@@ -20,7 +20,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.gateway.agent_upstream import deployment_for_agents
+from tests.gateway.agent_upstream import asked, deployment_for_agents
 from tests.gateway.deployment import MODEL, Deployment, running_deployment
 from tests.gateway.own_engine import deployment_on_own_engine
 
@@ -148,6 +148,53 @@ checks.messages = async () => { const a = await client.messages.create({ model: 
 checks.stream = async () => { const a = await client.messages.stream({ model: MODEL, messages: ASK, max_tokens: 4 }).finalMessage(); if (!a.stop_reason) throw Error("no end"); };
 """,  # noqa: E501
         node=True,
+    ),
+    Sdk(
+        "anthropic tool runner (Python)",
+        ("anthropic",),
+        """
+from anthropic import Anthropic, beta_tool
+client = Anthropic(base_url=URL, api_key=KEY, max_retries=0)
+@beta_tool
+def get_weather(city: str) -> str:
+    '''Weather of a city.'''
+    return "sunny"
+def runner(**more): return client.beta.messages.tool_runner(model=MODEL, max_tokens=100, messages=ASK, tools=[get_weather], **more)
+def check_tool_runner(): assert runner().until_done().content[0].text == "A toll is a fee."
+def check_streamed():
+    for events in runner(stream=True):
+        for _ in events:
+            continue
+    assert events.get_final_message().content[0].text == "A toll is a fee."
+""",  # noqa: E501
+        agent=True,
+    ),
+    Sdk(
+        "anthropic tool runner (Node)",
+        ("@anthropic-ai/sdk",),
+        """
+import Anthropic from "@anthropic-ai/sdk";
+import { betaTool } from "@anthropic-ai/sdk/helpers/beta/json-schema";
+const client = new Anthropic({ baseURL: URL, apiKey: KEY, maxRetries: 0 });
+const tool = betaTool({ name: "get_weather", description: "w", inputSchema: { type: "object", properties: { city: { type: "string" } }, required: ["city"] }, run: () => "sunny" });
+checks.toolRunner = async () => { const a = await client.beta.messages.toolRunner({ model: MODEL, max_tokens: 100, messages: ASK, tools: [tool] }); if (a.content[0].text !== "A toll is a fee.") throw Error(JSON.stringify(a)); };
+""",  # noqa: E501
+        node=True,
+        agent=True,
+    ),
+    Sdk(
+        "openai tool runner (Node)",
+        ("openai",),
+        """
+import OpenAI from "openai";
+const client = new OpenAI({ baseURL: URL + "/v1", apiKey: KEY, maxRetries: 0 });
+const tool = { type: "function", function: { name: "get_weather", description: "w", parse: JSON.parse, parameters: { type: "object", properties: { city: { type: "string" } } }, function: () => "sunny" } };
+const said = async (more) => { const a = await client.chat.completions.runTools({ model: MODEL, messages: ASK, tools: [tool], ...more }).finalContent(); if (a !== "A toll is a fee.") throw Error(a); };
+checks.runTools = () => said({});
+checks.streamed = () => said({ stream: true });
+""",  # noqa: E501
+        node=True,
+        agent=True,
     ),
     Sdk(
         "Vercel ai",
@@ -291,7 +338,10 @@ def check_stream():
         """
 import { spawnSync } from "node:child_process";
 const set = Object.entries({ model: MODEL, model_provider: "toll", "model_providers.toll.name": "toll", "model_providers.toll.base_url": URL + "/v1", "model_providers.toll.env_key": "KEY", "model_providers.toll.wire_api": "responses" }).flatMap(([name, value]) => ["-c", `${name}="${value}"`]);
-checks.exec = () => { const env = { ...process.env, HOME: process.cwd() }; const done = spawnSync("node_modules/.bin/codex", ["exec", "--skip-git-repo-check", ...set, "Say hello"], { input: "", encoding: "utf8", timeout: 150000, env }); if (!done.stdout.includes("A toll is a fee.")) throw Error((done.stdout + done.stderr).slice(-250)); };
+const exec = (...mode) => { const env = { ...process.env, HOME: process.cwd() }; const done = spawnSync("node_modules/.bin/codex", ["exec", "--skip-git-repo-check", ...mode, ...set, "Say hello"], { input: "", encoding: "utf8", timeout: 150000, env }); if (!done.stdout.includes("A toll is a fee.")) throw Error((done.stdout + done.stderr).slice(-250)); };
+checks.exec = () => exec();
+checks.workspace = () => exec("--sandbox", "workspace-write");
+checks.full_access = () => exec("--sandbox", "danger-full-access");
 """,  # noqa: E501
         node=True,
         agent=True,
@@ -369,7 +419,7 @@ def home() -> Path:
 
 def results_of(sdk: Sdk, environment: dict[str, str]) -> tuple[str, dict[str, str]]:
     """The versions installed, and what each check said."""
-    place = home() / "".join(each if each.isalnum() else "-" for each in sdk.name)
+    place = home() / _folder_of(sdk)
     made = (_node if sdk.node else _python)(sdk, place)
     done = subprocess.run(
         made,
@@ -464,7 +514,21 @@ def main() -> None:
             environment = {"URL": made.url, "KEY": made.key, "MODEL": MODEL}
             for sdk in chosen:
                 if _deployed_for(sdk) is deployed:
+                    asked.clear()
                     write_table({sdk.name: row_of(sdk, environment)})
+                    _keep_sent(sdk)
+
+
+def _keep_sent(sdk: Sdk) -> None:
+    """What came to the upstream of an agent, for whoever asks what it sends."""
+    place = home() / "sent"
+    place.mkdir(exist_ok=True)
+    if asked:
+        (place / f"{_folder_of(sdk)}.json").write_text(json.dumps(asked, indent=1))
+
+
+def _folder_of(sdk: Sdk) -> str:
+    return "".join(each if each.isalnum() else "-" for each in sdk.name)
 
 
 def _deployed_for(sdk: Sdk) -> Callable[[Path], AbstractContextManager[Deployment]]:
