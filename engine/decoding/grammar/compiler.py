@@ -16,6 +16,7 @@ from weakref import WeakValueDictionary
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.gbnf_to_lark import any_to_lark
 
+from engine.decoding.grammar.large_integers import lark_of
 from engine.decoding.grammar.lark import checked_lark
 from engine.decoding.grammar.schema import JSON_OPTIONS, checked_schema
 from engine.errors import RequestError
@@ -137,6 +138,8 @@ def source_of(grammar: Grammar) -> str:
     kind, text = grammar.kind, grammar.text
     if kind == "json_schema":
         checked = checked_schema(text)
+        if (lark := lark_of(checked, JSON_OPTIONS)) is not None:
+            return LLMatcher.grammar_from_lark(lark)
         return LLMatcher.grammar_from_json_schema(checked, overrides=JSON_OPTIONS)  # type: ignore[arg-type]
     if kind == "regex":
         return LLMatcher.grammar_from_regex(text)

@@ -5,6 +5,7 @@ from functools import cache
 
 from engine.decoding.grammar.checker import GrammarChecker
 from engine.decoding.grammar.compiler import Compiled, GrammarCompiler, too_large
+from engine.decoding.grammar.digit_runs import DigitRuns
 from engine.decoding.grammar.matchers import Matchers
 from engine.errors import RequestError
 from engine.protocol import Grammar
@@ -25,7 +26,8 @@ class Grammars:
         self._tokenizer = cache(tokenizer)
         self._compiler = GrammarCompiler(self._text, vocab, eos)
         self._checker = GrammarChecker(self._text, vocab, eos)
-        self.matchers = Matchers(self._compiler, vocab, spare=spare, lists=lists)
+        runs = DigitRuns(self._text, vocab)
+        self.matchers = Matchers(self._compiler, vocab, runs=runs, spare=spare, lists=lists)
 
     def ready(self, grammar: Grammar) -> bool:
         """Whether `prepare` returns or refuses at once."""

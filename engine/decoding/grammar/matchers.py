@@ -19,6 +19,7 @@ from engine.batch import Row
 from engine.decoding.few import FewIds, few_ids
 from engine.decoding.grammar.beside import Beside, Job
 from engine.decoding.grammar.compiler import GrammarCompiler
+from engine.decoding.grammar.digit_runs import DigitRuns
 from engine.decoding.grammar.step_masks import (
     RESTS,
     Begun,
@@ -47,12 +48,20 @@ _REMEMBERED = 128  # such grammars, and slow ones
 
 class Matchers:
     def __init__(
-        self, compiler: GrammarCompiler, vocab: int, *, spare: bool = False, lists: bool = False
+        self,
+        compiler: GrammarCompiler,
+        vocab: int,
+        *,
+        runs: DigitRuns | None = None,
+        spare: bool = False,
+        lists: bool = False,
     ) -> None:
-        """spare: whether the model leaves a core free. lists: whether few ids are listed."""
+        """runs: what ends long numbers. spare: whether the model leaves a core free. lists: whether few
+        ids are listed."""
         self._compiler = compiler
         self._vocab = vocab
         self._lists = lists
+        self._runs = runs
         self._words = -(-vocab // 32)
         self._states: dict[int, MatcherState] = {}
         self._executor = LLExecutor(num_threads=_THREADS)
@@ -87,6 +96,8 @@ class Matchers:
         if begun.whole:
             for group in begun.groups:
                 group.state.work, group.state.slow = None, False
+            if self._end_numbers(begun.groups, begun.work.masks):
+                begun.few = self._few(begun.work.masks, begun.index)
             return StepMasks(begun.index, begun.work.masks, begun.few)
         step, masks = StepMasks(), begun.work.masks
         kept: list[int] = []
@@ -113,10 +124,26 @@ class Matchers:
                 masks[at : places.stop] = work.masks[state.at : state.at + len(places)]
             kept += places
         if kept:
+            made_now = [group for group in begun.groups if begun.index[group.at] not in step.late]
+            self._end_numbers(made_now, masks)
             step.index = [begun.index[n] for n in kept]
             step.masks = masks if len(kept) == len(masks) else masks[kept]
             step.few = self._few(step.masks, step.index)
         return step
+
+    def _end_numbers(self, groups: list[MaskGroup], masks: Masks) -> bool:
+        """Whether a mask has changed."""
+        if self._runs is None:
+            return False
+        ended = False
+        for group in groups:
+            row = group.row
+            if group.state.grammar.kind != "json_schema":
+                continue
+            if self._runs.is_long(row.history[row.prompt_len : row.position]):
+                self._runs.end(masks[group.at])
+                ended = True
+        return ended
 
     def _few(self, masks: Masks, index: list[int]) -> FewIds | None:
         return few_ids(masks, index, self._vocab) if self._lists else None

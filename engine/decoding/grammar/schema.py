@@ -1,10 +1,13 @@
 """Checks of a JSON schema before it is compiled: its size, its references, and that it has an end."""
 
 import json
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
+from engine.decoding.grammar.closing import Closing
 from engine.decoding.grammar.one_of import Apartness, properties_of, required_of
+from engine.decoding.grammar.references import target_of
 from engine.errors import RequestError
 
 # At most one blank between the parts of JSON: a weak model would write blanks for ever.
@@ -19,9 +22,7 @@ _FORMATS = {
     "relative-json-pointer", "regex",
 }  # fmt: skip
 _LARGEST_INTEGER = (1 << 53) - 1
-_BOUNDS = {
-    "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "enum", "const",
-}  # fmt: skip
+_TYPES = ("string", "number", "integer", "boolean", "null", "object", "array")
 _SCALARS = {"string", "number", "integer", "boolean", "null"}
 _ONE = (
     "items", "additionalProperties", "additionalItems", "not", "contains", "propertyNames",
@@ -53,7 +54,8 @@ def checked_schema(text: str) -> str:
     if not found.finite():
         raise _refused("no finite value satisfies it: a required property or a $ref leads back")
     combined = any(_COMBINING & node.keys() for node in found.nodes)
-    closed = [] if combined else [node for node in found.nodes if _is_closed(node)]
+    closing = None if combined else Closing(found.nodes, found.targets)
+    closed = closing.in_place() if closing else []
     apartness = Apartness(found.targets, {id(node) for node in closed})
     for node in found.nodes:
         _bound_integers(node)
@@ -62,6 +64,8 @@ def checked_schema(text: str) -> str:
             node["anyOf"] = node.pop("oneOf")
     for node in closed:
         node["additionalProperties"] = False
+    if closing is not None:
+        closing.close_composed()
     return json.dumps(root)
 
 
@@ -88,6 +92,7 @@ class _Schemas:
                 )
             self.seen.add(id(node))
             self.nodes.append(node)
+            _simplify(node)
             _check_numbers(node)
             waiting += [(child, depth + 1) for child in _children(node)]
             if isinstance(node.get("$ref"), str):
@@ -170,15 +175,9 @@ class _Schemas:
             return self.targets[ref]
         if not ref.startswith("#"):
             raise _refused(f"$ref {ref[:100]!r} is not within the schema")
-        node = self.root
-        for step in ref[1:].split("/")[1:]:
-            name = step.replace("~1", "/").replace("~0", "~")
-            inside = node.get(name) if isinstance(node, dict) else None
-            if isinstance(node, list) and name.isdecimal() and int(name) < len(node):
-                inside = node[int(name)]
-            if inside is None:
-                raise _refused(f"$ref {ref[:100]!r} names nothing in the schema")
-            node = inside
+        node = target_of(self.root, ref)
+        if node is None:
+            raise _refused(f"$ref {ref[:100]!r} names nothing in the schema")
         self.targets[ref] = node
         return node
 
@@ -197,6 +196,25 @@ def _children(node: dict[str, Any]) -> list[Any]:
     return children
 
 
+def _simplify(node: dict[str, Any]) -> None:
+    """Takes out keywords that say nothing here, and writes counts as whole numbers."""
+    if node.get("uniqueItems") is False:
+        del node["uniqueItems"]
+    if "contains" not in node:
+        node.pop("minContains", None)
+        node.pop("maxContains", None)
+    if "additionalProperties" in node:  # which evaluates all that is left
+        node.pop("unevaluatedProperties", None)
+    for name in _COUNTS:
+        count = node.get(name)
+        if isinstance(count, float) and count.is_integer():
+            node[name] = int(count)
+    types = node.get("type", [])
+    for each in types if isinstance(types, list) else [types]:
+        if each not in _TYPES:
+            raise _refused(f"type is {json.dumps(each)[:100]}: use one of {', '.join(_TYPES)}")
+
+
 def _check_numbers(node: dict[str, Any]) -> None:
     for name in _COUNTS:
         count = node.get(name)
@@ -209,15 +227,25 @@ def _bound_integers(node: dict[str, Any]) -> None:
     weak model would write digits for ever."""
     types = node.get("type")
     types = [types] if isinstance(types, str) else types or []
-    if "integer" in types and "number" not in types and not _BOUNDS & node.keys():
-        node["minimum"], node["maximum"] = -_LARGEST_INTEGER, _LARGEST_INTEGER
+    if "integer" not in types or "number" in types or {"enum", "const"} & node.keys():
+        return
+    lowest = [node[name] for name in ("minimum", "exclusiveMinimum") if name in node]
+    highest = [node[name] for name in ("maximum", "exclusiveMaximum") if name in node]
+    numbers = [each for each in lowest + highest if isinstance(each, int | float)]
+    if not lowest:
+        node["minimum"] = min(
+            [-_LARGEST_INTEGER, *[_ten_times(each) for each in numbers if each < 0]]
+        )
+    if not highest:
+        node["maximum"] = max(
+            [_LARGEST_INTEGER, *[_ten_times(each) for each in numbers if each > 0]]
+        )
 
 
-def _is_closed(node: dict[str, Any]) -> bool:
-    """Objects that name their properties have no others unless the schema says that they may: a weak
-    model would write more of them for ever."""
-    names = properties_of(node)
-    return bool(names) and "additionalProperties" not in node and required_of(node) <= names.keys()
+def _ten_times(bound: float) -> int:
+    """Far enough beyond a bound that is itself beyond the usual range."""
+    large = math.isfinite(bound) and abs(bound) >= _LARGEST_INTEGER
+    return int(bound) * 10 if large else 0
 
 
 def _forget_note(node: dict[str, Any]) -> None:
