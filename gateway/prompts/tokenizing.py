@@ -16,6 +16,7 @@ from gateway.prompts.control_tokens import ControlTokens
 from gateway.prompts.encoding import TextEncoder
 from gateway.prompts.prefix_tokens import PrefixTokenCache
 from gateway.prompts.templates import ChatTemplate
+from gateway.prompts.token_bytes import TokenBytes
 from gateway.prompts.word_cache import WordCache
 
 INLINE_CHARACTERS = 2_000  # longer texts are encoded in a thread; about a millisecond
@@ -40,6 +41,7 @@ class TextCodec:
         self.eos_token_ids = eos_token_ids
         self.vocab_size = tokenizer.get_vocab_size(with_added_tokens=True)
         self._shown: dict[frozenset[str], dict[int, str]] = {}
+        self._token_bytes = TokenBytes(tokenizer)
         self._token_text = lru_cache(maxsize=65536)(self._text_of_token)
 
     def encode(self, text: str, *, special: bool = False, at_most: int | None = None) -> list[int]:
@@ -63,6 +65,10 @@ class TextCodec:
     def token_text(self, token: int) -> str:
         """The text of a single token for logprobs; special tokens by name."""
         return self._token_text(token)
+
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes of a single token. Those of the tokens of a text, joined, are the text's."""
+        return self._token_bytes.of(token, self._token_text(token))
 
     def detokenizer(self, shown: Mapping[int, str] | None = None) -> "Detokenizer":
         """`shown`: control tokens, by id, that are not dropped."""

@@ -79,8 +79,10 @@ class ChoiceOutput:
         single_tool_call: bool = False,
         stop_included: bool = False,
         keeps_ids: bool = False,
+        min_tokens: int = 0,
     ) -> None:
-        """keeps_ids: the client wants the tokens, of which deltas have entries without a score."""
+        """keeps_ids: the client wants the tokens, of which deltas have entries without a score.
+        min_tokens: no stop string is looked for in the text of the first so many."""
         self.index = index
         self.text: list[str] = []  # released so far
         self.calls: list[ToolCall] = []
@@ -91,6 +93,7 @@ class ChoiceOutput:
         shown = reader.shown if reader is not None else None
         self._detokenizer = codec.detokenizer(shown) if codec else None
         self._stops = StopMatcher(stops, included=stop_included) if stops else None
+        self._min_tokens = min_tokens
         self._guard = guard
         self._reader = reader
         self._single_tool_call = single_tool_call  # the choice ends after its first tool call
@@ -277,7 +280,8 @@ class ChoiceOutput:
 
     def _screen(self, text: str, *, last: bool = False) -> bool:
         if self._stops is not None:
-            text = self._stops.feed(text)
+            if self.generated > self._min_tokens:
+                text = self._stops.feed(text)
             self._passed += len(text)
             if self._stops.matched is not None:
                 self._logprobs.limit(self._passed)

@@ -163,6 +163,7 @@ class Delivery:
                 single_tool_call=request.single_tool_call,
                 stop_included=request.include_stop_str_in_output,
                 keeps_ids=request.return_token_ids,
+                min_tokens=request.min_tokens,
             )
             for i, each in enumerate(guards)
         ]

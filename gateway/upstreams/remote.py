@@ -215,7 +215,11 @@ class RemoteEngine:
     def _translated(
         self, error: EngineError, request: InferenceRequest | None = None
     ) -> TollhouseError:
-        message = error.message[:1].upper() + error.message[1:].rstrip(".") + "."
+        # The engine's checks begin with the name of the field, which stays as it is.
+        field = error.message.partition(" is ")[0]
+        known = field in InferenceRequest.__struct_fields__
+        first = error.message[:1] if known else error.message[:1].upper()
+        message = first + error.message[1:].rstrip(".") + "."
         match error.code:
             case "context_length_exceeded":
                 return ContextLengthExceeded(
@@ -245,6 +249,4 @@ class RemoteEngine:
             return BadRequest(message, code=error.code, param="model")
         if error.code in ("invalid_config", "integrity", "invalid_checkpoint"):
             return DependencyDown(message)
-        field = error.message.partition(" is ")[0]  # the engine's checks begin with it
-        known = field in InferenceRequest.__struct_fields__
         return BadRequest(message, code=error.code, param=field if known else None)

@@ -8,10 +8,12 @@ from typing import Any
 
 import jsonschema
 import pytest
+from llguidance import LLMatcher, LLTokenizer
 from tokenizers import Tokenizer
 
 from engine.config import EngineConfig
 from engine.decoding.grammar import matchers
+from engine.decoding.grammar.compiler import source_of
 from engine.decoding.grammar.matchers import Matchers
 from engine.decoding.grammar.schema import checked_schema
 from engine.demo.paths import MODEL_DIR
@@ -341,3 +343,22 @@ def test_a_grammar_that_fails_ends_its_own_request(
     assert receipt.finish_reason == "error" and "too many states" in receipt.message
     assert receipt.prompt == receipt.generated == 0
     assert len(found.tokens["neighbour", 0]) == 5
+
+
+@pytest.mark.parametrize(
+    ("grammar", "text"),
+    [
+        (r'root ::= "\u00e9"', "é"),
+        (r"root ::= [\u00e0-\u00fc]", "é"),
+        (r'root ::= "\U0001F44D"', "👍"),
+        (r'root ::= "\x41"', "A"),
+        (r'root ::= "\u0022"', '"'),
+        (r'root ::= "\\u0041"', r"\u0041"),
+    ],
+)
+def test_escapes_of_gbnf_name_code_points(grammar: str, text: str) -> None:
+    matcher = LLMatcher(
+        LLTokenizer(TOKENIZER.to_str()), source_of(Grammar("gbnf", grammar)), log_level=0
+    )
+    ids = TOKENIZER.encode(text, add_special_tokens=False).ids
+    assert matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()

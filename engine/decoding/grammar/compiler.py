@@ -147,7 +147,7 @@ def source_of(grammar: Grammar) -> str:
         return LLMatcher.grammar_from_lark(checked_lark(text))
     if kind == "gbnf":
         try:
-            lark = any_to_lark(text)
+            lark = any_to_lark(_CODE_POINT.sub(_character, text))
         except Exception as error:
             raise refused(kind, str(error)) from error
         return LLMatcher.grammar_from_lark(checked_lark(lark))
@@ -157,6 +157,20 @@ def source_of(grammar: Grammar) -> str:
         "invalid_grammar",
         f"the kind of grammar is {kind!r}: use json_schema, regex, lark, gbnf or choice",
     )
+
+
+# Escapes of GBNF; those of code points are read here, because the library does not know them.
+_CODE_POINT = re.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|.)", re.DOTALL)
+
+
+def _character(escape: re.Match[str]) -> str:
+    digits = escape[1] or escape[2]
+    if digits is None:
+        return escape[0]
+    point = int(digits, 16)
+    if point > 0x10FFFF or 0xD800 <= point < 0xE000:
+        raise refused("gbnf", f"{escape[0]} is no character")
+    return chr(point) if point > 0x7F else f"\\x{point:02x}"
 
 
 def _choices(text: str) -> str:

@@ -211,7 +211,8 @@ def logprobs_object(
     *,
     as_ids: bool = False,
 ) -> dict[str, Any]:
-    """With `as_ids` a token is `token_id:` and its id, as vLLM writes it; `bytes` are of its text."""
+    """With `as_ids` a token is `token_id:` and its id, as vLLM writes it. `bytes` are those that it
+    stands for, perhaps a part of a character."""
     content = [_token(each, codec, as_ids) for each in own]
     for given in upstream:
         content += given.get("content") or []
@@ -257,11 +258,10 @@ def _thoughts(reasoning: str) -> dict[str, str]:
 def _token_object(
     token: int, logprob: float, codec: TextCodec | None, as_ids: bool
 ) -> dict[str, Any]:
-    text = codec.token_text(token) if codec else ""
     return {
         "token": token_name(token, codec, as_ids),
         "logprob": shown_logprob(logprob),
-        "bytes": list(text.encode()),
+        "bytes": list(codec.token_bytes(token)) if codec else [],
     }
 
 

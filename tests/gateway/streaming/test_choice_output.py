@@ -294,3 +294,19 @@ def test_what_was_judged_before_a_cut_is_sent_with_it() -> None:
     choice.feed(TextChunk("r", 0, "It is a swordfish.", 4))
     delta = choice.take()
     assert delta is not None and (delta.text, delta.finish_reason) == ("It is a ", "content_filter")
+
+
+def test_no_stop_string_ends_the_text_of_the_first_tokens() -> None:
+    """As vLLM has it: what comes before `min_tokens` is no part of a stop string."""
+    text = "A toll is paid at a gate."
+    ids = CODEC.encode(text)
+    for least in (0, 5, len(ids)):
+        choice = ChoiceOutput(0, CODEC, (" ",), min_tokens=least)
+        for token in ids:
+            if not choice.over:
+                choice.feed(TokenChunk("r", 0, [token]))
+        choice.end(FinishReason.LENGTH)
+        free = CODEC.decode(ids[:least])
+        rest = text[len(free) :]
+        assert "".join(choice.text) == free + rest.split(" ")[0]
+        assert (choice.stop_matched == " ") is (" " in rest)
