@@ -233,7 +233,7 @@ def test_anthropics_tools(deployment: Deployment) -> None:
         ({"guided_regex": "((("}, "unclosed group"),
         ({"guided_json": {"$ref": "#"}}, "no finite value"),
         ({"guided_grammar": 'start: "a" start'}, "never ends"),
-        ({"guided_json": {"type": "integer", "multipleOf": 9999991}}, "takes more than"),
+        ({"guided_json": {"type": "number", "multipleOf": 9999991}}, "takes more than"),
         ({"guided_regex": "a", "guided_choice": ["b"]}, "one form only"),
         ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "one form only"),
         ({"structured_outputs": {"structural_tag": "x"}}, "structural_tag is not supported"),

@@ -169,7 +169,7 @@ def _character(escape: re.Match[str]) -> str:
         return escape[0]
     point = int(digits, 16)
     if point > 0x10FFFF or 0xD800 <= point < 0xE000:
-        raise refused("gbnf", f"{escape[0]} is no character")
+        raise refused("gbnf", f"{escape[0]} is not a character")
     return chr(point) if point > 0x7F else f"\\x{point:02x}"
 
 
