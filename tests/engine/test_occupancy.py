@@ -93,26 +93,37 @@ class Crowd:
         self.clock.now += STEP_S
 
 
-Hostile = Callable[[Crowd], None]
+@dataclass(frozen=True)
+class Hostile:
+    fill: Callable[[Crowd], object]
+    blocks: int = 8192  # of the pool: by default more than all places need
+    victim: str = "short"  # the one that it is tried with first
+
+
 HOSTILE: dict[str, Hostile] = {
-    "one request of many choices": lambda c: (c.submit("bad", 8, 400, n=64), None)[1],
-    "more choices than places": lambda c: (c.submit("bad", 8, 400, n=128), None)[1],
-    "as many requests as places": lambda c: _many(c, 64, 8, 20),
-    "many requests of many choices": lambda c: _many(c, 12, 8, 300, n=40),
-    "a queue of requests": lambda c: _many(c, 500, 8, 40),
-    "all blocks, by long answers": lambda c: _many(c, 40, 8, 200),
-    "all blocks, by long prompts": lambda c: _many(c, 40, 300, 60),
-    "requests larger than what is free": lambda c: (_many(c, 20, 80, 60), _many(c, 20, 1500, 8))[1],
-    "deadlines that a new start would miss": lambda c: _many(
-        c, 64, 8, 300, deadline_s=301 * STEP_S
+    "one request of many choices": Hostile(lambda c: c.submit("bad", 8, 400, n=64)),
+    "more choices than places": Hostile(lambda c: c.submit("bad", 8, 400, n=128)),
+    "as many requests as places": Hostile(lambda c: _many(c, 64, 8, 400)),
+    "many requests of many choices": Hostile(lambda c: _many(c, 12, 8, 400, n=40)),
+    "a queue of requests": Hostile(lambda c: _many(c, 500, 8, 400)),
+    "deadlines that a new start would miss": Hostile(
+        lambda c: _many(c, 64, 8, 400, deadline_s=401 * STEP_S)
     ),
-    "all adapter slots": lambda c: _with_adapters(c, SLOTS, 8, 400),
-    "more adapters than slots": lambda c: _with_adapters(c, 3 * SLOTS, 8, 400),
-    "adapters with requests larger than what is free": lambda c: (
-        _many(c, 30, 8, 300),
-        _with_adapters(c, 12, 1600, 8),
-    )[1],
-    "a prompt, then many choices": lambda c: (c.submit("bad", 1500, 8, n=64), None)[1],
+    "a prompt, then many choices": Hostile(lambda c: c.submit("bad", 4000, 400, n=64)),
+    "all blocks, by long answers": Hostile(lambda c: _many(c, 5, 8, 1900), 512, "with a prompt"),
+    "all blocks, by long prompts": Hostile(lambda c: _many(c, 5, 390, 400), 512, "with a prompt"),
+    "requests larger than what is free": Hostile(
+        lambda c: (_many(c, 3, 80, 600), _many(c, 20, 1500, 8)), 512
+    ),
+    "all adapter slots": Hostile(
+        lambda c: _with_adapters(c, SLOTS, 8, 400), victim="with an adapter"
+    ),
+    "more adapters than slots": Hostile(
+        lambda c: _with_adapters(c, 3 * SLOTS, 8, 400), victim="with an adapter"
+    ),
+    "adapters with requests larger than what is free": Hostile(
+        lambda c: (_many(c, 3, 80, 600), _with_adapters(c, 12, 1600, 8)), 512
+    ),
 }
 
 
@@ -139,7 +150,7 @@ CELLS = [
         hostile,
         victim,
         overlapped,
-        marks=() if victim == "short" and not overlapped else pytest.mark.proof,
+        marks=() if victim == HOSTILE[hostile].victim and not overlapped else pytest.mark.proof,
     )
     for hostile, victim, overlapped in itertools.product(HOSTILE, VICTIMS, (False, True))
 ]
@@ -149,9 +160,9 @@ CELLS = [
 def test_a_victim_waits_no_longer_than_the_bound(
     tmp_path: Path, hostile: str, victim: str, overlapped: bool
 ) -> None:
-    crowd = Crowd(tmp_path, overlapped)
+    crowd = Crowd(tmp_path, overlapped, {"num_blocks": HOSTILE[hostile].blocks})
     digest = crowd.adapter("good")
-    HOSTILE[hostile](crowd)
+    HOSTILE[hostile].fill(crowd)
     names = []
     for number in range(150):
         crowd.step()
@@ -167,10 +178,10 @@ def test_a_victim_waits_no_longer_than_the_bound(
             assert crowd.found.tokens[name, choice] == reference(asked, choice, 4)
 
 
-@pytest.mark.parametrize("hostile", ["one request of many choices", "all blocks, by long answers"])
+@pytest.mark.parametrize("hostile", ["one request of many choices", "as many requests as places"])
 def test_who_gave_way_is_answered_and_billed_once(tmp_path: Path, hostile: str) -> None:
-    crowd = Crowd(tmp_path)
-    HOSTILE[hostile](crowd)
+    crowd = Crowd(tmp_path, changes={"num_blocks": HOSTILE[hostile].blocks})
+    HOSTILE[hostile].fill(crowd)
     for number in range(400):
         crowd.step()
         if number % 8 == 0:
