@@ -144,6 +144,13 @@ class Unavailable(TollhouseError):
     type = "server_error"
 
 
+class EngineLost(Unavailable):
+    """The engine hung or died while it computed the request, which may be the cause: it is not tried
+    again. Sent with `x-should-retry: false`."""
+
+    code = "engine_unavailable"
+
+
 class DependencyDown(Unavailable):
     code = "dependency_down"
 

@@ -190,6 +190,15 @@ hung = Counter(
     "Requests moved off a hung replica before their first token.",
     ["engine"],
 )
+lost_with_engine = Counter(
+    "tollhouse_lost_requests",
+    "Requests not tried again, because their engine hung or died while it computed them.",
+    ["engine"],
+)
+adapters_quarantined = Counter(
+    "tollhouse_adapters_quarantined",
+    "Adapters put into quarantine, because engines stopped with them.",
+)
 breaker_openings = Counter(
     "tollhouse_breaker_openings", "Times that a replica's circuit breaker opened.", ["engine"]
 )

@@ -79,6 +79,7 @@ class EngineConfig:
     heartbeat_s: float = 1.0  # interval between load reports to each gateway
     gateway_timeout_s: float = 10.0  # a connection that is silent for so long ends its requests
     gateway_stall_s: float = 120.0  # so does a gateway that only its connection keeps alive
+    stall_s: float = 60.0  # a step that takes longer is a hang, which ends the process; 0: never
 
     def __post_init__(self) -> None:
         _check(self)
@@ -105,6 +106,7 @@ _MAY_BE_ZERO = {
     "output_price",
     "locality_quantum",
     "share_wait_s",
+    "stall_s",
     "adapter_drain_s",
     "metrics_port",
     "step_s",

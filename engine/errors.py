@@ -41,7 +41,9 @@ class IntegrityError(EngineError):
 
 
 class ConnectionLost(EngineError):
-    """The engine stopped answering. Its receipts count the tokens that it delivered."""
+    """The engine stopped answering. Its receipts count the tokens that it delivered. `begun`: it had
+    begun with this request, or was reading this adapter, which may be the cause."""
 
-    def __init__(self, message: str) -> None:
+    def __init__(self, message: str, *, begun: bool = False) -> None:
         super().__init__("engine_unavailable", message)
+        self.begun = begun

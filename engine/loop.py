@@ -91,6 +91,8 @@ class Engine:
         self.searches = BeamSearches(
             self._enqueue, self.abort, self.receipts, frozenset(self.info.eos_token_ids), clock
         )
+        # Called with the requests, by gateway, that the step about to be launched begins.
+        self.on_begin: Callable[[dict[str, list[str]]], None] | None = None
         self._launched: LaunchedStep | None = None
         self._last_end = 0.0
         self._deadlines: list[tuple[float, str]] = []
@@ -277,6 +279,8 @@ class Engine:
         if batch is None:
             return None
         rows = self.scheduler.rows
+        if self.scheduler.begun:
+            self._announce()
         try:
             ticket = self._runner.launch(batch)
         except IntegrityError:
@@ -285,6 +289,16 @@ class Engine:
             self._failed(LaunchedStep(rows, None, now), error)
             return None
         return LaunchedStep(rows, ticket, now)
+
+    def _announce(self) -> None:
+        begun, self.scheduler.begun = self.scheduler.begun, []
+        if self.on_begin is None:
+            return
+        by_gateway: dict[str, list[str]] = {}
+        for request in begun:
+            origin, name = self.searches.asked_by(request.origin, request.inputs.request_id)
+            by_gateway.setdefault(origin, []).append(name)
+        self.on_begin(by_gateway)
 
     def _drain_launched(self) -> None:
         if self._launched is not None:

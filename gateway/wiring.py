@@ -289,6 +289,14 @@ def _build_services(base: _Base, path: _RequestPath) -> Services:
         settle_s=SETTLE_S if settings.redis_url else 0.0,
         stored=_stored,
     )
+    adapters = AdapterRegistry(
+        database=database,
+        clock=clock,
+        catalog=base.catalog,
+        store=AdapterStore(settings.data_dir / "adapters", settings.adapter_dirs),
+        refresh=CatalogRefresher(database, base.catalog).refresh,
+    )
+    base.router.suspects.on_quarantine = adapters.quarantine_soon
     return Services(
         settings=settings,
         clock=clock,
@@ -303,13 +311,7 @@ def _build_services(base: _Base, path: _RequestPath) -> Services:
         limiter=path.limiter,
         rejections=path.rejections,
         catalog=base.catalog,
-        adapters=AdapterRegistry(
-            database=database,
-            clock=clock,
-            catalog=base.catalog,
-            store=AdapterStore(settings.data_dir / "adapters", settings.adapter_dirs),
-            refresh=CatalogRefresher(database, base.catalog).refresh,
-        ),
+        adapters=adapters,
         prices=path.prices,
         router=base.router,
         engines=EngineView(database, base.router),

@@ -1,19 +1,21 @@
 """LoRA adapters of tenants: rows that map a tenant's own name to weights, identified by digest."""
 
 import re
+from datetime import datetime
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import Select, select
 from sqlalchemy.orm import Session
 
 from core.clock import Clock
-from core.errors import BadRequest, Conflict, NotFound
+from core.errors import BadRequest, Conflict, Forbidden, NotFound
 from core.ids import ADAPTER, new_id
 from core.tenants import audit
 from core.tenants.models import Adapter
-from core.tenants.scope import TenantScope
+from core.tenants.scope import TenantScope, scope_of_operator
 
 # In `model` a colon separates base and adapter; a slash would look like a path.
+LONGEST_REASON = 120
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,119}")
 
 
@@ -42,6 +44,14 @@ def register(
 ) -> Adapter:
     """Idempotent for the same name and digest; Conflict if the name has another digest."""
     check_name(name)
+    held = _quarantined(session, digest)
+    if held is not None:
+        raise Forbidden(
+            f"These weights are in quarantine: {held.quarantine_reason}.",
+            next_step="Upload other weights, or ask the operator to release them.",
+            param="lora_name",
+            code="adapter_quarantined",
+        )
     row = session.scalars(
         select(Adapter).where(Adapter.tenant_id == scope.tenant_id, Adapter.name == name)
     ).one_or_none()
@@ -59,6 +69,7 @@ def register(
         session.add(row)
     row.base_model, row.digest, row.path = base_model, digest, path
     row.rank, row.bytes, row.removed_at = rank, bytes, None
+    row.quarantined_at, row.quarantine_reason = None, ""
     row.created_at, row.created_by = clock.now(), scope.actor[:40]
     session.flush()
     audit.record(
@@ -76,6 +87,57 @@ def remove(session: Session, scope: TenantScope, clock: Clock, name_or_id: str) 
         session, scope, clock, "adapter.remove", row.id, before=before, after=describe(row)
     )
     return row
+
+
+def quarantine(session: Session, clock: Clock, digest: str, reason: str) -> list[Adapter]:
+    """Keep every tenant from using these weights, until an operator releases them. Each gets an entry
+    in its audit log."""
+    query = select(Adapter).where(
+        Adapter.digest == digest, Adapter.removed_at.is_(None), Adapter.quarantined_at.is_(None)
+    )
+    changed = (clock.now(), reason[:LONGEST_REASON])
+    return _change(session, clock, query, "adapter.quarantine", changed, "gateway")
+
+
+def release(session: Session, clock: Clock, digest: str, actor: str) -> list[Adapter]:
+    """Let them be used again. Raises NotFound."""
+    query = select(Adapter).where(Adapter.digest == digest, Adapter.quarantined_at.is_not(None))
+    rows = _change(session, clock, query, "adapter.release", (None, ""), actor)
+    if not rows:
+        raise NotFound(
+            f"No adapter with the digest {digest[:64]!r} is in quarantine.",
+            next_step="The page Engines lists those that are.",
+        )
+    return rows
+
+
+def _change(
+    session: Session,
+    clock: Clock,
+    query: Select[Adapter],
+    action: str,
+    values: tuple[datetime | None, str],
+    actor: str,
+) -> list[Adapter]:
+    rows = list(session.scalars(query))
+    for row in rows:
+        before = describe(row)
+        row.quarantined_at, row.quarantine_reason = values
+        session.flush()
+        scope = scope_of_operator(row.tenant_id, actor)
+        audit.record(session, scope, clock, action, row.id, before=before, after=describe(row))
+    return rows
+
+
+def in_quarantine(session: Session) -> list[Adapter]:
+    """Of all tenants, latest first."""
+    query = select(Adapter).where(Adapter.quarantined_at.is_not(None), Adapter.removed_at.is_(None))
+    return list(session.scalars(query.order_by(Adapter.quarantined_at.desc())))
+
+
+def _quarantined(session: Session, digest: str) -> Adapter | None:
+    query = select(Adapter).where(Adapter.digest == digest, Adapter.quarantined_at.is_not(None))
+    return session.scalars(query).first()
 
 
 def get(session: Session, scope: TenantScope, name_or_id: str) -> Adapter:
@@ -106,6 +168,8 @@ def describe(row: Adapter) -> dict[str, Any]:
     """Public fields; the path of the files is visible to the operator only."""
     plain = ("id", "name", "base_model", "digest", "rank", "bytes", "created_by")
     return {name: getattr(row, name) for name in plain} | {
+        "quarantined_at": row.quarantined_at.isoformat() if row.quarantined_at else None,
+        "quarantine_reason": row.quarantine_reason or None,
         "created_at": row.created_at.isoformat(),
         "removed_at": row.removed_at.isoformat() if row.removed_at else None,
     }

@@ -184,6 +184,8 @@ class Adapter(Base):
     created_at: Mapped[datetime] = mapped_column(UtcDateTime)
     created_by: Mapped[str] = mapped_column(ID, default="")
     removed_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    quarantined_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    quarantine_reason: Mapped[str] = mapped_column(NAME, default="", server_default="")
 
 
 class LimitRow(Base):

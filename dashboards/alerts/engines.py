@@ -120,6 +120,56 @@ ENGINE_ALERTS = (
         ),
     ),
     Alert(
+        "AdapterQuarantined",
+        "increase(tollhouse_adapters_quarantined_total[1h])",
+        ">",
+        0,
+        "",
+        "critical",
+        "An adapter was put into quarantine, because engines stopped with it",
+        "Look at who uploaded it and at the engine's log; release it only if the cause is another.",
+        Runbook(
+            "An engine hung or died while it read this adapter, or two did while they used it. Its "
+            "requests are refused with `adapter_quarantined`, for every tenant that has the weights.",
+            (
+                "[Engines](/operator/engines) lists adapters in quarantine with tenant, digest and "
+                "reason; the tenant's audit log has `adapter.quarantine`.",
+                "The engine's log ends with where each of its threads was.",
+            ),
+            (
+                "If the log points into the reading of the adapter, keep the quarantine and tell the "
+                "tenant to upload other weights.",
+                "If the cause was another, such as memory that ran out, release it: "
+                "`POST /admin/v1/adapters/DIGEST/release` with the operator's token.",
+            ),
+            "No engine restarts any more, and the tenant's adapter is replaced or released.",
+        ),
+    ),
+    Alert(
+        "RequestsLost",
+        "sum(increase(tollhouse_lost_requests_total[15m]))",
+        ">",
+        0,
+        "",
+        "warning",
+        "An engine hung or died while it computed requests, which are not tried again",
+        "Read the end of the engine's log, and see whether one tenant's requests are in each case.",
+        Runbook(
+            "One of these requests may be why the engine stopped. Their clients got 503 with "
+            "`x-should-retry: false`, and were charged for delivered tokens only.",
+            (
+                "[Requests](/requests) with status 503 shows which requests and tenants they were.",
+                "The engine's log ends with where each of its threads was, if it hung.",
+            ),
+            (
+                "If the same tenant's requests are there each time, lower or suspend what it may send: "
+                "`tollhouse limit set 1 --unit concurrent --tenant NAME`.",
+                "If the process was killed from outside or memory ran out, give it more memory.",
+            ),
+            "No engine stopped for 15 minutes.",
+        ),
+    ),
+    Alert(
         "BreakerOpen",
         "max by (engine) (tollhouse_breaker_open)",
         ">",

@@ -99,7 +99,9 @@ def _row(
         "rank": each.rank,
         "bytes": each.bytes,
         "at": each.created_at,
-        "lies": ", ".join(f"{states[state]} {state}" for state in sorted(states)) or "none",
+        "lies": f"in quarantine: {each.quarantine_reason}"
+        if each.quarantined_at
+        else ", ".join(f"{states[state]} {state}" for state in sorted(states)) or "none",
         "requests": used.get("requests", 0),
         "tokens": used.get("output_tokens", 0),
         "amount": used.get("amount", 0),

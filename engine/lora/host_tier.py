@@ -1,6 +1,6 @@
 """Adapters in host memory, within a budget of bytes, and the reads that bring them from disk."""
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -44,6 +44,9 @@ class HostTier:
         self._copies: OrderedDict[str, Adapter] = OrderedDict()  # least recently used first
         self._bytes = 0
         self._reads: list[PendingRead] = []
+        self._queued: deque[tuple[str, OnRead]] = deque()  # for the read that goes on to end
+        # Called with the path of each read before it begins.
+        self.on_begin: Callable[[str], None] | None = None
         self._drop_count = 0
         self._dropped_at: dict[
             str, int
@@ -56,8 +59,13 @@ class HostTier:
         return bool(self._reads)
 
     def read(self, path: str, on_read: OnRead) -> None:
-        """Read a PEFT directory into host memory beside the loop; a later `poll` calls `on_read` with
-        the finished future."""
+        """Read a PEFT directory into host memory beside the loop, after those asked for before; a later
+        `poll` calls `on_read` with the finished future."""
+        if self._reads:
+            self._queued.append((path, on_read))
+            return
+        if self.on_begin is not None:
+            self.on_begin(path)
         future = self._submit(lambda: self._runner.register_adapter(path))
         self._reads.append(PendingRead(path, future, self._drop_count, on_read))
 
@@ -68,6 +76,8 @@ class HostTier:
                 self.read(read.path, read.on_read)
             else:
                 read.on_read(read.future)
+        while self._queued and not self._reads:
+            self.read(*self._queued.popleft())
         if not self._reads:
             self._dropped_at.clear()
 

@@ -61,6 +61,7 @@ class Scheduler:
         self._size = config.block_size
         sight = sight or Sight()
         self.rows: list[tuple[Sequence, Row]] = []  # the batch that was scheduled last
+        self.begun: list[Request] = []  # admitted for the first time since it was last emptied
         self._budget = 0
         self._scoring = 0  # prompt tokens that this step may still score
         self._next_number = 0
@@ -383,6 +384,7 @@ class Scheduler:
             return
         request.cached = request.reached = seq.counted_until = seq.computed
         request.admitted_at = now
+        self.begun.append(request)
         self.waiting.charge(seq, seq.computed * self._config.cached_price)
         self._metrics.add("prefix_queries", len(request.inputs.prompt))
         self._metrics.add("prefix_hits", seq.computed)

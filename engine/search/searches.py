@@ -56,6 +56,11 @@ class BeamSearches:
     def of(self, origin: str) -> list[str]:
         return [name for name, search in self._open.items() if search.origin == origin]
 
+    def asked_by(self, origin: str, name: str) -> tuple[str, str]:
+        """The gateway and the request that a request is part of: of its own, unless it is inside."""
+        search = self._inside.get(name)
+        return (origin, name) if search is None else (search.origin, search.inputs.request_id)
+
     def start(self, inputs: GenerateRequest, origin: str, limit: int) -> None:
         """limit: the most positions of a beam, the prompt included. Raises AdapterError."""
         length = len(inputs.prompt)

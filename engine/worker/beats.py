@@ -32,6 +32,12 @@ class Beats:
         finally:
             self._lock.acquire()
 
+    @contextmanager
+    def sending(self) -> Iterator[None]:
+        """Within `stepping`, the loop has the socket for the time of the block."""
+        with self._lock:
+            yield
+
     @property
     def due(self) -> bool:
         return time.monotonic() >= self.sent_at + self._interval_s

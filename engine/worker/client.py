@@ -78,7 +78,10 @@ class EngineClient:
         self._streams: dict[str, tuple[Sink, int]] = {}  # with the number of Hellos sent before
         self._hellos = 0
         self._hello_at = 0.0
+        self._begun: set[str] = set()  # of the open streams, those that the engine computes
+        self._reading = ""  # path of the adapter that the engine began to read last
         self._calls: dict[int, asyncio.Future[Any]] = {}
+        self._loads: dict[int, str] = {}  # paths, by the call
         self._numbers = itertools.count(1)
         self._connected = asyncio.Event()
         self._last_number = 0
@@ -132,6 +135,7 @@ class EngineClient:
                 yield item
         finally:
             self._streams.pop(name, None)
+            self._begun.discard(name)
             if not finished:
                 self.abort_soon(name)
 
@@ -143,11 +147,16 @@ class EngineClient:
         if name in self._streams:
             raise RequestError("duplicate_request", f"request {name} is already running")
         self._streams[name] = (sink, self._hellos)
+        self._begun.discard(name)
         try:
             await self._send(wire.Generate(request))
         except BaseException:
             self._streams.pop(name, None)
             raise
+
+    def has_begun(self, request_id: str) -> bool:
+        """Whether the engine computes the open request, or did before it fell silent."""
+        return request_id in self._begun
 
     def abort_soon(self, request_id: str) -> None:
         """Asks the engine to abort; the stream then gets its last chunk and its receipt."""
@@ -159,7 +168,12 @@ class EngineClient:
 
     async def load_adapter(self, path: str, timeout_s: float = 120.0) -> AdapterState:
         """Reads a PEFT directory on the engine's machine. Raises AdapterError."""
-        return await self._adapter_call(lambda call: wire.LoadAdapter(call, path), timeout_s)
+
+        def load(call: int) -> wire.LoadAdapter:
+            self._loads[call] = path
+            return wire.LoadAdapter(call, path)
+
+        return await self._adapter_call(load, timeout_s)
 
     async def unload_adapter(self, digest: str, timeout_s: float = 30.0) -> AdapterState:
         state = await self._adapter_call(lambda call: wire.UnloadAdapter(call, digest), timeout_s)
@@ -251,6 +265,7 @@ class EngineClient:
             ) from None
         finally:
             self._calls.pop(number, None)
+            self._loads.pop(number, None)
 
     async def _adapter_call(self, make: Callable[[int], Any], timeout_s: float) -> AdapterState:
         reply: wire.AdapterReply = await self._call(make, timeout_s)
@@ -307,6 +322,9 @@ class EngineClient:
                     future.set_result(record)
             case wire.KvEvents(events):
                 self._report_kv_events(events)
+            case wire.Began(request_ids, path):
+                self._begun.update(each for each in request_ids if each in self._streams)
+                self._reading = path or self._reading
 
     def _report_kv_events(self, events: list[KvEvent]) -> None:
         if self._on_kv_events is not None:
@@ -321,6 +339,8 @@ class EngineClient:
 
     def _deliver(self, request_id: str, item: Item) -> None:
         last = not isinstance(item, TokenChunk)
+        if last:
+            self._begun.discard(request_id)
         stream = self._streams.pop(request_id, None) if last else self._streams.get(request_id)
         if stream is not None:
             stream[0].put_nowait(item)
@@ -328,6 +348,7 @@ class EngineClient:
             self._on_receipt(item)
 
     def _welcome(self, welcome: wire.Welcome) -> None:
+        restarted = self._info is not None and self._info.engine_id != welcome.info.engine_id
         self._info, self.stats = welcome.info, welcome.stats
         self.adapters = {state.digest: state for state in welcome.stats.adapters}
         self._report_kv_events([KvEvent("cleared", [])])
@@ -336,6 +357,8 @@ class EngineClient:
         for name, (_, hellos) in list(self._streams.items()):
             if name not in alive and hellos < welcome.attempt:
                 self._fail(name, "the engine restarted or lost the request")
+        if restarted:
+            self._fail_calls("the engine restarted")
         for receipt in welcome.receipts:
             self._deliver(receipt.request_id, receipt)
         self._connected.set()
@@ -343,14 +366,21 @@ class EngineClient:
     def _fail(self, name: str, why: str) -> None:
         stream = self._streams.pop(name, None)
         if stream is not None:
-            stream[0].put_nowait(ConnectionLost(f"{self.address}: {why}"))
+            lost = ConnectionLost(f"{self.address}: {why}", begun=name in self._begun)
+            stream[0].put_nowait(lost)
+        self._begun.discard(name)
 
     def _fail_all(self, why: str) -> None:
         for name in list(self._streams):
             self._fail(name, why)
-        for future in self._calls.values():
+        self._fail_calls(why)
+
+    def _fail_calls(self, why: str) -> None:
+        for number, future in self._calls.items():
+            begun = self._reading != "" and self._loads.get(number) == self._reading
             if not future.done():
-                future.set_exception(ConnectionLost(f"{self.address}: {why}"))
+                future.set_exception(ConnectionLost(f"{self.address}: {why}", begun=begun))
+        self._reading = ""
 
     async def _send_heartbeats(self) -> None:
         """Sends heartbeats, and fails streams when the connection or the engine is gone."""

@@ -16,6 +16,7 @@ class Options:
     config: EngineConfig
     fake: bool
     exit_with_parent: bool
+    report_alive: bool
 
 
 # From this size on a CPU runs at full speed; a longer step only adds latency.
@@ -31,6 +32,11 @@ def parse(argv: list[str] | None) -> Options:
     )
     parser.add_argument(
         "--exit-with-parent", action="store_true", help="exit when the parent process ends"
+    )
+    parser.add_argument(
+        "--report-alive",
+        action="store_true",
+        help="print a JSON line each second, for a supervisor",
     )
     parser.add_argument(
         "--receipts",
@@ -58,10 +64,11 @@ def parse(argv: list[str] | None) -> Options:
     if "max_batch_tokens" not in given and not os.path.exists("/dev/nvidiactl"):
         given["max_batch_tokens"] = CPU_BATCH_TOKENS
     fake, with_parent = given.pop("fake"), given.pop("exit_with_parent")
+    report_alive = given.pop("report_alive")
     public = given.pop("public_file", None)
     if public is not None:
         given["public_prefixes"] = _read_prefixes(Path(public))
-    return Options(EngineConfig(**given), fake, with_parent)
+    return Options(EngineConfig(**given), fake, with_parent, report_alive)
 
 
 def _read_prefixes(path: Path) -> tuple[tuple[int, ...], ...]:

@@ -30,6 +30,7 @@ from engine.worker.listener import Listener
 from engine.worker.monitor import Monitor
 from engine.worker.options import parse
 from engine.worker.threads import bound_spinning, uncollected
+from engine.worker.watchdog import Watchdog
 
 log = logging.getLogger("tollhouse.engine")
 
@@ -60,6 +61,8 @@ class Server:
         self.last_turn = time.monotonic()
         try:
             self.engine = Engine(config, runner, submit=self._loader.submit)
+            self.engine.on_begin = self._announce
+            self.engine.adapters.host.on_begin = self._announce_read
             self.engine.info = replace(
                 self.engine.info,
                 engine_id=uuid.uuid4().hex,
@@ -305,6 +308,18 @@ class Server:
         if gateway is not None:
             self.gateways.send(gateway, reply)
 
+    def _announce(self, begun: dict[str, list[str]]) -> None:
+        """Called inside a step, before its launch."""
+        with self._beats.sending():
+            for gateway_id, request_ids in begun.items():
+                gateway = self.gateways.by_id(gateway_id)
+                if gateway is not None:
+                    self.gateways.send(gateway, wire.Began(request_ids))
+
+    def _announce_read(self, path: str) -> None:
+        for gateway in self.gateways:
+            self.gateways.send(gateway, wire.Began([], path))
+
     def _send_outputs(self) -> None:
         self._step += 1
         for gateway_id, outbox in self.engine.take_outboxes().items():
@@ -363,7 +378,13 @@ def make_runner(config: EngineConfig, fake: bool) -> Runner:
     return runner
 
 
-def serve(config: EngineConfig, *, fake: bool = False, exit_with_parent: bool = False) -> None:
+def serve(
+    config: EngineConfig,
+    *,
+    fake: bool = False,
+    exit_with_parent: bool = False,
+    report_alive: bool = False,
+) -> None:
     """Load the model and serve until SIGTERM or SIGINT. Prints one JSON line when ready."""
     parent = os.getppid()
     server = Server(config, make_runner(config, fake))
@@ -379,7 +400,11 @@ def serve(config: EngineConfig, *, fake: bool = False, exit_with_parent: bool = 
     }
     sys.stdout.write(json.dumps(ready) + "\n")
     sys.stdout.flush()
-    server.run(alive=lambda: not exit_with_parent or os.getppid() == parent)
+    watchdog = Watchdog(lambda: server.last_turn, config.stall_s, report=report_alive)
+    try:
+        server.run(alive=lambda: not exit_with_parent or os.getppid() == parent)
+    finally:
+        watchdog.close()
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -387,7 +412,12 @@ def main(argv: list[str] | None = None) -> int:
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(levelname)s %(message)s")
     try:
         options = parse(argv)
-        serve(options.config, fake=options.fake, exit_with_parent=options.exit_with_parent)
+        serve(
+            options.config,
+            fake=options.fake,
+            exit_with_parent=options.exit_with_parent,
+            report_alive=options.report_alive,
+        )
     except EngineError as error:
         sys.stderr.write(f"tollhouse engine: {error.message}\n")
         return 1

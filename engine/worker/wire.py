@@ -22,7 +22,7 @@ from engine.protocol import (
     StepOutput,
 )
 
-VERSION = 5  # 5: requests ask for beam search and best_of, which an older engine would ignore
+VERSION = 6  # 6: engines say what they begin with, in a message that older gateways do not know
 
 
 # From a gateway.
@@ -126,6 +126,15 @@ class KvEvents:
     events: list[KvEvent]
 
 
+@dataclass(frozen=True, slots=True)
+class Began:
+    """The next step computes these requests for the first time, or the adapter at `path` is read next.
+    If the engine hangs or dies, they may be the cause."""
+
+    request_ids: list[str]
+    path: str = ""
+
+
 # The kind byte is the index in this list: append only.
 _KINDS: list[type] = [
     Hello,
@@ -145,6 +154,7 @@ _KINDS: list[type] = [
     AdapterReply,
     LookUpReply,
     KvEvents,
+    Began,
 ]
 _BYTE = {kind: bytes([number]) for number, kind in enumerate(_KINDS)}
 _DECODE: list[Callable[[bytes], Any]] = [msgspec.msgpack.Decoder(kind).decode for kind in _KINDS]

@@ -12,7 +12,7 @@ from core import metrics
 from core.clock import Clock
 from core.counters import BucketState, Denial
 from core.database import Database
-from core.errors import InsufficientQuota, RateLimited, TollhouseError, Unavailable
+from core.errors import EngineLost, InsufficientQuota, RateLimited, TollhouseError, Unavailable
 from core.tenants.rejections import RejectionCount, add
 from gateway.threads import Work, run_as
 
@@ -86,7 +86,7 @@ def over_limit_error(denial: Denial, expected_wait_s: float) -> OverLimit:
 
 def is_final(error: TollhouseError) -> bool:
     """No retry can succeed: the response carries `x-should-retry: false`."""
-    return isinstance(error, InsufficientQuota)
+    return isinstance(error, InsufficientQuota | EngineLost)
 
 
 class RejectionCounter:

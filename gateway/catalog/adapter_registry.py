@@ -1,9 +1,12 @@
 """Registers and removes the adapters of tenants, and shows the change to this process's catalog."""
 
+import asyncio
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from core import metrics
 from core.clock import Clock
 from core.database import Database
 from core.errors import ModelNotFound
@@ -11,7 +14,10 @@ from core.tenants import adapters
 from core.tenants.scope import TenantScope
 from gateway.catalog.adapter_files import AdapterFiles
 from gateway.catalog.adapter_store import AdapterStore
-from gateway.catalog.catalog import Catalog
+from gateway.catalog.catalog import Catalog, NamedAdapter
+
+log = logging.getLogger("tollhouse.catalog")
+_writing: set[asyncio.Future[None]] = set()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,8 +66,37 @@ class AdapterRegistry:
         self.refresh()
         return shown
 
+    def quarantine_soon(self, adapter: NamedAdapter, reason: str) -> None:
+        """From the event loop: at once in this process, and soon in the database."""
+        if adapter.quarantined or not self.catalog.usable(adapter.digest):
+            return
+        self.catalog.quarantine(adapter.digest, reason)
+        metrics.adapters_quarantined.inc()
+        writing = asyncio.ensure_future(asyncio.to_thread(self.quarantine, adapter.digest, reason))
+        _writing.add(writing)
+        writing.add_done_callback(_written)
+
+    def quarantine(self, digest: str, reason: str) -> None:
+        """Of all tenants that have these weights."""
+        with self.database.transaction() as session:
+            adapters.quarantine(session, self.clock, digest, reason)
+
+    def release(self, digest: str, actor: str) -> list[dict[str, Any]]:
+        """Let these weights be used again."""
+        with self.database.transaction() as session:
+            rows = adapters.release(session, self.clock, digest, actor)
+            shown = [adapters.describe(row) for row in rows]
+        self.refresh()
+        return shown
+
     def remove(self, scope: TenantScope, name: str) -> dict[str, Any]:
         with self.database.transaction() as session:
             shown = adapters.describe(adapters.remove(session, scope, self.clock, name))
         self.refresh()
         return shown
+
+
+def _written(writing: "asyncio.Future[None]") -> None:
+    _writing.discard(writing)
+    if not writing.cancelled() and (error := writing.exception()) is not None:
+        log.error("a quarantine could not be stored, and ends with this process: %s", error)

@@ -47,6 +47,7 @@ class NamedAdapter:
     digest: str
     path: str
     created_at: datetime
+    quarantined: str = ""  # why it may not be used
 
 
 class Target(Struct, frozen=True):
@@ -106,7 +107,23 @@ class Catalog:
         return list(self._models)
 
     def every_adapter(self) -> Iterable[NamedAdapter]:
-        return [each for own in self._adapters.values() for each in own.values()]
+        """Those that may be used."""
+        every = [each for own in self._adapters.values() for each in own.values()]
+        return [each for each in every if not each.quarantined]
+
+    def usable(self, digest: str) -> bool:
+        return any(each.digest == digest for each in self.every_adapter())
+
+    def quarantine(self, digest: str, reason: str) -> None:
+        self.set_adapters(
+            {
+                tenant: {
+                    name: replace(each, quarantined=reason) if each.digest == digest else each
+                    for name, each in own.items()
+                }
+                for tenant, own in self._adapters.items()
+            }
+        )
 
     def resolve(self, principal: Principal, name: str) -> Target:
         """Resolve `<base>`, `<base>:<adapter>` or an adapter's own name."""
@@ -132,6 +149,13 @@ class Catalog:
                 f"This key may not use the adapter {adapter.name}.",
                 next_step="Use a key whose scopes include the adapter.",
                 param="model",
+            )
+        if adapter is not None and adapter.quarantined:
+            raise Forbidden(
+                f"The adapter {adapter.name} is in quarantine: {adapter.quarantined}.",
+                next_step="Remove it and upload other weights, or ask the operator to release it.",
+                param="model",
+                code="adapter_quarantined",
             )
         return Target(name, model, adapter)
 

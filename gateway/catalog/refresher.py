@@ -20,6 +20,11 @@ class CatalogRefresher:
         with self._database.read() as session:
             for row in session.scalars(select(Adapter).where(Adapter.removed_at.is_(None))):
                 adapters[row.tenant_id][row.name] = NamedAdapter(
-                    row.name, row.base_model, row.digest, row.path, row.created_at
+                    row.name,
+                    row.base_model,
+                    row.digest,
+                    row.path,
+                    row.created_at,
+                    row.quarantine_reason,
                 )
         self._catalog.set_adapters(adapters)

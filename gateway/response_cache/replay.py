@@ -59,6 +59,9 @@ class Recording:
     def cancel(self) -> None:
         self._generation.cancel()
 
+    def begun(self) -> bool:
+        return self._generation.begun()
+
     def terminate(self, error: TollhouseError) -> None:
         self._generation.terminate(error)
 
@@ -125,6 +128,9 @@ class CachedGeneration:
 
     def cancel(self) -> None:
         self._chunks = []
+
+    def begun(self) -> bool:
+        return False
 
     def terminate(self, error: TollhouseError) -> None:
         self._chunks = []

@@ -4,27 +4,33 @@ import asyncio
 import logging
 
 from core.clock import Clock
-from core.errors import Unavailable
+from core.errors import EngineLost, Unavailable
 from gateway.catalog.catalog import NamedAdapter
 from gateway.routing.replicas import Replica
+from gateway.routing.suspects import Suspects
+from gateway.upstreams.base import engine_lost
 
 log = logging.getLogger("tollhouse.routing")
 
 
 class AdapterLoads:
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, suspects: Suspects) -> None:
         self._clock = clock
+        self._suspects = suspects
         self._locks: dict[tuple[str, str], asyncio.Lock] = {}
         self._since: dict[tuple[str, str], float] = {}
+        self._hung: dict[str, float] = {}  # when an engine was lost that read it, by digest
 
     async def ensure(self, replica: Replica, adapter: NamedAdapter) -> None:
         """Load the adapter on the replica unless it is registered there."""
         if replica.has(adapter.digest):
             return
-        key = (replica.name, adapter.digest)
+        key, asked_at = (replica.name, adapter.digest), self._clock.monotonic()
         lock = self._locks.setdefault(key, asyncio.Lock())
         try:
             async with lock:
+                if self._hung.get(adapter.digest, -1.0) >= asked_at:
+                    raise engine_lost(replica.name, f"it stopped reading {adapter.name}")
                 if not replica.has(adapter.digest):
                     await self._load(replica, adapter)
         finally:
@@ -45,6 +51,10 @@ class AdapterLoads:
         log.info("loading the adapter %s on %s", adapter.name, replica.name)
         try:
             state = await replica.client.load_adapter(adapter.path, adapter.digest)
+        except EngineLost:
+            self._hung[adapter.digest] = self._clock.monotonic()
+            self._suspects.hung(adapter)
+            raise
         finally:
             del self._since[key]
         spent = self._clock.monotonic() - began

@@ -2,7 +2,8 @@
 
 An engine must send heartbeats (or answer a state request) and a first token for each request. A
 silent engine gets no new requests while another replica serves its model, and requests that wait
-there for their first token move to another replica. The circuit breaker also opens for an engine that
+there for their first token move to another replica, unless the engine had begun with them: one of
+these may be why it hangs. The circuit breaker also opens for an engine that
 is alive but produces no token for much longer than expected.
 """
 
@@ -57,7 +58,11 @@ class HungEngines:
 
     def _move_overdue(self, replica: Replica, replicas: list[Replica], now: float) -> None:
         """Move overdue requests away, if another replica can take them."""
-        overdue = [each for each in replica.waiting.values() if _overdue(replica, each, now)]
+        overdue = [
+            each
+            for each in replica.waiting.values()
+            if _overdue(replica, each, now) and not each.generation.begun()
+        ]
         if not overdue or not any(
             p.serves() and not p.silent for p in replicas if p is not replica
         ):

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
+from core import metrics
 from core.clock import Clock, SystemClock
-from core.errors import TollhouseError, Unavailable
+from core.errors import EngineLost, TollhouseError, Unavailable
 from core.events import OpenedRequest
 from engine.protocol import Receipt
 from gateway.catalog.catalog import Target
@@ -20,6 +21,7 @@ from gateway.routing.placement import PlacementRequest, choose, explain
 from gateway.routing.prefix_chains import PrefixChains
 from gateway.routing.prefix_index import PrefixIndex
 from gateway.routing.replicas import Replica, WaitingRequest
+from gateway.routing.suspects import Suspects
 from gateway.upstreams.base import EngineClient, Generation
 from gateway.upstreams.receipts import AnyReceipt
 
@@ -65,7 +67,8 @@ class Router:
         self.clock = clock or SystemClock()
         self.cold_start_s = cold_start_s
         self.index = PrefixIndex()
-        self.loads = AdapterLoads(self.clock)
+        self.suspects = Suspects(self.clock)
+        self.loads = AdapterLoads(self.clock, self.suspects)
         self.popularity = AdapterPopularity(self.clock)
         self._chains = PrefixChains()
         self._conversations = Conversations()
@@ -365,11 +368,16 @@ class Route:
 
     def failed(self, error: TollhouseError) -> bool:
         """Note a failure of the current replica. True if another may be tried: the fault lies with
-        the replica, and fewer than two engines were lost while they ran this request."""
+        the replica, which had not begun with the request if it was lost, and fewer than two were lost.
+        """
         replica = self.replica
         self.left(None)
         if replica is None or error.code not in RETRY_ON_REPLICA:
             return False
+        if isinstance(error, EngineLost):
+            if self.query.target.adapter is not None:
+                self._router.suspects.lost(self.query.target.adapter, self._process)
+            metrics.lost_with_engine.labels(replica.name).inc()
         self.tried[replica.name] = error.code
         lost = error.code == "engine_unavailable"
         self._excluded[replica.name] = (replica, self._process if lost else None)
@@ -380,7 +388,7 @@ class Route:
             replica.failed(why)
         elif error.code == "engine_failed" and self.query.adapter is None:
             replica.failed_for(self.query.namespace, why)
-        return self._lost < 2 and len(self.tried) < 4
+        return not isinstance(error, EngineLost) and self._lost < 2 and len(self.tried) < 4
 
 
 # Codes of errors for which another replica is tried.

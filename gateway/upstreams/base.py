@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from msgspec import Struct, field
 from msgspec.structs import astuple, replace
 
-from core.errors import TollhouseError, Unavailable
+from core.errors import EngineLost, TollhouseError, Unavailable
 from core.events import engine_request_ids
 from engine.protocol import (
     AdapterState,
@@ -155,6 +155,10 @@ class Generation(Protocol):
     async def ended(self, timeout_s: float) -> AnyReceipt | None:
         """Wait for the receipt, discarding remaining chunks. None if it does not arrive in time."""
 
+    def begun(self) -> bool:
+        """Whether the engine said that it computes the request, so that its end may be the cause of
+        the engine's. False where an engine does not say."""
+
 
 @dataclass(frozen=True, slots=True)
 class StartupProgress:
@@ -236,6 +240,8 @@ class Mailbox:
     # Given all chunks once they are what the one who takes needs: the characters needed next, where
     # it took them in the same way, or 0.
     pass_chunks: Callable[[Sequence[Chunk]], int] | None = None
+    # Whether the engine has begun with the request of this id, where it says so.
+    has_begun: Callable[[str], bool] | None = None
     _error: TollhouseError | None = None
     _fault: Exception | None = None  # of `pass_chunks`
     _over = False
@@ -334,6 +340,9 @@ class Mailbox:
             self.fail(error)
             self._abort(self.request_id)
 
+    def begun(self) -> bool:
+        return self.has_begun is not None and self.has_begun(self.request_id)
+
     async def ended(self, timeout_s: float) -> AnyReceipt | None:
         if self.receipt is not None:
             return self.receipt
@@ -362,6 +371,19 @@ class Mailbox:
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+
+def engine_lost(engine_id: str, why: str) -> EngineLost:
+    """Of a request that the engine had begun with."""
+    error = EngineLost(
+        "The engine of this model stopped while it computed this request.",
+        next_step="The request may be the cause, so it is not tried again; nothing is charged that was "
+        "not delivered.",
+        retry_after_s=1.0,
+    )
+    error.add_note(f"{engine_id}: {why}")
+    log.warning("the engine %s stopped with a request that it had begun: %s", engine_id, why)
+    return error
 
 
 def engine_unavailable(engine_id: str, why: str) -> Unavailable:

@@ -16,6 +16,8 @@ from gateway.http import cpu_affinity
 
 log = logging.getLogger("tollhouse.engine")
 STOP_S = 10.0
+SILENCE_S = 30.0  # without a line of the engine, which says each second that it lives
+_LOOK_S = 1.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 30.0
 _STEADY_S = 60.0  # a process that ran this long resets the restart back-off
 
@@ -39,6 +41,7 @@ class EngineOptions:
 
     def command(self) -> list[str]:
         arguments = [sys.executable, "-m", "engine.worker.server", "--exit-with-parent"]
+        arguments.append("--report-alive")
         arguments += ["--model", self.model, "--listen", self.address, "--dtype", self.dtype]
         arguments += ["--quantization", self.quantization, "--receipts", str(self.receipts)]
         arguments += ["--kv-dtype", self.kv_dtype]
@@ -64,6 +67,8 @@ class EngineProcess:
         self.options = options
         self.starts = 0
         self.problem = ""  # the last error line of a process that did not become ready
+        self.silence_s = SILENCE_S
+        self._heard_at = 0.0
         self._on_give_up = on_give_up
         self._process: subprocess.Popen[str] | None = None
         self._ready = threading.Event()
@@ -127,10 +132,15 @@ class EngineProcess:
         errors = threading.Thread(target=self._echo_errors, args=(process,), daemon=True)
         errors.start()
         assert process.stdout is not None
+        over = threading.Event()
         for line in process.stdout:
+            self._heard_at = time.monotonic()
             if _is_ready(line):
                 self.problem = ""
                 self._ready.set()
+                looks = threading.Thread(target=self._end_silent, args=(process, over), daemon=True)
+                looks.start()
+        over.set()
         code = process.wait()
         errors.join(2)
         for pipe in (process.stdout, process.stderr):
@@ -139,6 +149,20 @@ class EngineProcess:
         if not self._ready.is_set() and not self._stopping.is_set():
             self.problem = self.problem or f"it exited with code {code}"
         self._ready.clear()
+
+    def _end_silent(self, process: "subprocess.Popen[str]", over: threading.Event) -> None:
+        """Kill a process that is ready and falls silent, such as a stopped one. Its own watchdog ends
+        it before, if it can."""
+        looked_at = time.monotonic()
+        while not over.wait(_LOOK_S):
+            now = time.monotonic()
+            if now - looked_at > 2 * _LOOK_S:  # this process itself was blocked
+                self._heard_at = now
+            looked_at = now
+            if now - self._heard_at > self.silence_s:
+                log.error("the engine was silent for %.0f s: it is killed", self.silence_s)
+                process.kill()
+                return
 
     def _echo_errors(self, process: "subprocess.Popen[str]") -> None:
         assert process.stderr is not None

@@ -90,6 +90,9 @@ class MergedGeneration:
         for part in self._parts:
             part.cancel()
 
+    def begun(self) -> bool:
+        return any(part.begun() for part in self._parts)
+
     def terminate(self, error: TollhouseError) -> None:
         for part in self._parts:
             part.terminate(error)

@@ -33,6 +33,7 @@ from gateway.upstreams.base import (
     Mailbox,
     RequestStillRunning,
     StartupProgress,
+    engine_lost,
     engine_unavailable,
     reporting,
 )
@@ -133,6 +134,7 @@ class RemoteEngine:
         wire = self._connected()
         engine_request = job.engine_request
         mailbox = Mailbox(engine_request.request_id, self._abort, reporting(self))
+        mailbox.has_begun = wire.has_begun
         translated = partial(self._translated, request=job.request)
         try:
             await wire.submit(engine_request.to_send(), _Sink(mailbox, translated))
@@ -243,6 +245,8 @@ class RemoteEngine:
                 return engine_unavailable(self.engine_id, message)
             case "draining":
                 return Unavailable(message, code="engine_draining", retry_after_s=1.0)
+        if isinstance(error, ConnectionLost) and error.begun:
+            return engine_lost(self.engine_id, error.message.rstrip("."))
         if isinstance(error, ConnectionLost):
             return engine_unavailable(self.engine_id, error.message.rstrip("."))
         if isinstance(error, AdapterError):

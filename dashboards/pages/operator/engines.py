@@ -14,7 +14,7 @@ from starlette.routing import Route
 from billing.models import DailyTenantUsage
 from core import engine_drains
 from core.errors import BadRequest
-from core.tenants import plan_store
+from core.tenants import adapters, plan_store
 from core.tenants.models import Tenant
 from dashboards import charts, engine_map
 from dashboards.backend import EngineView
@@ -49,6 +49,13 @@ REPLICAS = [
     Column("adapters", "Adapters", "figure", "Adapters known to the engine, in any state."),
 ]
 ADAPTERS = [Column("state", "State", "badge"), Column("count", "Adapters", "whole")]
+QUARANTINE = [
+    Column("tenant", "Tenant", link="href"),
+    Column("name", "Adapter"),
+    Column("digest", "Digest", "code"),
+    Column("since", "Since", "moment"),
+    Column("reason", "Reason"),
+]
 SHARES = [
     Column("tenant", "Tenant", link="href"),
     Column(
@@ -78,6 +85,7 @@ def page_of(request: Request) -> Response:
     with deps.database.read() as session:
         shares = _shares(session, now, root_of(request))
         cards = engine_map.cards(session, engines, now)
+        quarantined = _quarantined(session, root_of(request))
     table = Table("Replicas", REPLICAS, [_row(each) for each in engines], totals=False)
     if wants_csv(request):
         return table.csv("engines")
@@ -93,6 +101,13 @@ def page_of(request: Request) -> Response:
             table,
             Table(
                 "Adapters by state", ADAPTERS, _by_state(engines), totals=False, empty=_NO_ADAPTER
+            ),
+            Table(
+                "Adapters in quarantine",
+                QUARANTINE,
+                quarantined,
+                totals=False,
+                empty="None. An adapter with which engines hang or die may not be used any more.",
             ),
             Table(
                 "Use by tenant, yesterday and today",
@@ -149,6 +164,20 @@ def _row(each: EngineView) -> dict[str, Any]:
         "kv": f"{100 * each.kv_share:.1f} %" if each.kv_share is not None else None,
         "adapters": str(sum(each.adapters.values())),
     }
+
+
+def _quarantined(session: Session, root: str) -> list[dict[str, Any]]:
+    return [
+        {
+            "tenant": row.tenant_id,
+            "href": f"{root}/operator/tenants/{row.tenant_id}",
+            "name": f"{row.base_model}:{row.name}",
+            "digest": row.digest,
+            "since": row.quarantined_at,
+            "reason": row.quarantine_reason,
+        }
+        for row in adapters.in_quarantine(session)
+    ]
 
 
 def _act(each: EngineView) -> Form:

@@ -7,7 +7,12 @@ from starlette.datastructures import FormData, UploadFile
 
 from core.errors import BadRequest
 from core.tenants import adapters
-from gateway.api.admin.access import AdminContext, RequirePermission
+from gateway.api.admin.access import (
+    AdminContext,
+    OperatorContext,
+    RequireOperator,
+    RequirePermission,
+)
 from gateway.api.admin.schemas import AdapterFromPath
 from gateway.api.dependencies import AdaptersDep
 from gateway.catalog.adapter_files import AdapterFiles
@@ -19,6 +24,7 @@ router = APIRouter(prefix="/admin/v1/adapters", tags=["adapters"])
 MAX_UPLOAD_BYTES = MAX_BYTES + 2**20  # with the form around the files
 ReadAccess = Annotated[AdminContext, Depends(RequirePermission("adapters", "read"))]
 WriteAccess = Annotated[AdminContext, Depends(RequirePermission("adapters", "write"))]
+OperatorAccess = Annotated[OperatorContext, Depends(RequireOperator("operations", "write"))]
 _FORM = {
     "type": "object",
     "required": ["name"],
@@ -62,6 +68,12 @@ async def upload_adapter(
 def take_adapter(body: AdapterFromPath, ctx: WriteAccess, registry: AdaptersDep) -> dict[str, Any]:
     base = registry.base_model(body.base_model)
     return registry.register(ctx.scope, body.name, base, registry.store.from_path(body.path))
+
+
+@router.post("/{digest}/release")
+def release_adapter(digest: str, ctx: OperatorAccess, registry: AdaptersDep) -> dict[str, Any]:
+    """Let weights in quarantine be used again. For the operator."""
+    return {"object": "list", "data": registry.release(digest, ctx.actor.id)}
 
 
 @router.delete("/{name}")
