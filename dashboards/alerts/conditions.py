@@ -113,6 +113,8 @@ _MEASURES: dict[str, tuple[str, Callable[[Figures], float | None]]] = {
 _NOT_HERE = {
     "PrefixHitRateLow": "Prometheus has the engines' counters of the last hour.",
     "ThroughputGone": "Prometheus has the engines' counters of the last minutes.",
+    "AdapterQuarantined": "Prometheus has the gateways' counters of the last hour.",
+    "RequestsLost": "Prometheus has the gateways' counters of the last minutes.",
     "DatabaseUnreachable": "This page has read the database; only Prometheus knows what it scrapes.",
     "InvoicesFailed": "The workers count it.",
     "TenantsLeftOut": "The workers count it.",

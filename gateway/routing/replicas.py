@@ -48,6 +48,7 @@ class Replica:
             0  # prompt tokens of other processes that were queued in the last stats
         )
         self._stats: EngineStats | None = None
+        metrics.lost_with_engine.labels(self.name)  # from 0 on, or its first increase is not seen
         self._gauge = metrics.breaker_open.labels(self.name)
         self._gauge.set(0)
 

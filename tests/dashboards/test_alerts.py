@@ -157,7 +157,7 @@ def test_the_page_says_what_holds_what_is_clear_and_what_it_cannot_know(
     assert set(found) == {rule["alert"] for rule in rules()}
     unseen = {name for name, state in found.items() if state == "not evaluated here"}
     assert unseen == {
-        *("PrefixHitRateLow", "ThroughputGone"),
+        *("PrefixHitRateLow", "ThroughputGone", "AdapterQuarantined", "RequestsLost"),
         *("DatabaseUnreachable", "InvoicesFailed", "TenantsLeftOut"),
     }
     assert "holds" not in found.values()

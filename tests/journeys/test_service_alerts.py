@@ -28,12 +28,15 @@ from core.database import Database
 from tests.billing.conftest import Deployment as Ledger
 from tests.conftest import POSTGRES
 from tests.gateway.admission.test_redis_down import Server as Redis
+from tests.gateway.routing.test_suspects import site as hanging_site
+from tests.gateway.routing.test_suspects import upload
 from tests.journeys.deployments import ROOT, Command, RunningGateway, free_port, reap, serve
 from tests.journeys.test_alerts import BILLING, RULES, STREAM, expressions
 
 pytestmark = pytest.mark.proof
 STORES = ("ClickHouseDown", "DaysNotMoved", "DatabaseUnreachable", "LimitsNotShared")
 SLOW = ("FirstTokenSlow", "GoodputLow", "PrefixHitRateLow", "QueueDeep", "KvCacheFull")
+HUNG = ("AdapterQuarantined", "RequestsLost")
 BROKEN = ("ThroughputGone", "BreakerOpen", "ErrorRateHigh")
 LATE_S = 400.0
 FLOOD = 130  # requests at once
@@ -232,8 +235,25 @@ def test_every_alert_of_service_engines_and_stores_is_raised_by_its_fault(
     seen.wait("BreakerOpen", "ErrorRateHigh")
 
 
+@pytest.mark.timeout(600)
+def test_an_engine_that_hangs_with_an_adapter_raises_its_alerts(tmp_path: Path) -> None:
+    if shutil.which("prometheus") is None:
+        pytest.skip("install prometheus (Debian's package) to run this test")
+    with hanging_site(tmp_path, 1) as made:
+        place = made.deployment.url.removeprefix("http://")
+        prometheus = start_prometheus(tmp_path, {"gateway": place})
+        try:
+            assert not prometheus.raised(*HUNG)
+            assert upload(made.deployment, "evil").status_code == 201
+            assert made.ask(7, model="evil").status_code == 503
+            prometheus.wait(*HUNG)
+        finally:
+            prometheus.process.kill()
+            prometheus.process.wait(60)
+
+
 def test_each_alert_is_raised_by_one_of_these_tests() -> None:
-    assert {*expressions()} == {*BILLING, *STREAM, *STORES, *SLOW, *BROKEN}
+    assert {*expressions()} == {*BILLING, *STREAM, *STORES, *SLOW, *BROKEN, *HUNG}
 
 
 def leave_days_behind(url: str) -> None:
