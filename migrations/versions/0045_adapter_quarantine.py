@@ -4,7 +4,7 @@ import sqlalchemy as sa
 from alembic import op
 
 revision = "0045_adapter_quarantine"
-down_revision = "0044_attached_to_first_key"
+down_revision = "0040_contract_years"
 branch_labels = None
 depends_on = None
 
