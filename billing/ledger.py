@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 
 from billing.models import LedgerAccount, LedgerEntry, LedgerTransaction
 from core import bulk_insert
-from core.database import Units, insert_new
+from core.database import Units, WholeSum, insert_new
 from core.errors import InsufficientQuota, InvariantBroken, NotFound
 from core.ids import TRANSACTION, new_id
 from core.money import Money
@@ -125,6 +125,16 @@ def balance(session: Session, tenant_id: str, kind: AccountKind, currency: str) 
     return found or 0
 
 
+def largest_balances(session: Session, tenant_ids: set[str]) -> dict[str, int]:
+    """By tenant, the picounits of the account with the largest balance, without its sign."""
+    rows = session.execute(
+        select(LedgerAccount.tenant_id, func.max(func.abs(LedgerAccount.balance)))
+        .where(LedgerAccount.tenant_id.in_(tenant_ids))
+        .group_by(LedgerAccount.tenant_id)
+    )
+    return {tenant_id: int(units) for tenant_id, units in rows}
+
+
 def posted_to(session: Session, reference: str, kind: AccountKind) -> int:
     """Picounits that the transaction with this reference posted to accounts of this kind."""
     found = session.scalar(
@@ -210,7 +220,7 @@ def _known_accounts(
 
 def _move_balances(session: Session, changes: dict[int, int]) -> None:
     moved = update(ACCOUNTS).where(ACCOUNTS.c.id == bindparam("number"))
-    moved = moved.values(balance=ACCOUNTS.c.balance + bindparam("units", type_=Units))
+    moved = moved.values(balance=WholeSum(ACCOUNTS.c.balance, bindparam("units", type_=Units)))
     # Always in the same order, to avoid deadlocks.
     rows = [{"number": key, "units": changes[key]} for key in sorted(changes) if changes[key]]
     if not rows:

@@ -10,7 +10,7 @@ Rates are stored in whole picounits per unit.
 from types import MappingProxyType
 from typing import Any
 
-from billing.pricing import PER_MILLION, PPM, Component, PriceVersion, Rate, Scheme, Tier
+from billing.pricing import MAX_COUNT, PER_MILLION, PPM, Component, PriceVersion, Rate, Scheme, Tier
 from core.errors import BadRequest
 from core.money import MINOR_DIGITS, PICO, units_of
 
@@ -132,6 +132,8 @@ def _unit(component: Component, price: Any) -> int:
 def _whole(value: Any, name: str) -> int:
     if type(value) is not int or value < 0:
         raise ValueError(f"{name} is {value!r}; it must be a whole number of units, zero or more")
+    if value > MAX_COUNT:
+        raise ValueError(f"{name} is {value}; it must be at most {MAX_COUNT}")
     return value
 
 
@@ -141,9 +143,15 @@ def _problem(component: Component, rate: Rate) -> str | None:
     if any(tier.unit < 0 or tier.flat < 0 for tier in rate.tiers):
         return "it is negative; use a discount or credit instead"
     if rate.scheme is Scheme.PACKAGE:
-        return "the package size must be at least one unit" if rate.package < 1 else None
+        if rate.package < 1:
+            return "the package size must be at least one unit"
+        highest = min(MAX_PRICE_PER_UNIT, highest * rate.package)
     if any(tier.unit > highest for tier in rate.tiers):
         return "it is implausibly high; check the unit that the price is for"
+    if any(tier.flat > MAX_PRICE_PER_UNIT for tier in rate.tiers):
+        return "its flat part is implausibly high; check the currency and the decimal point"
+    if rate.scheme is Scheme.PACKAGE:
+        return None
     bounds = [tier.up_to for tier in rate.tiers]
     if not bounds or bounds[-1] is not None:
         return "the tiers leave a gap above the last up_to, which must be null"

@@ -20,6 +20,9 @@ ANY = "*"
 CACHED = "@cache"  # behind a model's name: the price of its answers from the response cache
 TIERS = ("priority", "flex")  # behind a model's name and `@`: the price of a service tier
 PPM = 1_000_000
+MAX_COUNT = (
+    10**15
+)  # of an event, free units, a package or a tier; 64 bits hold the sums of thousands
 _MAX_RANKED = 20_000  # combinations of tenant, model, adapter and currency
 
 

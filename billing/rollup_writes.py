@@ -8,6 +8,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
 from billing.models import UsageEventRow
+from core.database import WholeSum
 
 
 def add_from(
@@ -23,7 +24,7 @@ def add_from(
     make: Any = postgresql.insert if postgres else sqlite.insert
     target = table.__table__
     made = make(target).from_select([*key, *others, *sums], rows)
-    raised = {name: target.c[name] + made.excluded[name] for name in sums}
+    raised = {name: WholeSum(target.c[name], made.excluded[name]) for name in sums}
     session.execute(made.on_conflict_do_update(index_elements=list(key), set_=raised))
 
 

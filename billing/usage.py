@@ -29,7 +29,7 @@ from billing.models import (
     UsageEventRow,
 )
 from billing.prices import load_price_book
-from billing.pricing import UNIT_OF, PriceBook
+from billing.pricing import MAX_COUNT, UNIT_OF, PriceBook
 from billing.shards import shard_of
 from core import bulk_insert, lengths
 from core.clock import Clock, SystemClock
@@ -263,8 +263,10 @@ class _Validator:
         too_long = _too_long(event)
         if too_long is not None:
             return ParkReason("invalid", too_long)
-        if event.quantity < 0:
-            return ParkReason("invalid", f"quantity is {event.quantity}")
+        for name, count in (("quantity", event.quantity), ("units", event.units)):
+            if not 0 <= count <= MAX_COUNT:
+                limits = f"it must be 0 to {MAX_COUNT}"
+                return ParkReason("invalid", f"{name} is {count}; {limits}")
         if event.units and event.kind not in UNIT_OF:
             return ParkReason(
                 "invalid", f"{event.kind.value} has no units, but {event.units} are given"

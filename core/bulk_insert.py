@@ -19,7 +19,7 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
-from core.database import UtcDateTime
+from core.database import SQLITE_OVERFLOW, UtcDateTime, sum_too_large, whole_sum_sqlite
 
 if TYPE_CHECKING:  # on SQLite, psycopg is not imported: it costs every command of the CLI 0.1 s
     from psycopg import Connection, sql
@@ -66,9 +66,13 @@ def upsert_sums(
     """Insert rows, or add the columns `sums` to the existing row with the same key."""
     if not rows:
         return
+    postgres = session.get_bind().dialect.name == "postgresql"
+    add = "{} + {}".format if postgres else whole_sum_sqlite
     conflict_clause = f" on conflict ({', '.join(key)}) do update set "
-    conflict_clause += ", ".join(f"{name} = {table.name}.{name} + excluded.{name}" for name in sums)
-    if session.get_bind().dialect.name == "postgresql":
+    conflict_clause += ", ".join(
+        f"{name} = {add(f'{table.name}.{name}', f'excluded.{name}')}" for name in sums
+    )
+    if postgres:
         indexes = [list(columns).index(name) for name in key]
         ordered = sorted(rows, key=lambda row: [row[index] for index in indexes])
         _merge(session, table, columns, ordered, conflict_clause)
@@ -160,6 +164,8 @@ def _sqlalchemy_errors(statement: str, base: type[Exception]) -> Iterator[None]:
     try:
         yield
     except base as error:
+        if str(error) == SQLITE_OVERFLOW:
+            raise sum_too_large() from error
         raise DBAPIError.instance(statement, None, error, base) from error
 
 

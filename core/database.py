@@ -32,7 +32,9 @@ from sqlalchemy import (
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DataError, DBAPIError, DontWrapMixin, OperationalError, SQLAlchemyError
+from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.orm import DeclarativeBase, Session, sessionmaker
+from sqlalchemy.sql.expression import FunctionElement
 from sqlalchemy.types import TypeDecorator, TypeEngine
 
 from core.errors import BadRequest, DependencyDown, SettingError, TollhouseError
@@ -51,6 +53,7 @@ _NAMING = {
 
 # What every PostgreSQL transaction runs with; the time-outs are in milliseconds.
 _SESSION = {"timezone": "UTC", "lock_timeout": "30000", "statement_timeout": "300000"}
+SQLITE_OVERFLOW = "integer overflow"  # what SQLite says of a sum that is too large
 # Of SQLite, for each connection: of a list of ids of another length each, a hundred take megabytes.
 _CACHED_STATEMENTS = 32
 
@@ -89,7 +92,7 @@ class UtcDateTime(TypeDecorator[datetime]):
         return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
 
 
-_MOST_UNITS = {"sqlite": 2**63 - 1, "postgresql": 10**38 - 1}
+MOST_UNITS = {"sqlite": 2**63 - 1, "postgresql": 10**38 - 1}
 _TOO_LARGE = {
     "sqlite": "Give at most 9,223,372, or use PostgreSQL (TOLLHOUSE_DATABASE_URL).",
     "postgresql": "Give a smaller amount.",
@@ -117,7 +120,7 @@ class Units(TypeDecorator[int]):
     def process_bind_param(self, value: int | None, dialect: Dialect) -> int | None:
         if value is not None and type(value) is not int:
             raise TypeError(f"money is an int of picounits, not {type(value).__name__}")
-        if value is not None and abs(value) > _MOST_UNITS[dialect.name]:
+        if value is not None and abs(value) > MOST_UNITS[dialect.name]:
             raise AmountTooLarge(
                 f"The amount {decimal_of(value)} is larger than {dialect.name} stores.",
                 next_step=_TOO_LARGE[dialect.name],
@@ -126,6 +129,41 @@ class Units(TypeDecorator[int]):
 
     def process_result_value(self, value: Any, dialect: Dialect) -> int | None:
         return None if value is None else int(value)
+
+
+class WholeSum(FunctionElement[int]):
+    """The sum of two whole numbers. AmountTooLarge where SQLite would make a float of it."""
+
+    name = "whole_sum"
+    inherit_cache = True
+    type = BigInteger()
+
+
+@compiles(WholeSum)
+def _sum_of(element: WholeSum, compiler: Any, **options: Any) -> str:
+    one, other = (compiler.process(each, **options) for each in element.clauses)
+    return f"({one} + {other})"
+
+
+@compiles(WholeSum, "sqlite")
+def _sum_of_sqlite(element: WholeSum, compiler: Any, **options: Any) -> str:
+    one, other = (compiler.process(each, **options) for each in element.clauses)
+    return whole_sum_sqlite(one, other)
+
+
+def whole_sum_sqlite(one: str, other: str) -> str:
+    """SQL of a sum. SQLite adds past 64 bits in floats; `abs` of the least number is an error there."""
+    return (
+        f"case typeof({one} + {other}) when 'real' then abs(-9223372036854775808)"
+        f" else {one} + {other} end"
+    )
+
+
+def sum_too_large() -> AmountTooLarge:
+    return AmountTooLarge(
+        "A sum becomes larger than sqlite stores.",
+        next_step="Use PostgreSQL (TOLLHOUSE_DATABASE_URL), which holds larger sums.",
+    )
 
 
 # SQLite autoincrements only INTEGER primary keys.
@@ -316,6 +354,7 @@ def _make_engine(url: str, dialect: str, pool_size: int, connect_timeout_s: int)
     )
     event.listen(db_engine, "connect", _prepare_sqlite)
     event.listen(db_engine, "begin", _begin_sqlite)
+    event.listen(db_engine, "handle_error", _name_overflow)
     return db_engine
 
 
@@ -368,6 +407,11 @@ def _prepare_sqlite(connection: sqlite3.Connection, _record: object) -> None:
 def _begin_sqlite(connection: Any) -> None:
     write = connection.get_execution_options().get("tollhouse_write", False)
     connection.exec_driver_sql("begin immediate" if write else "begin")
+
+
+def _name_overflow(context: Any) -> None:
+    if str(context.original_exception) == SQLITE_OVERFLOW:
+        context.chained_exception = sum_too_large()
 
 
 def _redacted(url: str) -> str:

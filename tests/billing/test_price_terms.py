@@ -78,11 +78,14 @@ def tiers(*bounds: int | None, scheme: str = "graduated", **more: str) -> dict[s
         {"input": "0.000001"},
         {"character": "10000"},  # the highest of a million
         {"request": "100000"},  # the highest of a unit
-        {"request": {"scheme": "package", "size": 1, "price": "100001"}},
+        {"request": {"scheme": "package", "size": 1, "price": "100000"}},
         {"output": {"price": "1", "free": 0}},
         tiers(None),
         tiers(1, 2, None),
+        {"output": {"scheme": "package", "size": 1000, "price": "10"}},
+        {"output": {"price": "1", "free": 10**15}},
         tiers(5, None, flat="0"),
+        tiers(5, None, flat="100000"),
         tiers(5, None, scheme="volume"),  # of one price
     ],
 )
@@ -97,6 +100,17 @@ def test_terms_up_to_their_borders_are_taken(written: dict[str, Any], discount: 
     [
         ({"character": "10000.000001"}, "price of character: it is implausibly high"),
         ({"request": "100000.000000000001"}, "price of request: it is implausibly high"),
+        (
+            {"request": {"scheme": "package", "size": 7, "price": "100000.000000000001"}},
+            "price of request: it is implausibly high",
+        ),
+        (
+            {"output": {"scheme": "package", "size": 1000, "price": "10.000000000001"}},
+            "price of output: it is implausibly high",
+        ),
+        (tiers(5, None, flat="100000.000000000001"), "its flat part is implausibly high"),
+        ({"output": {"price": "1", "free": 10**15 + 1}}, "it must be at most 1000000000000000"),
+        (tiers(10**15 + 1, None), "it must be at most 1000000000000000"),
         ({"request": "-0.000000000001"}, "price of request: it is negative"),
         (tiers(5, None, flat="-0.01"), "price of output: it is negative"),
         (tiers(0, None), "overlap or leave a gap at 0"),

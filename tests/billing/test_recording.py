@@ -40,7 +40,7 @@ def reasons(session: Session) -> dict[str, tuple[str, str]]:
             ("future", "occurred_at 2026-01-01 00:05:00 UTC is in the future"),
         ),
         ({"quantity": 0}, None),
-        ({"quantity": -1}, ("invalid", "quantity is -1")),
+        ({"quantity": -1}, ("invalid", "quantity is -1; it must be 0 to 1000000000000000")),
         ({"kind": UsageKind.SPEECH, "units": 7}, None),
         ({"units": 7}, ("invalid", "generation has no units, but 7 are given")),
         ({"price_version": "gone"}, ("unknown_price", "there is no price version 'gone'")),
