@@ -7,26 +7,30 @@ refunding correction therefore raises the cap of the window in which it is poste
 counts as spend.
 """
 
+import logging
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 
 from sqlalchemy import false, func, or_, select
 from sqlalchemy.orm import Session
 
-from billing import outbox, signing, webhooks
+from billing import outbox, partitions, signing, webhooks
+from billing.archive.reading import charged_sums
 from billing.models import (
     Adjustment,
     BillingAccount,
     Budget,
+    Charge,
     CreditGrant,
     HourlyUsage,
     OutboxMessage,
+    UsageEventRow,
 )
 from billing.periods import period_around, zone_of
 from billing.rollups import ADJUSTMENT
 from billing.unrated import UnratedUsage
 from core.clock import Clock
-from core.errors import BadRequest
+from core.errors import BadRequest, DependencyDown
 from core.ids import new_id
 from core.money import Money, decimal_of
 from core.outbound import check_address
@@ -35,6 +39,8 @@ from core.tenants.models import Project
 
 WINDOWS = ("day", "week", "month", "total")
 SCOPES = ("tenant", "project", "key")
+_ALMOST = timedelta(hours=1) - timedelta(microseconds=1)
+log = logging.getLogger("tollhouse.billing")
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,12 +207,13 @@ def window_of(kind: str, at: datetime, timezone: str) -> Window:
     start, end = (
         datetime(day.year, day.month, day.day, tzinfo=zone_of(timezone)) for day in (first, after)
     )
-    return Window(f"{first:%Y-%m-%d}", start, end)
+    return Window(f"{first:%Y-%m-%d}", start.astimezone(UTC), end.astimezone(UTC))
 
 
 def spent_in(session: Session, budget: Budget, window: Window) -> tuple[int, int]:
-    """(spent, refunded) picounits: rated usage by whole hours plus charging corrections, and
-    refunding corrections. Corrections name no key, so a key's budget does not include them.
+    """(spent, refunded) picounits: rated usage plus charging corrections, and refunding corrections.
+    Corrections name no key, so a key's budget does not include them. Whole hours come from the
+    roll-ups; where local midnight is inside an hour of UTC, its part comes from the charges.
     """
     table, changed = HourlyUsage, Adjustment
     used = select(func.coalesce(func.sum(table.amount), 0)).where(
@@ -219,6 +226,7 @@ def spent_in(session: Session, budget: Budget, window: Window) -> tuple[int, int
     corrected = select(taken, given).where(
         changed.tenant_id == budget.tenant_id, changed.currency == budget.currency
     )
+    partly = 0
     if budget.scope == "project":
         used = used.where(table.project_id == budget.scope_id)
         corrected = corrected.where(changed.project_id == budget.scope_id)
@@ -227,12 +235,48 @@ def spent_in(session: Session, budget: Budget, window: Window) -> tuple[int, int
         used = used.where(table.key_id.in_(chain))
         corrected = corrected.where(false())
     if window.starts_at is not None and window.ends_at is not None:
-        used = used.where(table.at >= window.starts_at, table.at < window.ends_at)
+        first, last = _hour(window.starts_at + _ALMOST), _hour(window.ends_at)
+        used = used.where(table.at >= first, table.at < last)
+        partly = _charged_between(session, budget, window.starts_at, first)
+        partly += _charged_between(session, budget, last, window.ends_at)
         corrected = corrected.where(
             changed.created_at >= window.starts_at, changed.created_at < window.ends_at
         )
     more, back = session.execute(corrected).one()
-    return int(session.scalar(used) or 0) + int(more), int(back)
+    return int(session.scalar(used) or 0) + partly + int(more), int(back)
+
+
+def _charged_between(session: Session, budget: Budget, start: datetime, end: datetime) -> int:
+    """Picounits of a part of an hour. Where its rows are gone or their store does not answer, those of
+    the whole hour: a hard budget never lets more through."""
+    if start >= end:
+        return 0
+    event, table = UsageEventRow, HourlyUsage
+    own = [event.tenant_id == budget.tenant_id, event.occurred_at >= start, event.occurred_at < end]
+    rolled = [table.tenant_id == budget.tenant_id, table.at == _hour(start)]
+    if budget.scope == "project":
+        own.append(event.project_id == budget.scope_id)
+        rolled.append(table.project_id == budget.scope_id)
+    if budget.scope == "key":
+        chain = attachments.ids_of_chain(session, budget.scope_id)
+        own.append(event.key_id.in_(chain))
+        rolled.append(table.key_id.in_(chain))
+    dropped = partitions.latest_retention(session)
+    if dropped is None or dropped.kept_from <= start:
+        try:
+            found = charged_sums(session, [Charge.currency], [Charge.amount], own)
+        except DependencyDown as error:
+            log.warning("budget %s counts a whole hour: %s", budget.id, error.message)
+        else:
+            return sum(amount for currency, amount in found if currency == budget.currency)
+    whole = select(func.coalesce(func.sum(table.amount), 0)).where(
+        *rolled, table.currency == budget.currency, table.kind != ADJUSTMENT
+    )
+    return int(session.scalar(whole) or 0)
+
+
+def _hour(at: datetime) -> datetime:
+    return at.replace(minute=0, second=0, microsecond=0)
 
 
 def tenants_with_budgets(session: Session) -> list[str]:

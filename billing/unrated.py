@@ -1,8 +1,8 @@
 """The cost of stored usage that is not rated yet, so that budgets and wallets count it at once.
 
 A batch of events never changes, so each is summed once and forgotten when it is rated. Sums are by
-owner and hour, like the roll-ups that the budgets count. Under tiers the cost is that of the first usage
-of a period; rating replaces it by the exact one.
+owner and quarter of an hour: in every zone local midnight is at one. Under tiers the cost is that of the
+first usage of a period; rating replaces it by the exact one.
 """
 
 from collections.abc import Mapping, Set
@@ -25,7 +25,7 @@ class Sum(NamedTuple):
     project_id: str
     key_id: str
     currency: str
-    at: datetime  # start of the hour
+    at: datetime  # start of the quarter of an hour
     units: int  # picounits
 
 
@@ -67,12 +67,12 @@ class UnratedUsage:
         )
 
     def _add(self, session: Session, batches: list[int], book: PriceBook) -> None:
-        hour = epoch_bucket(_E.occurred_at, session.get_bind().dialect.name, 3600)
+        quarter = epoch_bucket(_E.occurred_at, session.get_bind().dialect.name, 900)
         answered = case((_E.status >= 500, 0), else_=_E.quantity)
         by = (
             *(_E.batch_id, _E.tenant_id, _E.project_id, _E.key_id, _E.kind, _E.price_version),
             _E.adapter.is_not(None),
-            hour,
+            quarter,
         )
         counts = (_E.input_tokens, _E.cached_tokens, _E.output_tokens, _E.waived_tokens)
         measured = (*counts, answered, _E.quantity, _E.units)
