@@ -5,10 +5,13 @@ Request ids begin with their time, so the id is the partition key and is unique 
 Ids outside every month's range, such as those of another program, go to the default partition.
 """
 
+import logging
+import time
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from sqlalchemy import delete, func, select, text
+from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
 from billing import origin_rollups
@@ -18,6 +21,9 @@ from core.errors import Conflict
 from core.ids import REQUEST, floor_id
 
 MONTHS_AHEAD = 3
+_TRIES, _LOCK_MS, _PAUSE_S = 20, 500, 0.1
+_NOT_NOW = ("55P03", "40P01")  # lock_not_available, deadlock_detected
+log = logging.getLogger("tollhouse.billing")
 _LOCK = 7_011_992  # key of the advisory lock; any constant of its own
 EVENTS, RECEIPTS = "usage_events", "engine_receipts"
 TABLES = (EVENTS, "charges", RECEIPTS)
@@ -52,16 +58,47 @@ def ensure_ahead(session: Session, now: datetime) -> list[str]:
         return []
     # Processes that start at the same time make each partition once.
     session.execute(text(f"select pg_advisory_xact_lock({_LOCK})"))
-    created = []
-    for table in TABLES:
-        month = month_of(now)
-        there = set(_existing(session, table))
-        for _ in range(MONTHS_AHEAD + 1):
-            if month.of(table) not in there:
-                _make(session, table, month)
-                created.append(month.of(table))
-            month = month.next()
-    return created
+    months = [month_of(now)]
+    for _ in range(MONTHS_AHEAD):
+        months.append(months[-1].next())
+    missing = [
+        (table, month)
+        for table in TABLES
+        for there in [set(_existing(session, table))]
+        for month in months
+        if month.of(table) not in there
+    ]
+    if not missing or not _lock(session, TABLES):
+        return []
+    for table, month in missing:
+        _make(session, table, month)
+    return [month.of(table) for table, month in missing]
+
+
+def _lock(session: Session, tables: tuple[str, ...]) -> bool:
+    """Whether nobody else reads or writes these tables until the transaction ends. A statement that was
+    planned before a partition is attached does not see the rows that move into it, and a row that is
+    stored after the others have moved belongs to no partition. Who waits for the lock makes all others
+    wait, so each try is short and lets go of all tables.
+    """
+    names = ", ".join(tables)
+    for number in range(_TRIES):
+        try:
+            with session.begin_nested():
+                session.execute(text(f"set local lock_timeout = '{_LOCK_MS}ms'"))
+                session.execute(text(f"lock table {names} in access exclusive mode"))
+        except OperationalError as error:
+            if getattr(error.orig, "sqlstate", None) not in _NOT_NOW:
+                raise
+            time.sleep(_PAUSE_S * (1 + number % 4))
+            continue
+        session.execute(text("set local lock_timeout to default"))
+        return True
+    log.warning(
+        "no partition is made now: other transactions use %s; the next start or daily task tries again",
+        names,
+    )
+    return False
 
 
 def drop_before(session: Session, keep_from: datetime, now: datetime) -> int:

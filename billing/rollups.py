@@ -13,9 +13,11 @@ from sqlalchemy import Table, delete, func, select
 from sqlalchemy.orm import Session
 
 from billing import partitions
+from billing.accounts import lock_accounts
 from billing.archive.border import border_of
 from billing.models import (
     Adjustment,
+    BillingAccount,
     Charge,
     DailyTenantUsage,
     DailyUsage,
@@ -90,6 +92,8 @@ def rebuild(session: Session) -> tuple[int, int]:
     """Rebuild the tables from charges and adjustments; returns the numbers of hourly and daily
     rows. If events were dropped or moved, rebuilding starts at the second kept day.
     """
+    # Rating adds to these tables under the tenants' locks.
+    lock_accounts(session, session.scalars(select(BillingAccount.tenant_id)).all())
     dropped, border = partitions.latest_retention(session), border_of(session)
     start = dropped.kept_from + timedelta(days=1) if dropped else datetime.min.replace(tzinfo=UTC)
     start = max(start, border.whole_from) if border is not None else start

@@ -69,12 +69,17 @@ def add_released(session: Session, request_ids: Sequence[str]) -> None:
 def rebuild(session: Session, clock: Clock) -> None:
     """Rebuild all tables from all charges whose events are not dropped or moved: from the second kept
     day on, as the first may lack events."""
+    rated = session.scalars(  # locked, so that no worker sums one of them at the same time
+        select(UsageBatch.id)
+        .where(UsageBatch.rated_at.is_not(None))
+        .order_by(UsageBatch.id)
+        .with_for_update()
+    ).all()
     dropped, border = partitions.latest_retention(session), border_of(session)
     start = dropped.kept_from + timedelta(days=1) if dropped else datetime.min.replace(tzinfo=UTC)
     start = max(start, border.whole_from) if border is not None else start
     for table in (HourlyService, DailyService, DailyEngineTime, *origin_rollups.TABLES.values()):
         session.execute(delete(table).where(table.at >= start))
-    rated = list(session.scalars(select(UsageBatch.id).where(UsageBatch.rated_at.is_not(None))))
     new = select(UsageBatch.id).where(UsageBatch.summed_at.is_(None))
     again = or_(_EVENT.occurred_at >= start, _EVENT.batch_id.in_(new))
     _add(session, _EVENT.batch_id.in_(rated) & again)

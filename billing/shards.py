@@ -20,6 +20,7 @@ from billing.models import RatingShard, RatingWorker, UsageBatch
 
 SHARDS = 16  # the most workers that can rate at once
 LEASE = timedelta(seconds=15)
+_WAITING = (UsageBatch.rated_at.is_(None), UsageBatch.refused_at.is_(None))
 _SHARED_FROM = 5_000  # waiting events; fewer are rated in one transaction
 
 
@@ -30,8 +31,8 @@ def shard_of(tenant_id: str) -> int:
 
 
 def waiting(session: Session) -> set[int]:
-    """The shards with usage that is not rated."""
-    unrated = select(UsageBatch.shard).where(UsageBatch.rated_at.is_(None))
+    """The shards with usage that is to be rated."""
+    unrated = select(UsageBatch.shard).where(*_WAITING)
     return set(session.scalars(unrated.distinct()))
 
 
@@ -81,7 +82,7 @@ def next_part(session: Session, leased: Collection[int], most_events: int) -> tu
     events = func.sum(UsageBatch.events)
     by_shard = session.execute(
         select(UsageBatch.shard, events)
-        .where(UsageBatch.rated_at.is_(None), UsageBatch.shard.in_(leased))
+        .where(*_WAITING, UsageBatch.shard.in_(leased))
         .group_by(UsageBatch.shard)
         .order_by(func.min(UsageBatch.id))
     ).all()

@@ -20,7 +20,7 @@ from billing import (
     rating_worker,
     recognition,
     reconcile,
-    rollups,
+    repair,
     service_rollups,
     subscriptions,
     usage,
@@ -68,6 +68,7 @@ def sum_service(context: TaskContext) -> int:
 @task("billing.release_parked", queue="rating", every_s=300.0)
 def release_parked(context: TaskContext) -> int:
     with context.database.transaction() as session:
+        rating.release_refused(session)
         released = usage.release(session, context.clock)
         return released + rating.release_stored(session, context.clock)
 
@@ -131,9 +132,7 @@ def expire_credit(context: TaskContext) -> int:
 
 @task("billing.rebuild_roll_ups", queue="rating", time_limit_s=3600)
 def rebuild_roll_ups(context: TaskContext) -> None:
-    with context.database.transaction() as session:
-        rollups.rebuild(session)
-        service_rollups.rebuild(session, context.clock)
+    repair.repair(context.database, context.clock)
 
 
 @task("billing.run_invoices", queue="invoices", every_s=3600.0, time_limit_s=3600)

@@ -52,6 +52,8 @@ class UsageBatch(Base):
     summed_at: Mapped[datetime | None] = mapped_column(
         UtcDateTime
     )  # time it was added to the service roll-ups
+    # Not all of its events were there when it was to be rated; None once they are.
+    refused_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
 
 
 class UsageEventRow(Base):

@@ -48,6 +48,7 @@ def prepare(settings: Settings, database: Database, clock: Clock) -> StartupInfo
     embedded = not settings.database_url
     with database.transaction() as session:
         partitions.ensure_ahead(session, clock.now())
+    with database.transaction() as session:
         names = served_names(settings)
         upstreams = read_upstreams(settings.upstreams)
         ensure_model_prices(session, clock, upstreams, model_name(settings), names)

@@ -1,6 +1,8 @@
 """Usage lies in partitions by month: unique over all of them, dropped whole, never billed twice."""
 
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
@@ -9,7 +11,17 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
-from billing import invoice_run, partitions, reconcile, rollups, service_rollups, usage
+from billing import (
+    invoice_run,
+    partitions,
+    prices,
+    reconcile,
+    repair,
+    rollups,
+    service_rollups,
+    usage,
+)
+from billing.unrated import UnratedUsage
 from billing.usage_buckets import BucketQuery, Width, usage_buckets
 from core.clock import FakeClock, SystemClock
 from core.database import Database
@@ -180,6 +192,76 @@ def test_processes_that_start_at_once_make_each_partition_once(dated: Deployment
 
     with ThreadPoolExecutor(6) as pool:
         assert sorted(pool.map(_start, range(6))) == [0, 0, 0, 0, 0, 12]
+
+
+def _rated(made: Deployment) -> None:
+    made.rate()
+
+
+def _summed(made: Deployment) -> None:
+    made.rate()
+    service_rollups.sum_all(made.database, made.clock)
+
+
+def _recorded(made: Deployment) -> None:
+    made.record(made.event())
+
+
+def _audited(made: Deployment) -> None:
+    with made.database.read() as session:
+        report = reconcile.audit(session)
+        assert report.differences == () and report.pending == 5
+
+
+def _counted(made: Deployment) -> None:
+    """What budgets count of usage that waits."""
+    with made.database.read() as session:
+        unrated = UnratedUsage()
+        unrated.refresh(session, frozenset(("acme",)), prices.load_price_book(session))
+        assert unrated.spent({"tenant_id": "acme"}, "USD") == 5 * 43_500_000
+
+
+@pytest.mark.parametrize("act", [_rated, _summed, _recorded, _audited, _counted])
+def test_whoever_comes_while_a_partition_is_made_sees_each_event_once(
+    dated: Deployment, act: Callable[[Deployment], None]
+) -> None:
+    """The rows of the month move from the default partition in a transaction that is not over yet."""
+    dated.record(*[dated.event(end_user="ann", engine_id="gpu-1") for _ in range(5)])
+    moved, waits = threading.Event(), text("select count(*) from pg_locks where not granted")
+
+    def _make() -> None:
+        with dated.database.transaction() as session:
+            assert partitions.ensure_ahead(session, dated.clock.now())
+            moved.set()
+            for _ in range(100):  # until the other waits; one that does not is no reason to
+                if session.scalar(waits):
+                    break
+                time.sleep(0.02)
+
+    with ThreadPoolExecutor(1) as pool:
+        made = pool.submit(_make)
+        assert moved.wait(10)
+        act(dated)
+        made.result()
+    repair.repair(dated.database, dated.clock)
+    assert rows(dated, "charges") == rows(dated, "usage_events") == (6 if act is _recorded else 5)
+    with dated.database.read() as session:
+        assert reconcile.audit(session).clean
+
+
+def test_no_partition_is_made_while_others_use_the_table(
+    dated: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And nobody waits for long: whoever wants the lock makes all others wait."""
+    monkeypatch.setattr(partitions, "_LOCK_MS", 20)
+    monkeypatch.setattr(partitions, "_PAUSE_S", 0.001)
+    with dated.database.read() as reader:
+        reader.execute(text("select count(*) from charges"))
+        with dated.database.transaction() as session:
+            assert partitions.ensure_ahead(session, dated.clock.now()) == []
+            assert session.execute(text("show lock_timeout")).scalar_one() == "30s"
+    with dated.database.transaction() as session:
+        assert len(partitions.ensure_ahead(session, dated.clock.now())) == 12
 
 
 def test_migrate_makes_the_partitions_of_the_coming_months(

@@ -122,6 +122,19 @@ def _tasks(session: Session, now: datetime, since: datetime | None) -> Component
 
 
 def _rating(session: Session, now: datetime) -> ComponentStatus:
+    refused = session.scalar(
+        select(func.count()).where(
+            UsageBatch.rated_at.is_(None), UsageBatch.refused_at.is_not(None)
+        )
+    )
+    if refused:
+        return ComponentStatus(
+            "rating",
+            "bad",
+            f"{refused} batches are not rated, as their events are not all there",
+            "Reconciliation counts what is missing; `tollhouse usage rebuild` rates them once they are "
+            "whole.",
+        )
     waiting = UsageBatch.rated_at.is_(None)
     row: Any = session.execute(
         select(func.min(UsageBatch.recorded_at), func.sum(UsageBatch.events)).where(waiting)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from sqlalchemy import select
 
-from billing import usage
+from billing import rating, usage
 from billing.models import ParkedEvent
 from core.errors import NotFound
 from core.settings import Settings
@@ -70,6 +70,7 @@ def release(arguments: argparse.Namespace) -> int:
         released = parked_records.release(_spool(tools.settings), sink)
         with tools.database.transaction() as session:
             released += usage.release(session, tools.clock)
+            released += rating.release_stored(session, tools.clock)
         released += release_parked(tools.database, sink, tools.clock)
         left = len(parked_records.parked_records(_spool(tools.settings)))
         with tools.database.read() as session:

@@ -6,7 +6,7 @@ from typing import Any
 
 from sqlalchemy import func, select
 
-from billing import rollups, usage
+from billing import repair, usage
 from billing.erasure import erase_end_user
 from billing.models import DailyUsage
 from billing.rating_worker import rate_all
@@ -54,7 +54,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     erase.add_argument("--tenant", required=True)
     erase.add_argument("--end-user", required=True, help="as given in the requests' `user`")
     erase.set_defaults(run=_erase)
-    rebuild = verbs.add_parser("rebuild", help="rebuild the roll-ups from the charges")
+    rebuild = verbs.add_parser(
+        "rebuild", help="rate events that have no charge, and rebuild all roll-ups"
+    )
     rebuild.set_defaults(run=_rebuild)
     for each in (days, import_verb, report_verb, release, dismiss, erase, rebuild):
         add_json(each)
@@ -130,7 +132,7 @@ def _dismiss(arguments: argparse.Namespace) -> int:
 
 
 def _rebuild(arguments: argparse.Namespace) -> int:
-    with command_context() as tools, tools.database.transaction() as session:
-        hours, days = rollups.rebuild(session)
-    show({"hours": hours, "days": days}, as_json=arguments.json)
+    with command_context() as tools:
+        repaired = repair.repair(tools.database, tools.clock)
+    show(repaired.describe(), as_json=arguments.json)
     return 0

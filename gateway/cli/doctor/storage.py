@@ -174,7 +174,14 @@ def tasks(settings: Settings, clock: Clock) -> Finding:
         with db.read() as session:
             silent = heartbeats.silent_queues(session, now)
             oldest = session.scalar(
-                select(func.min(UsageBatch.recorded_at)).where(UsageBatch.rated_at.is_(None))
+                select(func.min(UsageBatch.recorded_at)).where(
+                    UsageBatch.rated_at.is_(None), UsageBatch.refused_at.is_(None)
+                )
+            )
+            refused = session.scalar(
+                select(func.count()).where(
+                    UsageBatch.rated_at.is_(None), UsageBatch.refused_at.is_not(None)
+                )
             )
     waits = (now - oldest).total_seconds() if oldest is not None else 0.0
     backlog = f"usage waits for rating since {waits:.0f} s"
@@ -185,6 +192,11 @@ def tasks(settings: Settings, clock: Clock) -> Finding:
         if waits > MOST_UNRATED_S:
             summary += f"; {backlog}"
         return (bad if dead else warn)(summary, f"{start}; its log says why it stopped.")
+    if refused:
+        return bad(
+            f"{refused} batches of usage are not rated, as their events are not all there",
+            "`tollhouse audit` counts what is missing; `tollhouse usage rebuild` rates whole ones.",
+        )
     if waits > MOST_UNRATED_S:
         return bad(backlog, "Start more workers for the queue rating; see their logs.")
     return good("every queue has a worker")
