@@ -6,7 +6,7 @@ from alembic import op
 from core.database import UtcDateTime
 
 revision = "0041_refused_batches"
-down_revision = "0037_end_users_shown"
+down_revision = "0044_attached_to_first_key"
 branch_labels = None
 depends_on = None
 
