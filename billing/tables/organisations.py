@@ -28,7 +28,8 @@ class OrganisationLink(Base):
 
 class ChildInvoice(Base):
     """What an invoice of a child passes on to its parent's: its charges if the parent pays, or else the
-    mark-up, which the parent has earned."""
+    mark-up, which the parent earns as the child pays. Of the mark-up, `markup_promo_minor` is what the
+    child's promotional credit paid, and passes on as such credit."""
 
     __tablename__ = "child_invoices"
     __table_args__ = (Index("ix_child_invoices_parent", "parent_id", "billed_by"),)
@@ -41,4 +42,9 @@ class ChildInvoice(Base):
     period_end: Mapped[datetime] = mapped_column(UtcDateTime)
     charged_minor: Mapped[int] = mapped_column(BigInteger)  # of the child before tax, no mark-up
     markup_minor: Mapped[int] = mapped_column(BigInteger)
-    billed_by: Mapped[str | None] = mapped_column(ID)  # the parent's final invoice
+    billed_by: Mapped[str | None] = mapped_column(ID)  # the parent's final invoice, if it pays
+    markup_promo_minor: Mapped[int] = mapped_column(BigInteger, server_default="0")
+    passed_minor: Mapped[int] = mapped_column(
+        BigInteger, server_default="0"
+    )  # earned, and on invoices
+    promo_passed_minor: Mapped[int] = mapped_column(BigInteger, server_default="0")

@@ -2,6 +2,7 @@
 product. Whose parent pays, and how many units of an add-on a tenant has, the world tells as it goes.
 """
 
+import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from datetime import datetime, timedelta
@@ -13,7 +14,6 @@ from tests.billing.simulated_rows import Books, moment_of, rows_of
 MILLION = 1_000_000
 CENT = 10**10  # picounits
 BETWEEN = ("markup", "transfer")  # lines between a child and its parent
-FROM_CHILDREN = ("child", "child_markup")
 Since = list[tuple[datetime, Any]]  # what is in force from each moment on
 Found = tuple[str, int, str, str]  # kind, minor units, start and end of a line
 
@@ -74,17 +74,33 @@ def of_parents(books: Books, links: dict[str, Since]) -> Iterator[str]:
             continue
         target = next((each for each in invoices if _can_bill(each, link.parent, child)), None)
         passed = _passed(link, lines[child["id"]])
-        if target is not None and passed[1]:
+        if target is not None and passed[1] and passed[0] == "child":
             expected[target["id"]][(*passed, child["period_start"], child["period_end"])] += 1
+    yield from _of_mark_ups(books, lines)
     for invoice in invoices:
         found = Counter(
             (line["kind"], line["amount_minor"], line["starts_at"], line["ends_at"])
             for line in lines[invoice["id"]]
-            if line["kind"] in FROM_CHILDREN
+            if line["kind"] == "child"
         )
         if found != expected[invoice["id"]]:
             wanted = dict(expected[invoice["id"]])
             yield f"invoice {invoice['label']}: of children {dict(found)}, by hand {wanted}"
+
+
+def _of_mark_ups(books: Books, lines: dict[str, list[dict[str, Any]]]) -> Iterator[str]:
+    """Of each mark-up its parent has at most what there is, and never less than nothing."""
+    earned: Counter[str] = Counter()
+    for line in (each for some in lines.values() for each in some):
+        if line["kind"] == "child_markup":
+            details = (
+                json.loads(line["details"]) if isinstance(line["details"], str) else line["details"]
+            )
+            earned[details["invoice"]] -= line["amount_minor"]
+    for invoice_id, minor in earned.items():
+        whole = sum(each["amount_minor"] for each in lines[invoice_id] if each["kind"] == "markup")
+        if not min(0, whole) <= minor <= max(0, whole):
+            yield f"invoice {invoice_id}: {minor} of the mark-up {whole} are the parent's"
 
 
 def _can_bill(invoice: dict[str, Any], parent: str, child: dict[str, Any]) -> bool:

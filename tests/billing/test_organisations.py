@@ -68,6 +68,24 @@ def lines(invoice: dict[str, Any]) -> list[tuple[str, str]]:
     return [(line["kind"], line["billed"]["text"]) for line in invoice["lines"]]
 
 
+def paid_by_child(made: Deployment) -> None:
+    """Its invoice, before its parent's is made."""
+    run(made, tenant_ids=["lab"])
+    with made.database.transaction() as session:
+        (invoice,) = session.query(Invoice).filter_by(tenant_id="lab")
+        payment = settlement.begin_payment(
+            session,
+            tenant_id="lab",
+            invoice_id=invoice.id,
+            amount_minor=invoice.due_minor,
+            currency="USD",
+            provider="manual",
+            reference="transfer",
+            at=made.clock.now(),
+        )
+        settlement.succeed(session, payment, made.clock.now())
+
+
 @pytest.fixture
 def pair(deployment: Deployment) -> Deployment:
     """`lab` with its fee and usage, and `holding`, whose name sorts before it."""
@@ -128,6 +146,7 @@ def test_a_child_that_pays_itself_pays_the_mark_up_and_the_parent_earns_it(
     subscribe(pair, "holding", "small")
     link(pair, "lab", "holding", "self", "12.5")
     pair.clock.advance(days=40)
+    paid_by_child(pair)
     run(pair)
     (child,), (parent,) = shown(pair, "lab"), shown(pair, "holding")
     assert lines(child)[-1] == ("markup", "12.59") and child["due"]["text"] == "113.34"
@@ -139,6 +158,7 @@ def test_a_child_that_pays_itself_pays_the_mark_up_and_the_parent_earns_it(
 def test_an_earned_mark_up_beyond_the_parent_s_invoice_is_its_credit(pair: Deployment) -> None:
     link(pair, "lab", "holding", "self", "12.5")
     pair.clock.advance(days=40)
+    paid_by_child(pair)
     run(pair)
     (parent,) = shown(pair, "holding")
     assert (lines(parent), parent["due"]["text"]) == ([("child_markup", "-12.59")], "0.00")
