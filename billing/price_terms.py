@@ -145,7 +145,8 @@ def _problem(component: Component, rate: Rate) -> str | None:
     if rate.scheme is Scheme.PACKAGE:
         if rate.package < 1:
             return "the package size must be at least one unit"
-        highest = min(MAX_PRICE_PER_UNIT, highest * rate.package)
+        per_package = MAX_PRICE_PER_MILLION if component in PER_MILLION else MAX_PRICE_PER_UNIT
+        highest = min(MAX_PRICE_PER_UNIT, max(per_package, highest * rate.package))
     if any(tier.unit > highest for tier in rate.tiers):
         return "it is implausibly high; check the unit that the price is for"
     if any(tier.flat > MAX_PRICE_PER_UNIT for tier in rate.tiers):

@@ -6,7 +6,7 @@ from alembic import op
 from core.database import UtcDateTime
 
 revision = "0041_refused_batches"
-down_revision = "0044_attached_to_first_key"
+down_revision = "0040_contract_years"
 branch_labels = None
 depends_on = None
 

@@ -218,7 +218,7 @@ def _counted(made: Deployment) -> None:
     with made.database.read() as session:
         unrated = UnratedUsage()
         unrated.refresh(session, frozenset(("acme",)), prices.load_price_book(session))
-        assert unrated.spent({"tenant_id": "acme"}, "USD") == 5 * 43_500_000
+        assert unrated.spent({"tenant_id": {"acme"}}, "USD") == 5 * 43_500_000
 
 
 @pytest.mark.parametrize("act", [_rated, _summed, _recorded, _audited, _counted])

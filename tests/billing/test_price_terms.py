@@ -82,7 +82,7 @@ def tiers(*bounds: int | None, scheme: str = "graduated", **more: str) -> dict[s
         {"output": {"price": "1", "free": 0}},
         tiers(None),
         tiers(1, 2, None),
-        {"output": {"scheme": "package", "size": 1000, "price": "10"}},
+        {"output": {"scheme": "package", "size": 1000, "price": "10000"}},
         {"output": {"price": "1", "free": 10**15}},
         tiers(5, None, flat="0"),
         tiers(5, None, flat="100000"),
@@ -105,7 +105,7 @@ def test_terms_up_to_their_borders_are_taken(written: dict[str, Any], discount: 
             "price of request: it is implausibly high",
         ),
         (
-            {"output": {"scheme": "package", "size": 1000, "price": "10.000000000001"}},
+            {"output": {"scheme": "package", "size": 1000, "price": "10000.000000000001"}},
             "price of output: it is implausibly high",
         ),
         (tiers(5, None, flat="100000.000000000001"), "its flat part is implausibly high"),

@@ -53,7 +53,15 @@ SHAPES: list[tuple[dict[str, Any], dict[str, Any], str, int, Fraction, int, tupl
     ({"character": "10000"}, SPEECH, "units", MOST_COUNT, PER_TOKEN, 1, (0, 0)),
     ({"request": package(1, "100000")}, {}, "quantity", MOST_COUNT, PER_UNIT, 1, (0, 0)),
     ({"image": package(7, "100000")}, IMAGE, "units", MOST_COUNT, PER_UNIT, 7, (0, 0)),
-    ({"output": package(1000, "10")}, {}, "output_tokens", MOST_TOKENS, Fraction(10), 1000, (0, 0)),
+    (
+        {"output": package(1000, "10000")},
+        {},
+        "output_tokens",
+        MOST_TOKENS,
+        Fraction(10_000),
+        1000,
+        (0, 0),
+    ),
     (
         {"output": tiers("graduated", "10000", flat="100000")},
         {},
