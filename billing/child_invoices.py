@@ -10,6 +10,7 @@ next invoice. What the child's promotional credit paid of a mark-up is promotion
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from sqlalchemy import delete, func, select, update
 from sqlalchemy.orm import Session
@@ -139,7 +140,11 @@ def _earned(child: ChildInvoice, invoice: Invoice, noted: dict[str, int]) -> int
 
 def _passed(child: ChildInvoice, name: str, earned: int, currency: str) -> list[Line]:
     span = f"{child.period_start:%Y-%m-%d} to {child.period_end:%Y-%m-%d}"
-    details = {"child": child.child_id, "child_name": name, "invoice": child.invoice_id}
+    details: dict[str, Any] = {
+        "child": child.child_id,
+        "child_name": name,
+        "invoice": child.invoice_id,
+    }
     bounds = (child.period_start, child.period_end)
     found = []
     if child.pays == PARENT:
