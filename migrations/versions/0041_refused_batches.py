@@ -6,7 +6,7 @@ from alembic import op
 from core.database import UtcDateTime
 
 revision = "0041_refused_batches"
-down_revision = "0040_contract_years"
+down_revision = "0045_adapter_quarantine"
 branch_labels = None
 depends_on = None
 
