@@ -75,9 +75,6 @@ class Run:
             return (code if code == "rate_limit_exceeded" else "server_error"), error["message"]
         if self.exchange.disconnected:
             return "server_error", _STOPPED
-        last = self.exchange.events[-1] if self.exchange.events else b""
-        if last.startswith(b"event: error\n"):
-            return "server_error", orjson.loads(last.partition(b"\ndata: ")[2])["message"]
         return "server_error", "The gateway failed to process this request."
 
 
@@ -253,7 +250,7 @@ class BackgroundResponses:
             background.fail(session, store.sealer, row, code, message)
             return
         background.finish(session, store.sealer, row, finished)
-        if run.expanded.conversation_id:
+        if run.expanded.conversation_id and finished["status"] != "failed":
             items = [*map(with_id, run.expanded.own), *finished["output"]]
             append_to_conversation(
                 session, store, run.principal.scope, run.expanded.conversation_id, items

@@ -104,20 +104,20 @@ class _SavingExchange(RelayExchange):
                 asyncio.to_thread(save_response, self._store, self._caller, expanded, finished)
             )
         except (SQLAlchemyError, TollhouseError) as error:
-            # It is complete and billed, so the client gets it.
+            # It is billed, so the client gets it.
             log.warning("a response was not stored: %s", str(error).partition("\n")[0])
 
 
 def save_response(
     store: ResponseStore, caller: Principal, expanded: Expanded, response: dict[str, Any]
 ) -> None:
-    """Stores a complete response, and appends its items to its conversation."""
+    """Stores a response, and appends its items to its conversation, unless it failed."""
     items, now = [with_id(each) for each in expanded.own], store.clock.now()
     with store.database.transaction() as session:
         if expanded.fields["store"]:
             given = Exchanged(response, items)
             records.save(session, store.sealer, caller, given, now)
-        if expanded.conversation_id:
+        if expanded.conversation_id and response["status"] != "failed":
             items = [*items, *response["output"]]
             append_to_conversation(session, store, caller.scope, expanded.conversation_id, items)
 

@@ -15,7 +15,7 @@ class StoredSurface(ResponsesSurface):
     def __init__(self, fields: dict[str, Any]) -> None:
         """`fields` of the response that the body no longer says, such as previous_response_id."""
         self._fields = fields
-        self.finished: dict[str, Any] | None = None  # the response, once it is complete
+        self.finished: dict[str, Any] | None = None  # the response, once it is complete or failed
 
     def parse(self, raw: bytes) -> InferenceRequest:
         request = super().parse(raw)

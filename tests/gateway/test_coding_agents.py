@@ -96,6 +96,13 @@ def test_an_agents_options_are_served_with_notes(claude: Anthropic) -> None:
     assert counted.input_tokens > 20
 
 
+def test_a_prefill_is_counted_as_it_is_used(claude: Anthropic) -> None:
+    begun: Any = [*ASK, {"role": "assistant", "content": "The answer is"}]
+    counted = claude.messages.count_tokens(model=MODEL, messages=begun)
+    used = claude.messages.create(model=MODEL, messages=begun, max_tokens=2).usage
+    assert counted.input_tokens == used.input_tokens + (used.cache_read_input_tokens or 0)
+
+
 @pytest.mark.parametrize(
     ("more", "named"),
     [

@@ -149,6 +149,7 @@ def parse_count(raw: bytes) -> InferenceRequest:
         messages=chat_messages(body, media),
         tools=_tools(body),
         max_tokens=1,
+        continue_final_message=_prefilled(body),
         engine_parameters=media_parts.needed(media),
         extra={"named": media},
     )
@@ -172,7 +173,7 @@ def _constraints(body: MessagesBody, media: dict[str, str]) -> dict[str, Any]:
     }
 
 
-def _prefilled(body: MessagesBody) -> bool:
+def _prefilled(body: CountBody) -> bool:
     """Whether the conversation ends with the beginning of the answer."""
     last = body.messages[-1]
     if last.role != "assistant":

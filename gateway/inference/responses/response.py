@@ -15,6 +15,10 @@ from gateway.streaming.choices import ChoiceOutput, Delta
 from gateway.streaming.tool_calls import ToolCall
 
 _INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
+# Codes of errors that clients act on; any other failure is `server_error`.
+_FAILURES = frozenset(
+    ("rate_limit_exceeded", "insufficient_quota", "context_length_exceeded", "content_filter")
+)
 
 
 class ResponsesSurface:
@@ -197,7 +201,15 @@ class ResponseStream:
         return _item_id(self._info) + (f"_{number}" if number else "")
 
     def failed(self, error: TollhouseError) -> bytes:
-        return self._event("error", code=error.code, message=str(error), param=error.param)
+        before = b"" if self._number else self.begin()
+        before += self._close_reasoning() + self._close_message("incomplete")
+        final = response_object(self._info, self._request, "failed", self._output)
+        code = error.code if error.code in _FAILURES else "server_error"
+        final["error"] = {"code": code, "message": str(error)}
+        final["usage"] = None
+        if self._on_finished is not None:
+            self._on_finished(final)
+        return before + self._event("response.failed", response=final)
 
     def _position(self) -> dict[str, Any]:
         return {"item_id": self._item(), "output_index": len(self._output), "content_index": 0}

@@ -86,10 +86,28 @@ def test_who_repeats_a_broken_stream_at_once_runs_it_again(
     first, again = ask(reseller, ending, once=once), ask(reseller, ending, once=once)
     for answer in (first, again):
         assert answer.status_code == 200, answer.text
-        assert "event: error\n" in answer.text and "response.completed" not in answer.text
+        assert "event: response.failed\n" in answer.text and "response.completed" not in answer.text
         assert "idempotency-replayed" not in answer.headers
     assert first.headers["x-request-id"] != again.headers["x-request-id"]
     assert upstream.asked == before + 2
+
+
+@pytest.mark.parametrize("ending", BROKEN)
+def test_a_response_that_failed_is_stored_with_what_it_has(
+    reseller: Deployment, ending: str
+) -> None:
+    answer = ask(reseller, ending)
+    last = json.loads(answer.text.strip().rpartition("\ndata: ")[2])
+    assert last["type"] == "response.failed"
+    failed = last["response"]
+    assert failed["status"] == "failed" and failed["error"]["message"]
+    assert failed["error"]["code"] == "server_error"
+    (item,) = failed["output"]
+    assert item["status"] == "incomplete" and item["content"][0]["text"].startswith("gate ")
+    url = f"{reseller.url}/v1/responses/{failed['id']}"
+    stored = httpx.get(url, headers=reseller.headers).json()
+    assert (stored["status"], stored["error"]) == ("failed", failed["error"])
+    assert stored["output"] == failed["output"]
 
 
 def ask_at_once(deployment: Deployment, ending: str) -> list[httpx.Response]:
@@ -103,7 +121,7 @@ def test_a_first_token_is_a_success_so_streams_that_break_in_turn_refuse_nobody(
     reseller: Deployment, ending: str
 ) -> None:
     for _ in range(5):
-        assert "event: error\n" in ask(reseller, ending).text
+        assert "event: response.failed\n" in ask(reseller, ending).text
     assert "response.completed" in ask(reseller, "stop").text
 
 
@@ -111,7 +129,7 @@ def test_a_first_token_is_a_success_so_streams_that_break_in_turn_refuse_nobody(
 def test_streams_that_break_at_once_open_the_breaker_and_say_so(
     reseller: Deployment, upstream: ScriptedUpstream, ending: str
 ) -> None:
-    assert all("event: error\n" in each.text for each in ask_at_once(reseller, ending))
+    assert all("event: response.failed\n" in each.text for each in ask_at_once(reseller, ending))
     once, before = str(uuid.uuid4()), upstream.asked
     refused = ask(reseller, "stop", once=once)
     assert refused.status_code == 503, refused.text
