@@ -11,6 +11,8 @@ from gateway.prompts.encoding import TooManyTokens
 from gateway.prompts.tokenizing import TextCodec
 from gateway.prompts.truncation import estimate, most_tokens
 
+_SURELY_TOO_LONG = 4  # times the context, by the likely count
+
 
 class EmbeddedTexts(Struct, frozen=True):
     request: InferenceRequest
@@ -38,7 +40,8 @@ def read_texts(
 def _estimated(
     request: InferenceRequest, inputs: Sequence[str | list[int]], context_length: int
 ) -> EmbeddedTexts:
-    """The upstream enforces its own limit."""
+    """The upstream enforces its own limit: only what is far above it is refused here, before it is
+    screened."""
     ids, most = [], 0
     for each in inputs:
         if not isinstance(each, str):
@@ -50,6 +53,8 @@ def _estimated(
                 param="input",
             )
         size = estimate((each,))
+        if size > _SURELY_TOO_LONG * context_length and request.truncate_prompt_tokens is None:
+            raise _too_long(len(ids), size, context_length)
         ids.append([0] * size)
         most += max(size, min(most_tokens((each,)), context_length))
     return EmbeddedTexts(request, ids, most)

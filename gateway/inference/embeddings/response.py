@@ -14,6 +14,9 @@ from gateway.inference.request import InferenceRequest, Usage
 from gateway.inference.surface import ResponseInfo, StreamWriter
 from gateway.streaming.choices import ChoiceOutput
 
+_LEAST_WIDE = 8 * 16  # bytes of a vector in which 64-bit floats can be told
+_LARGEST = 1e6  # of an embedding's numbers
+
 
 class EmbeddingsSurface:
     route = ROUTE
@@ -49,11 +52,29 @@ class EmbeddingsSurface:
 
 def _encode_vector(vector: bytes, form: str) -> Any:
     """The vector in the requested format, whatever the upstream sent: JSON, a list of numbers or
-    base64, which encodes 32-bit little-endian floats."""
-    if (form == "base64") == vector.startswith(b'"'):
+    base64, which encodes 32-bit little-endian floats; some servers encode 64-bit ones."""
+    encoded = vector.startswith(b'"')
+    if not encoded and form == "float":
         return orjson.Fragment(vector)
     given = orjson.loads(vector)
-    if form == "base64":
+    if not encoded:
         return base64.b64encode(struct.pack(f"<{len(given)}f", *given)).decode()
     raw = base64.b64decode(given)
-    return list(struct.unpack(f"<{len(raw) // 4}f", raw))
+    wide = _wide(raw)
+    if form == "base64":
+        if wide is None:
+            return orjson.Fragment(vector)
+        return base64.b64encode(struct.pack(f"<{len(wide)}f", *wide)).decode()
+    return list(struct.unpack(f"<{len(raw) // 4}f", raw)) if wide is None else wide
+
+
+def _wide(raw: bytes) -> list[float] | None:
+    """The numbers of a vector of 64-bit floats; None for one of 32-bit floats. The lower halves of
+    64-bit floats, read as 32-bit ones, have any exponent; those of an embedding are small."""
+    if len(raw) % 8 or len(raw) < _LEAST_WIDE:
+        return None
+    narrow = struct.unpack(f"<{len(raw) // 4}f", raw)
+    if all(abs(each) < _LARGEST for each in narrow[::2]):  # also false for NaN
+        return None
+    wide = struct.unpack(f"<{len(raw) // 8}d", raw)
+    return list(wide) if all(abs(each) < _LARGEST for each in wide) else None
