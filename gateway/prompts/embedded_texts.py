@@ -42,7 +42,8 @@ def _estimated(
 ) -> EmbeddedTexts:
     """The upstream enforces its own limit: only what is far above it is refused here, before it is
     screened."""
-    ids, most = [], 0
+    ids: list[list[int]] = []
+    most = 0
     for each in inputs:
         if not isinstance(each, str):
             raise BadRequest(

@@ -18,7 +18,7 @@ from gateway.streaming.logprobs import LogprobQueue
 from gateway.streaming.output_guard import OutputGuard
 from gateway.streaming.reasoning import Reader
 from gateway.streaming.stops import StopMatcher
-from gateway.streaming.tool_calls import PartialCall, ToolCall, as_text, clean_call
+from gateway.streaming.tool_calls import PartialCall, ToolCall, as_text, clean_call, cut_text
 from gateway.streaming.upstream_reasoning import UpstreamReasoning, with_reasoning
 from gateway.upstreams.base import Chunk, TextChunk, calls_text
 
@@ -264,8 +264,13 @@ class ChoiceOutput:
         self._upstream_pieces += len(calls_text(chunk.calls or []))
         if chunk.finish_reason is None or not self._upstream_calls:
             return ""
-        whole, self._upstream_calls, self._upstream_pieces = self._upstream_calls, {}, 0
-        return as_text(whole[number].joined() for number in sorted(whole))
+        found, self._upstream_calls, self._upstream_pieces = self._upstream_calls, {}, 0
+        whole = [found[number] for number in sorted(found)]
+        last = whole[-1]
+        if chunk.finish_reason == "length" and last.name and last.is_cut:
+            before = as_text(each.joined() for each in whole[:-1])
+            return before + cut_text(last.joined(cut=True))
+        return as_text(each.joined() for each in whole)
 
     def _process(self, text: str, *, last: bool = False) -> bool:
         """Pass a token's text through stops and guard. False when it ended the choice."""
@@ -354,7 +359,7 @@ class ChoiceOutput:
     def _conclude(self, tail: str, reason: str) -> None:
         if self._reader is not None:
             before = self._add_calls(*self._reader.feed(tail))
-            tail = before + self._add_calls(*self._reader.flush())
+            tail = before + self._add_calls(*self._reader.flush(cut=reason == "length"))
             if reason in ("stop", "tool_calls"):
                 reason = "tool_calls" if self.calls else "stop"
             reason = "content_filter" if self._call_blocked else reason

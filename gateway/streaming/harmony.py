@@ -67,11 +67,14 @@ class HarmonyReader:
             continue
         return self._take()
 
-    def flush(self) -> tuple[str, list[ToolCall]]:
-        """The end of the output ends the message; a header that was not completed is dropped, unless
+    def flush(self, *, cut: bool = False) -> tuple[str, list[ToolCall]]:
+        """The end of the output ends the message; with `cut`, a call is what there is of it. A header
+        that was not completed is dropped, unless
         it may have been plain text."""
         left, self._held = self._held, ""
-        if self._kind != "header":
+        if self._kind == "call" and cut:
+            self._calls += self._tools.cut_call(None, self._function, left.strip())
+        elif self._kind != "header":
             self._add(left, last=True)
         elif not self._messages and not any(tag in left for tag in TAGS):
             self._begin("")

@@ -18,7 +18,9 @@ _TAGS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))  # Qwen and DeepSeek;
 
 class ReasoningReader:
     """`feed` and `flush` return (reasoning, answer). White space at the ends of both is dropped where
-    they meet; text that may still be a tag, or such white space, is held."""
+    they meet; text that may still be a tag, or such white space, is held.
+
+    Further reasoning begins with a tag at the beginning of the answer or of one of its lines."""
 
     def __init__(self, tags: tuple[str, str], *, begun: bool) -> None:
         """`begun`: the prompt ends with the opening tag."""
@@ -27,6 +29,9 @@ class ReasoningReader:
         self._fed = self._end = 0  # characters
         self._state = "reasoning" if begun else "start"
         self._lead = begun  # white space at the beginning of the reasoning or the answer is dropped
+        self._answered = False  # the answer has begun
+        self._at_line_start = True
+        self._between = ""  # what stands between this reasoning and the one before
 
     @property
     def held(self) -> int:
@@ -34,26 +39,29 @@ class ReasoningReader:
 
     @property
     def end(self) -> float:
-        """Where, in the text fed, the reasoning ends; infinite while it goes on."""
-        return inf if self._state == "reasoning" else self._end
+        """Where, in the text fed, the reasoning before the answer ends; infinite while it goes on."""
+        return inf if self._state == "reasoning" and not self._answered else self._end
 
     def feed(self, text: str) -> tuple[str, str]:
         self._held += text
         self._fed += len(text)
-        reasoning = ""
         if self._state == "start":
             self._begin()
-        if self._state == "reasoning":
-            reasoning = self._reason()
-        if self._state != "answer":
-            return reasoning, ""
-        return reasoning, self._answer()
+        reasoning = answer = ""
+        while True:
+            if self._state == "reasoning":
+                reasoning += self._reason()
+            if self._state != "answer":
+                return reasoning, answer
+            answer += self._answer()
+            if self._state == "answer":
+                return reasoning, answer
 
     def flush(self) -> tuple[str, str]:
         """An opening tag that was not completed is the answer."""
         left, self._held = self._held, ""
         if self._state == "reasoning":
-            return (left.strip() if self._lead else left.rstrip()), ""
+            return self._joined(left.strip() if self._lead else left.rstrip()), ""
         return "", "" if self._lead and not left.strip() else left
 
     def _begin(self) -> None:
@@ -71,21 +79,49 @@ class ReasoningReader:
         if at >= 0:
             reasoning = self._held[:at].rstrip()
             self._held = self._held[at + len(self._close) :]
-            self._end = self._fed - len(self._held)
-            self._state, self._lead = "answer", True
+            if not self._answered:
+                self._end = self._fed - len(self._held)
+            self._state, self._lead, self._at_line_start = "answer", True, True
+            reasoning = self._joined(reasoning)
+            self._between = "\n"
             return reasoning
         sure = len(self._held) - _partial(self._held, self._close)
         reasoning = self._held[:sure].rstrip()
         self._held = self._held[len(reasoning) :]
         self._lead = self._lead and not reasoning
-        return reasoning
+        return self._joined(reasoning)
+
+    def _joined(self, reasoning: str) -> str:
+        if not reasoning:
+            return ""
+        joined, self._between = self._between + reasoning, ""
+        return joined
 
     def _answer(self) -> str:
+        """Up to the tag of further reasoning, or what cannot be one."""
         if self._lead:
             self._held = self._held.lstrip()
             self._lead = not self._held
-        text, self._held = self._held, ""
+        held, at = self._held, self._held.find(self._open)
+        while at >= 0 and not self._starts_line(at):
+            at = held.find(self._open, at + 1)
+        if at >= 0:
+            text, self._held = held[:at], held[at + len(self._open) :]
+            self._state, self._lead = "reasoning", True
+        else:
+            keep = _partial(held, self._open)
+            keep = keep if self._starts_line(len(held) - keep) else 0
+            text, self._held = held[: len(held) - keep], held[len(held) - keep :]
+        if text:
+            self._answered = True
+            line = text.rpartition("\n")[2]
+            self._at_line_start = not line.strip() and ("\n" in text or self._at_line_start)
         return text
+
+    def _starts_line(self, at: int) -> bool:
+        """Whether nothing but spaces stands before that place in its line."""
+        _, found, line = self._held[:at].rpartition("\n")
+        return not line.strip() and (bool(found) or self._at_line_start)
 
 
 class Thoughts(Protocol):
@@ -130,13 +166,14 @@ class OutputReader:
             text = self._split(*self._thoughts.feed(text))
         return (text, []) if self._tools is None else self._tools.feed(text)
 
-    def flush(self) -> tuple[str, list[ToolCall]]:
+    def flush(self, *, cut: bool = False) -> tuple[str, list[ToolCall]]:
+        """`cut`: the output has reached its longest."""
         text, calls = "", list[ToolCall]()
         if self._thoughts is not None:
             text = self._split(*self._thoughts.flush())
         if self._tools is not None:
             text, calls = self._tools.feed(text)
-            rest, more = self._tools.flush()
+            rest, more = self._tools.flush(cut=cut)
             text, calls = text + rest, calls + more
         return text, calls
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from gateway.streaming.tool_formats import (
+    CUT_CALL,
     OPENING,
     BracketScanner,
     ToolFormat,
@@ -35,7 +36,7 @@ class ToolCall:
     index: int  # among the tool calls of the choice
     id: str
     name: str
-    arguments: str  # JSON
+    arguments: str  # JSON; only its beginning where the output was cut
 
 
 @dataclass(slots=True)
@@ -52,9 +53,19 @@ class PartialCall:
         self.name = function.get("name") or self.name
         self.arguments.append(function["arguments"])
 
-    def joined(self) -> dict[str, Any]:
-        """Without arguments they are an empty object."""
+    @property
+    def is_cut(self) -> bool:
+        """Whether the arguments are only the beginning of an object."""
+        try:
+            return not isinstance(json.loads("".join(self.arguments)), dict)
+        except ValueError:
+            return True
+
+    def joined(self, *, cut: bool = False) -> dict[str, Any]:
+        """Without arguments they are an empty object, unless the call was cut."""
         arguments = "".join(self.arguments)
+        if cut:
+            return {"id": self.id, "name": self.name, "arguments": arguments}
         given = arguments if arguments.strip() else "{}"
         return {"id": self.id, "name": self.name, "arguments": given}
 
@@ -84,8 +95,9 @@ class ToolReader:
             continue
         return "".join(released), calls
 
-    def flush(self) -> tuple[str, list[ToolCall]]:
-        """End of output: an incomplete call is text, white space after a call is dropped."""
+    def flush(self, *, cut: bool = False) -> tuple[str, list[ToolCall]]:
+        """End of output: an incomplete call is text, white space after a call is dropped. Where the
+        output was cut at its longest, a call in tags is what there is of it, as on OpenAI's API."""
         left, self._held = self._held, ""
         calls = self.calls_in(left, parse_either) if self._at_start else []
         opening = OPENING.match(left.lstrip())
@@ -94,7 +106,19 @@ class ToolReader:
             calls = self.calls_in(body, format_of(opening[0]).parse)
         if calls or (self._count and not left.strip()):
             return "", calls
-        return left, []
+        begun = CUT_CALL.fullmatch(left.lstrip()) if cut else None
+        if begun is None or not (begun["name"] is None or begun["name"] in self._names):
+            return left, []
+        arguments = begun["arguments"] or ""
+        return "", self.cut_call(begun["id"], begun["name"] or "", _whole_object(arguments))
+
+    def cut_call(self, own_id: str | None, name: str, arguments: str) -> list[ToolCall]:
+        """A call with the arguments so far; none where its name is not whole."""
+        if name not in self._names:
+            return []
+        self._count += 1
+        own_id = own_id or f"call_{secrets.token_hex(12)}"
+        return [ToolCall(self._count - 1, own_id, name, arguments)]
 
     def _step(self, released: list[str], calls: list[ToolCall]) -> bool:
         """Make one decision on the held text. False when more text is needed."""
@@ -208,6 +232,14 @@ class ToolReader:
         return own, name, arguments
 
 
+def _whole_object(text: str) -> str:
+    """The JSON object at the beginning of the text, or the text where that is not complete."""
+    try:
+        return text[: json.JSONDecoder().raw_decode(text)[1]]
+    except (ValueError, RecursionError):
+        return text
+
+
 def _may_open(held: str, lead: int) -> bool:
     """Whether an opening begins there, or may."""
     start = held[lead : lead + 40]
@@ -220,6 +252,12 @@ def as_text(calls: Iterable[dict[str, Any]]) -> str:
     return "".join(f"{_OPEN}{json.dumps(call, ensure_ascii=False)}{_CLOSE}" for call in calls)
 
 
+def cut_text(call: dict[str, Any]) -> str:
+    """The last call of an answer that an upstream has cut, as model output that was cut there."""
+    own_id, name = json.dumps(call["id"] or ""), json.dumps(call["name"])
+    return f'{_OPEN}{{"id": {own_id}, "name": {name}, "arguments": {call["arguments"]}'
+
+
 class ArgumentGuard(Protocol):
     """The part of an output guard that `clean_call` needs."""
 
@@ -230,7 +268,10 @@ class ArgumentGuard(Protocol):
 def clean_call(call: ToolCall, guard: ArgumentGuard) -> ToolCall | None:
     """The call after the guard's rules on its decoded texts: escapes such as `\\u0040` hide a match
     from the guard of the stream. None when a text is blocked."""
-    given = json.loads(call.arguments)
+    try:
+        given = json.loads(call.arguments)
+    except ValueError:  # of a call that was cut: a text
+        given = call.arguments
     own_id = guard.clean(call.id, record=True)
     try:
         arguments = _cleaned(given, guard)
@@ -238,7 +279,10 @@ def clean_call(call: ToolCall, guard: ArgumentGuard) -> ToolCall | None:
         return None
     if own_id is None:
         return None
-    text = call.arguments if arguments == given else json.dumps(arguments, ensure_ascii=False)
+    text = call.arguments
+    if arguments != given:
+        is_text = isinstance(arguments, str)
+        text = arguments if is_text else json.dumps(arguments, ensure_ascii=False)
     return replace(call, id=own_id, arguments=text)
 
 

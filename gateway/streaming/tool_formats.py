@@ -106,6 +106,12 @@ TOKENS = frozenset(
     | {"[ARGS]", "[CALL_ID]", "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"}
 )
 OPENING = re.compile("|".join(re.escape(each.open) for each in FORMATS))
+# A call in Hermes' tags whose end is missing: it has a name, and perhaps a beginning of its arguments.
+CUT_CALL = re.compile(
+    r'<tool_call>\s*(?:\{(?:\s*"id"\s*:\s*"(?P<id>[^"\\]*)"\s*,)?'
+    r'(?:\s*"name"\s*:\s*"(?P<name>[^"\\]*)"\s*,\s*"arguments"\s*:\s*(?P<arguments>(?:\{.*)?)|.*))?',
+    re.DOTALL,
+)
 _LONGEST_OPENING = max(len(each.open) for each in FORMATS)
 _BEGINS = re.compile("|".join(sorted({re.escape(each.open[0]) for each in FORMATS})))
 

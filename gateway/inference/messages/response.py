@@ -65,7 +65,7 @@ class MessagesSurface:
             content.append(_thinking("".join(choice.reasoning)))
         if text or not (choice.calls or choice.reasoning):
             content.append({"type": "text", "text": text})
-        content += [{**_call(each), "input": json.loads(each.arguments)} for each in choice.calls]
+        content += [{**_call(each), "input": _input(each)} for each in choice.calls]
         return _message(info, content, _ending(choice), usage)
 
     def error(self, error: TollhouseError, request_id: str) -> dict[str, Any]:
@@ -219,6 +219,14 @@ def _thinking(text: str) -> dict[str, Any]:
 
 def _call(call: ToolCall) -> dict[str, Any]:
     return {"type": "tool_use", "id": call.id.replace("call_", "toolu_", 1), "name": call.name}
+
+
+def _input(call: ToolCall) -> Any:
+    """Empty for a call that was cut, whose arguments are the beginning of an object."""
+    try:
+        return json.loads(call.arguments)
+    except ValueError:
+        return {}
 
 
 def _ending(choice: ChoiceOutput) -> tuple[str, str | None]:

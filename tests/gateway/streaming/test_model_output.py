@@ -212,3 +212,35 @@ def _fed(codec: TextCodec, request: InferenceRequest, ids: list[int]) -> ChoiceO
     for token in ids:
         choice.feed(TokenChunk("r", 0, [token]))
     return choice
+
+
+# (output, reasoning, answer)
+BLOCKS = [
+    ("<think>a</think>\n<think>b</think>C", "a\nb", "C"),
+    ("<think>a</think>Hello\n<think>b</think>World", "a\nb", "Hello\nWorld"),
+    (
+        "<think>a</think>Hello\n  <think>b</think>\n<think>c</think>World",
+        "a\nb\nc",
+        "Hello\n  World",
+    ),
+    ("<think>a</think>Say <think> to me", "a", "Say <think> to me"),
+    ("<think>a</think>x\n<thin", "a", "x\n<thin"),
+    ("<think>a</think>x\n<think>b", "a\nb", "x\n"),
+    ("Hi\n<think>b</think>!", "b", "Hi\n!"),
+]
+
+
+@pytest.mark.parametrize(("text", "reasoning", "answer"), BLOCKS)
+@pytest.mark.parametrize("size", [1, 3, 1000])
+def test_further_reasoning_is_no_content(text: str, reasoning: str, answer: str, size: int) -> None:
+    reader = ReasoningReader(("<think>", "</think>"), begun=False)
+    pieces = [reader.feed(text[at : at + size]) for at in range(0, len(text), size)]
+    pieces.append(reader.flush())
+    assert "".join(thought for thought, _ in pieces) == reasoning
+    assert "".join(said for _, said in pieces) == answer
+
+
+def test_the_reasoning_that_is_counted_ends_where_the_answer_begins() -> None:
+    reader = ReasoningReader(("<think>", "</think>"), begun=False)
+    reader.feed("<think>a</think>x\n<think>b")
+    assert reader.end == len("<think>a</think>")

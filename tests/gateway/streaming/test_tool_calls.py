@@ -96,6 +96,34 @@ def test_chunks_change_nothing_and_no_text_is_lost(text: str, size: int) -> None
         assert whole == text
 
 
+CUT = [
+    ('<tool_call>\n{"name": "weather", "arguments": {"city": "Be', ['{"city": "Be'], ""),
+    ('<tool_call>{"id": "c", "name": "weather", "arguments": {"a": 1}', ['{"a": 1}'], ""),
+    ('<tool_call>{"name": "weather", "arguments": {"a": 1}}', ['{"a": 1}'], ""),
+    ('<tool_call>{"name": "weather", "arguments": {"a": 1}}\n</tool', ['{"a": 1}'], ""),
+    ('<tool_call>{"name": "weather", "arguments": ', [""], ""),
+    ('<tool_call>{"name": "wea', [], ""),
+    ("<tool_call>", [], ""),
+    ("So: <tool_c", [], "So: <tool_c"),
+    ('<tool_call>{"name": "other", "arguments": {"a', [], None),
+]
+
+
+@pytest.mark.parametrize(("text", "arguments", "shown"), CUT)
+@pytest.mark.parametrize("size", [1, 1000])
+def test_a_call_that_is_cut_is_no_text(
+    text: str, arguments: list[str], shown: str | None, size: int
+) -> None:
+    reader = ToolReader(["weather"])
+    said, calls = "", []
+    for at in range(0, len(text), size):
+        more, found = reader.feed(text[at : at + size])
+        said, calls = said + more, calls + found
+    more, found = reader.flush(cut=True)
+    assert [call.arguments for call in calls + found] == arguments
+    assert said + more == (text if shown is None else shown)
+
+
 def test_what_may_become_a_call_is_held_and_not_yet_delivered() -> None:
     codec = load_codec(MODEL_DIR)
     choice = ChoiceOutput(0, None, reader=OutputReader(ToolReader(["weather"])))

@@ -67,6 +67,24 @@ async def test_what_a_server_means_arrives() -> None:
     await compare(range(FEW))
 
 
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("arguments", ['{"city": "Be', "", '{"city": "Bern"}'])
+async def test_a_call_that_a_server_cuts_has_what_there_is_of_it(
+    stream: bool, arguments: str
+) -> None:
+    whole = {"id": "call_a", "function": {"name": "now", "arguments": "{}"}}
+    cut = {"id": "call_b", "function": {"name": "add_task", "arguments": arguments}}
+    listed = [{**call, "index": number} for number, call in enumerate((whole, cut))]
+    said = {"delta" if stream else "message": {"tool_calls": listed}}
+    body = json.dumps({"choices": [{"index": 0, **said, "finish_reason": "length"}]})
+    kind = "text/event-stream" if stream else "application/json"
+    sent = f"data: {body}\n\ndata: [DONE]\n\n" if stream else body
+    output = await output_of([sent.encode()], kind)
+    found = [(call.id, call.name, call.arguments) for call in output.calls]
+    assert found == [("call_a", "now", "{}"), ("call_b", "add_task", arguments)]
+    assert output.finish_reason == "length" and not "".join(output.text)
+
+
 @pytest.mark.proof
 async def test_what_a_server_means_arrives_of_many() -> None:
     await compare(range(FEW, FEW + 8_000))
