@@ -330,18 +330,3 @@ def receivables_are_open_amounts(session: Session) -> list[Difference]:
         for who in owed.keys() | there.keys()
         if there.get(who, 0) != owed.get(who, 0)
     ]
-
-
-def numbers_have_no_gap(session: Session) -> list[Difference]:
-    rows = session.execute(
-        select(Invoice.seller_id, func.count(), func.min(Invoice.number), func.max(Invoice.number))
-        .where(Invoice.number.is_not(None))
-        .group_by(Invoice.seller_id)
-    )
-    return [
-        Difference(
-            "invoices", "lost", f"seller {seller} has {count} numbers from {first} to {last}"
-        )
-        for seller, count, first, last in rows
-        if (last or 0) - (first or 0) + 1 != count
-    ]

@@ -14,8 +14,9 @@ from billing.accounts import lock_account
 from billing.invoices import FINAL, PAID
 from billing.ledger import AccountKind, Entry, Transaction, post, reverse
 from billing.models import CreditGrant, CreditNote, Invoice, Seller
+from billing.restores import guard
 from core.errors import Conflict, NotFound
-from core.ids import TRANSACTION, new_id
+from core.ids import TRANSACTION, derived_id, new_id
 from core.money import Money, round_half_away, units_of_minor
 
 DUE, BALANCE, REFUND = "due", "balance", "refund"
@@ -214,8 +215,9 @@ def _write(
         .execution_options(populate_existing=True)
     )
     assert seller is not None
+    guard.require_current(session)
     note = CreditNote(
-        id=new_id("cn"),
+        id=derived_id("cn", invoice.id, reference, at=invoice.period_start),
         invoice_id=invoice.id,
         tenant_id=invoice.tenant_id,
         seller_id=invoice.seller_id,

@@ -37,12 +37,14 @@ from billing.models import (
     Invoice,
     InvoiceLine,
     Plan,
+    ReservedNumber,
     Seller,
 )
+from billing.restores import guard, numbers
 from billing.subscriptions import plan_at
 from billing.tables.invoices import DRAFT, FINAL, PAID
 from billing.taxes import Buyer, Certificate, Tax, TaxRequest, TaxService
-from core.ids import INVOICE, new_id
+from core.ids import INVOICE, derived_id
 from core.money import units_of_minor
 
 GRACE_HOURS = 24  # default without a plan
@@ -75,6 +77,7 @@ class InvoiceBuilder:
     seller_regions: dict[str, str]  # by seller id
     certificates: dict[str, tuple[Certificate, ...]]  # by tenant id
     organisations: Organisations
+    reserved: numbers.Reserved
     # Picounits by grant that drafts of earlier periods show as used, although they are not drawn yet.
     shown_credit: dict[str, int] = field(default_factory=dict)
 
@@ -98,7 +101,8 @@ class InvoiceBuilder:
         computed_lines += self.organisations.passed.get(period.id, [])
         link = self.organisations.links.get(period.tenant_id)
         computed_lines += child_invoices.markup_lines(link, computed_lines, period, currency)
-        if not computed_lines and invoice is None:
+        reserved = (period.tenant_id, period.starts_at) in self.reserved
+        if not computed_lines and invoice is None and not reserved:
             return None
         if invoice is None:
             invoice = self._new(account, period)
@@ -199,6 +203,9 @@ class InvoiceBuilder:
         """Assign the sellers' next numbers. Their rows stay locked until commit, so numbers have
         no gap and no duplicate.
         """
+        if not drafts:
+            return
+        guard.require_current(self.session)
         rows = {
             row.id: row
             for row in self.session.scalars(
@@ -216,12 +223,26 @@ class InvoiceBuilder:
             terms = account.payment_terms_days
             if terms is None:
                 terms = plan.payment_terms_days if plan else TERMS_DAYS
-            _make_final(each.invoice, rows[each.invoice.seller_id], account, self.now, terms)
+            seller = rows[each.invoice.seller_id]
+            before = self.issued_before(each.invoice)
+            _make_final(each.invoice, seller, account, self.now, terms)
+            if before is not None and before.seller_id == seller.id:
+                _number_again(each.invoice, before, self.now)
+            else:
+                _number(each.invoice, seller)
         self.session.flush()
 
+    def issued_before(self, invoice: Invoice) -> ReservedNumber | None:
+        """The invoice of the same tenant and period that a restore lost."""
+        return self.reserved.get((invoice.tenant_id, invoice.period_start))
+
     def _new(self, account: BillingAccount, period: BillingPeriod) -> Invoice:
+        known = self.reserved.get((period.tenant_id, period.starts_at))
+        own_id = derived_id(
+            INVOICE, period.tenant_id, period.starts_at.isoformat(), at=period.starts_at
+        )
         invoice = Invoice(
-            id=new_id(INVOICE),
+            id=(known.document_id if known else "") or own_id,
             tenant_id=account.tenant_id,
             seller_id=account.seller_id,
             period_id=period.id,
@@ -262,6 +283,7 @@ def open_builder(
         {row[0]: row[1] for row in regions},
         tax_exemptions.certificates(session, tenants),
         child_invoices.read_organisations(session, periods, currencies),
+        numbers.of_periods(session, periods),
     )
 
 
@@ -317,9 +339,6 @@ def _make_final(
     invoice: Invoice, seller: Seller, account: BillingAccount, now: datetime, terms_days: int
 ) -> None:
     invoice.issued_by = sellers.issuer(seller)
-    invoice.number = seller.next_number
-    invoice.label = f"{seller.number_prefix}-{seller.next_number:06d}"
-    seller.next_number += 1
     invoice.billed_to = {
         "name": account.legal_name,
         "address": account.address,
@@ -332,3 +351,19 @@ def _make_final(
     invoice.status = FINAL
     if invoice.due_minor == 0:
         invoice.status, invoice.settled_at = PAID, now
+
+
+def _number(invoice: Invoice, seller: Seller) -> None:
+    invoice.number = seller.next_number
+    invoice.label = f"{seller.number_prefix}-{seller.next_number:06d}"
+    seller.next_number += 1
+
+
+def _number_again(invoice: Invoice, before: ReservedNumber, now: datetime) -> None:
+    """With the number and the dates that the customer knows."""
+    invoice.number, invoice.label = before.number, before.label
+    invoice.external_id = before.external_id
+    if before.issued_at is not None and invoice.due_at is not None:
+        invoice.due_at += before.issued_at - now
+        invoice.final_at = before.issued_at
+    before.used_at = now

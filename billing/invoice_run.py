@@ -16,6 +16,7 @@ from billing.accounts import Periods, ensure_accounts, lock_accounts
 from billing.invoice_builder import open_builder
 from billing.models import BillingAccount, BillingPeriod, Invoice, Subscription
 from billing.rating_worker import TAKE_OVER_S, rate_all
+from billing.restores import guard, marks
 from billing.tax_quotes import with_taxes
 from billing.taxes import TaxService
 from core.clock import Clock
@@ -70,6 +71,11 @@ def run(
     rates is waited for, in seconds.
     """
     rate_all(database, clock, patience_s=patience_s)
+    with database.read() as session:
+        behind = marks.open_recovery(session)
+    if behind is not None and final:
+        log.error("the invoices stay drafts: the database was restored. %s", guard.NEXT_STEP)
+        final = False
     chosen = sorted(tenant_ids) if tenant_ids is not None else _everybody(database)
     job = _Job(database, clock, RunResult(), final, current, taxes)
     done = 0

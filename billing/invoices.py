@@ -79,7 +79,15 @@ def finalise_all(builder: InvoiceBuilder, periods: list[BillingPeriod]) -> list[
     builder.number(drafts)
     for each in drafts:
         child_invoices.mark_billed(builder.session, each.invoice, each.computed_lines)
-    webhooks.notify(builder.session, [_final_event(each.invoice) for each in drafts], builder.now)
+    webhooks.notify(
+        builder.session,
+        [
+            _final_event(each.invoice)
+            for each in drafts
+            if builder.issued_before(each.invoice) is None
+        ],
+        builder.now,
+    )
     return found
 
 

@@ -16,6 +16,7 @@ from billing.archive import moving
 from billing.archive.border import archive_of, border_of, readable
 from billing.exports import schedules
 from billing.models import AuditRun, ParkedEvent, UsageBatch
+from billing.restores import marks
 from core import metrics
 from core.clock import Clock
 from core.database import Database
@@ -27,6 +28,7 @@ _one_at_a_time = threading.Lock()
 _GAUGES = {
     "tollhouse_unrated_age_seconds": metrics.unrated_age_seconds,
     "tollhouse_audit_age_seconds": metrics.audit_age_seconds,
+    "tollhouse_database_behind": metrics.database_behind,
     "tollhouse_audit_differences": metrics.audit_differences,
     "tollhouse_clickhouse_down": metrics.clickhouse_down,
     "tollhouse_unmoved_age_seconds": metrics.unmoved_age_seconds,
@@ -67,6 +69,7 @@ def read(session: Session, now: datetime, events_days: int) -> dict[str, float]:
     return {
         "tollhouse_unrated_age_seconds": _age(unrated, now),
         "tollhouse_audit_age_seconds": _age(run[0] if run else session.scalar(oldest), now),
+        "tollhouse_database_behind": float(marks.open_recovery(session) is not None),
         "tollhouse_audit_differences": len(run[1].get("differences", ())) if run else 0,
         "tollhouse_clickhouse_down": float(_clickhouse_is_down(session)),
         "tollhouse_unmoved_age_seconds": unmoved.age_s,

@@ -40,6 +40,7 @@ from billing.tables.plans import (
 )
 from billing.tables.prices import Adjustment, PriceVersionRow, Rerate, TierPosition
 from billing.tables.rating import RatingShard, RatingWorker
+from billing.tables.restores import Recovery, ReservedNumber, RestoreMark
 from billing.tables.service import (
     DailyEndUserUsage,
     DailyEngineTime,
@@ -112,9 +113,12 @@ __all__ = [
     "PriceVersionRow",
     "RatingShard",
     "RatingWorker",
+    "Recovery",
     "Refund",
     "ReportedEvent",
     "Rerate",
+    "ReservedNumber",
+    "RestoreMark",
     "Seller",
     "SignedMonth",
     "Subscription",

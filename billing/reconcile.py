@@ -30,6 +30,7 @@ from billing.models import (
     ParkedEvent,
     UsageBatch,
 )
+from billing.restores import numbers
 from core.clock import Clock
 from core.database import Database
 from core.money import decimal_of
@@ -55,7 +56,8 @@ CHECKS: tuple[Check, ...] = (
     audit_ledger.charges_and_invoices,
     audit_ledger.invoices_add_up,
     audit_ledger.receivables_are_open_amounts,
-    audit_ledger.numbers_have_no_gap,
+    numbers.numbers_have_no_gap,
+    numbers.restored_invoices,
 )
 # These compare sums of the rows, which an audit reads once for all of them.
 SUMMED = (
@@ -69,7 +71,8 @@ WHOLE = (
     closing.closed_days_are_unchanged,
     audit_ledger.invoices_add_up,
     audit_ledger.receivables_are_open_amounts,
-    audit_ledger.numbers_have_no_gap,
+    numbers.numbers_have_no_gap,
+    numbers.restored_invoices,
 )
 
 

@@ -27,7 +27,7 @@ from billing.models import (
 from billing.open_amounts import cover, locked_invoice, open_minor, unpaid_minor
 from billing.withdrawals import Withdrawal, reverse_withdrawal, withdraw
 from core.errors import BadRequest, Conflict
-from core.ids import new_id
+from core.ids import derived_id
 from core.money import Money, format_minor, units_of_minor
 
 PENDING, SUCCEEDED, FAILED = "pending", "succeeded", "failed"
@@ -60,8 +60,10 @@ def begin_payment(
     reference: str,
     at: datetime,
     external_id: str | None = None,
+    payment_id: str | None = None,
 ) -> Payment:
-    """Create a pending payment, one per reference. Without an invoice it is a wallet top-up."""
+    """Create a pending payment, one per reference. Without an invoice it is a wallet top-up. A payment
+    that the provider knows from before a restore keeps its id."""
     known = session.scalar(select(Payment).where(Payment.reference == reference))
     if known is not None:
         return known
@@ -77,7 +79,7 @@ def begin_payment(
             code="currency_mismatch",
         )
     record = Payment(
-        id=new_id("pay"),
+        id=payment_id or derived_id("pay", tenant_id, reference),
         tenant_id=tenant_id,
         invoice_id=invoice_id,
         provider=provider,
@@ -177,7 +179,7 @@ def refund(
     withdraw(session, payment, amount_minor, cause)
     payment.refunded_minor += amount_minor
     record = Refund(
-        id=new_id("ref"),
+        id=derived_id("ref", payment.external_id or payment.id, reference),
         payment_id=payment.id,
         tenant_id=payment.tenant_id,
         provider=payment.provider,

@@ -36,6 +36,7 @@ from billing.payments.base import TryLater
 from billing.payments.provider_snapshot import ProviderSnapshot, fetch
 from billing.payments.tasks import provider_of
 from billing.per_tenant import each_tenant
+from billing.restores import guard, marks
 from billing.tax_quotes import with_taxes
 from billing.taxes import TaxService
 from core import metrics
@@ -117,6 +118,15 @@ def move_days(context: TaskContext) -> dict[str, int]:
     return {"moved": len(moved), "dropped": dropped}
 
 
+@task("billing.mark_position", queue="payments", every_s=30.0)
+def mark_position(context: TaskContext) -> int:
+    """Notice a restore, or keep outside the database what happened since the last time."""
+    if guard.check(context.database, context.settings, context.clock, everywhere=True) is not None:
+        return 0
+    mark = marks.note(context.database, context.settings, context.clock)
+    return mark.position if mark is not None else 0
+
+
 @task("billing.expire_credit", queue="rating", every_s=600.0)
 def expire_credit(context: TaskContext) -> int:
     now = context.clock.now()
@@ -137,6 +147,7 @@ def rebuild_roll_ups(context: TaskContext) -> None:
 
 @task("billing.run_invoices", queue="invoices", every_s=3600.0, time_limit_s=3600)
 def run_invoices(context: TaskContext, tenant_ids: list[str] | None = None) -> dict[str, Any]:
+    guard.is_behind(context)  # the run then only drafts
     try:
         result = invoice_run.run(
             context.database, context.clock, tenant_ids, current=False, taxes=_taxes(context)
@@ -144,6 +155,7 @@ def run_invoices(context: TaskContext, tenant_ids: list[str] | None = None) -> d
     except Exception:
         metrics.invoice_failures.inc()
         raise
+    marks.note(context.database, context.settings, context.clock)
     metrics.invoice_failures.inc(len(result.failed))
     for tenant_id, reason in result.failed.items():
         log.error("no invoice for %s: %s", tenant_id, reason)

@@ -3,6 +3,7 @@
 The layout is ULID's with Crockford's alphabet in lower case, so ids are safe in URLs and paths.
 """
 
+import hashlib
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -51,6 +52,14 @@ def new_id(prefix: str, millis: int | None = None) -> str:
     moment = _millis() if millis is None else millis
     random_part = _random_bytes(_RANDOM_CHARS).translate(_CHAR_OF_BYTE).decode("ascii")
     return f"{prefix}_{_encode_millis(moment)}{random_part}"
+
+
+def derived_id(prefix: str, *cause: str, at: datetime | None = None) -> str:
+    """The id of what `cause` brings about: the same one whenever it is made, also by a database that
+    was restored from a backup and does it again. Without a time it sorts before all others."""
+    digest = hashlib.sha256("\0".join((prefix, *cause)).encode()).digest()
+    random_part = digest[:_RANDOM_CHARS].translate(_CHAR_OF_BYTE).decode("ascii")
+    return f"{prefix}_{_encode_millis(int(at.timestamp() * 1000) if at else 0)}{random_part}"
 
 
 def moment_of(name: str) -> int:

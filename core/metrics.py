@@ -109,6 +109,12 @@ database_up = Gauge(
     "1 if the database answered the last scrape.",
     multiprocess_mode="mostrecent",
 )
+database_behind = Gauge(
+    "tollhouse_database_behind",
+    "1 while the database is restored from a backup and `tollhouse recover` has not run: nothing is "
+    "numbered or collected.",
+    multiprocess_mode="mostrecent",
+)
 audit_differences = Gauge(
     "tollhouse_audit_differences",
     "Differences found by the last audit.",

@@ -295,6 +295,20 @@ class Settings(BaseSettings):
         description="Endpoint of the S3-compatible store for scheduled exports; empty: AWS.",
     )
 
+    restore_store: str = Field(
+        "",
+        description="A second place for the marks by which a restored database is noticed, after "
+        "`restore` in the data directory: an absolute directory that all machines share, or "
+        "s3://bucket/prefix; empty: none.",
+    )
+
+    @field_validator("restore_store")
+    @classmethod
+    def _is_a_place(cls, value: str) -> str:
+        if value and not value.startswith(("s3://", "/")):
+            raise ValueError(f"{value!r} is neither an absolute directory nor s3://bucket/prefix")
+        return value
+
     @field_validator("adapter_dirs", mode="before")
     @classmethod
     def _split_paths(cls, value: object) -> object:

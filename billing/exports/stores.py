@@ -102,13 +102,13 @@ class S3Store:
     def put(self, name: str, file: Path, media_type: str, sha256: str) -> str:
         key = f"{self.prefix}/{name}" if self.prefix else name
         about = {"ContentType": media_type, "Metadata": {"sha256": sha256}}
-        self._client().upload_file(str(file), self.bucket, key, ExtraArgs=about)
+        self.client().upload_file(str(file), self.bucket, key, ExtraArgs=about)
         return f"s3://{self.bucket}/{key}"
 
     def probe(self) -> None:
-        self._client().head_bucket(Bucket=self.bucket)
+        self.client().head_bucket(Bucket=self.bucket)
 
-    def _client(self) -> Any:
+    def client(self) -> Any:
         with imports_of("s3", "An S3 destination"):
             boto3 = importlib.import_module("boto3")
             config = importlib.import_module("botocore.config")

@@ -83,6 +83,7 @@ class Bill:
     methods: tuple[str, ...] = ()  # of `payments.methods`; empty: as the provider chooses
     transfer: "Transfer | None" = None  # if the customer may pay it by bank transfer
     days_to_pay: int = 0
+    period_start: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +121,16 @@ class Status(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Origin:
+    """What a record at the provider says of its origin here; empty where it does not."""
+
+    tenant_id: str = ""
+    customer_id: str = ""  # at the provider
+    label: str = ""  # the number of an invoice
+    period_start: datetime | None = None  # of an invoice
+
+
+@dataclass(frozen=True, slots=True)
 class PaymentState:
     external_id: str
     status: Status
@@ -129,6 +140,7 @@ class PaymentState:
     payment_id: str = ""  # our id, if we requested the charge
     in_process: bool = False  # the bank answers in some days
     at: datetime | None = None
+    origin: Origin = field(default=Origin(), compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +154,7 @@ class InvoiceState:
     payments: tuple[PaymentState, ...] = ()
     page: str = ""  # where the customer can pay it
     at: datetime | None = None
+    origin: Origin = field(default=Origin(), compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,6 +296,10 @@ class PaymentProvider(Protocol):
 
     def event(self, body: bytes, signature: str | None) -> ProviderEvent:
         """Verify and parse an event. Raises Refused for a wrong signature or body."""
+        ...
+
+    def customers(self, window: Window) -> Iterator[tuple[str, str]]:
+        """Tenants and their customer ids, of customers created within the window."""
         ...
 
     def records(self, window: Window) -> Iterator[Record]:

@@ -15,6 +15,7 @@ from billing.payments.base import (
     Gone,
     InvoiceState,
     Method,
+    Origin,
     PaymentState,
     ProviderEvent,
     Record,
@@ -95,6 +96,9 @@ class FakePayments:
         self._cards[customer_id] = last4
         self._emit("card.left", "method", customer_id)
 
+    def customers(self, window: Window) -> Iterator[tuple[str, str]]:
+        return iter(self._customers.items())
+
     def methods(self, customer_id: str, *, newest: bool = False) -> list[Method]:
         last4 = self._cards.get(customer_id)
         return [] if last4 is None else [Method(f"{customer_id}-{last4}", f"Fake {last4}", True)]
@@ -114,6 +118,7 @@ class FakePayments:
                 bill.due_minor,
                 page=f"https://pay.invalid/{name}",
                 at=self.clock.now(),
+                origin=Origin(bill.tenant_id, customer_id, bill.label, bill.period_start),
             )
         return self._invoices[name]
 
@@ -166,7 +171,9 @@ class FakePayments:
             return PaymentState(
                 "", Status.FAILED, charge.amount_minor, charge.currency, why, charge.payment_id
             )
-        return self._take(name, last4, charge.amount_minor, charge.currency, charge.payment_id)
+        made = self._take(name, last4, charge.amount_minor, charge.currency, charge.payment_id)
+        self._payments[name] = replace(made, origin=Origin(charge.tenant_id, customer_id))
+        return self._payments[name]
 
     def refund(
         self, payment_external_id: str, amount_minor: int, reference: str, attempt: Attempt

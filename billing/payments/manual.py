@@ -50,6 +50,9 @@ class ManualPayments:
     def bank_instructions(self, customer_id: str, transfer: Transfer) -> BankInstructions:
         raise Refused("There is no virtual account: the invoice states the bank details.")
 
+    def customers(self, window: Window) -> Iterator[tuple[str, str]]:
+        return iter(())
+
     def methods(self, customer_id: str, *, newest: bool = False) -> list[Method]:
         return []
 

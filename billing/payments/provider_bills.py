@@ -38,6 +38,7 @@ def bill_of(session: Session, invoice: Invoice) -> Bill:
         max(1, (invoice.due_at - invoice.final_at).days)
         if invoice.due_at and invoice.final_at
         else 1,
+        start,
     )
 
 

@@ -18,7 +18,15 @@ from sqlalchemy.orm import Session
 from billing import settlement
 from billing.accounts import ensure_account
 from billing.invoices import FINAL
-from billing.models import BillingAccount, Invoice, Payment, PaymentCommand, PaymentCustomer, Refund
+from billing.models import (
+    BillingAccount,
+    Invoice,
+    Payment,
+    PaymentCommand,
+    PaymentCustomer,
+    Recovery,
+    Refund,
+)
 from billing.payments import commands, posting
 from billing.payments.base import (
     Attempt,
@@ -38,6 +46,9 @@ from core.errors import TollhouseError
 
 log = logging.getLogger("tollhouse.payments")
 Post = Callable[[Session, datetime], None]
+# Providers forget an idempotency key after a day. An older command may have been delivered before a
+# restore, as may any command of a database that was restored: they look before they act.
+KEYS_LAST = timedelta(hours=20)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,15 +69,26 @@ class Pushed:
     refused: int = 0
 
 
-def push(database: Database, clock: Clock, provider: PaymentProvider, limit: int = 500) -> Pushed:
-    """Plan commands, then deliver all that are due."""
+def push(
+    database: Database,
+    clock: Clock,
+    provider: PaymentProvider,
+    limit: int = 500,
+    *,
+    planned: Callable[[], object] = lambda: None,
+) -> Pushed:
+    """Plan commands, then deliver all that are due. `planned` is called before each delivery: it keeps
+    outside the database what is about to reach the provider."""
     with database.transaction() as session:
         commands.plan(session, provider.name, clock.now())
+    planned()
     first = deliver(database, clock, provider, limit)
     if not first.done:
         return first
     with database.transaction() as session:  # collections can be planned only after delivery
         more = commands.plan(session, provider.name, clock.now())
+    if more:
+        planned()
     rest = deliver(database, clock, provider, limit) if more else Pushed()
     return Pushed(first.done + rest.done, first.later + rest.later, first.refused + rest.refused)
 
@@ -75,6 +97,8 @@ def deliver(
     database: Database, clock: Clock, provider: PaymentProvider, limit: int = 500
 ) -> Pushed:
     done = later = refused = unanswered = 0
+    with database.read() as session:
+        restored = session.scalar(select(Recovery.id).limit(1)) is not None
     for _ in range(limit):
         if unanswered == MAX_UNANSWERED:
             break
@@ -82,6 +106,7 @@ def deliver(
         if command is None:
             break
         job = _job(database, clock, provider, command)
+        job.attempt.again |= restored or clock.now() - command.created_at > KEYS_LAST
         try:
             post = HANDLERS[command.kind](job)
             _finish(job, post)

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from typing import cast
 
 from prometheus_client import Counter
@@ -13,6 +14,7 @@ from billing.payments import commands, inbox, meters, push
 from billing.payments.base import PaymentProvider
 from billing.payments.manual import ManualPayments
 from billing.per_tenant import each_tenant
+from billing.restores import guard, marks
 from core import metrics
 from core.clock import Clock
 from core.database import Database
@@ -28,6 +30,8 @@ def provider_of(context: TaskContext) -> PaymentProvider:
 
 @task("billing.top_up", queue="payments", every_s=60.0)
 def top_up(context: TaskContext) -> int:
+    if guard.is_behind(context):
+        return 0
     provider = provider_of(context)
     now = context.clock.now()
     with context.database.read() as session:
@@ -45,7 +49,8 @@ def top_up(context: TaskContext) -> int:
 
 @task("billing.push_payments", queue="payments", every_s=15.0, time_limit_s=600)
 def push_payments(context: TaskContext) -> int:
-    return _with_provider(context, push.push, metrics.payment_commands)
+    marking = partial(marks.note, context.database, context.settings, context.clock)
+    return _with_provider(context, partial(push.push, planned=marking), metrics.payment_commands)
 
 
 @task("billing.apply_webhooks", queue="payments", every_s=5.0, time_limit_s=600)
@@ -55,6 +60,8 @@ def apply_webhooks(context: TaskContext) -> int:
 
 @task("billing.dunning", queue="payments", every_s=60.0, time_limit_s=600)
 def remind_and_suspend(context: TaskContext) -> int:
+    if guard.is_behind(context):  # what is paid at the provider may be unknown here
+        return 0
     own = context.settings.dunning == "own"
     ran = dunning.run(context.database, context.clock, provider_of(context), retries=own)
     if ran.suspended:
@@ -65,7 +72,7 @@ def remind_and_suspend(context: TaskContext) -> int:
 @task("billing.report_usage", queue="payments", every_s=600.0, time_limit_s=600)
 def report_usage(context: TaskContext) -> int:
     provider = provider_of(context)
-    if not provider.collects:
+    if not provider.collects or guard.is_behind(context):
         return 0
     return meters.report_all(context.database, provider.name, context.clock.now())
 
@@ -73,7 +80,7 @@ def report_usage(context: TaskContext) -> int:
 def _with_provider(context: TaskContext, work: _Work, counted: Counter) -> int:
     """Run `work` if the provider collects, count its outcomes, and settle dunning cases."""
     provider = provider_of(context)
-    if not provider.collects:
+    if not provider.collects or guard.is_behind(context):
         return 0
     result = work(context.database, context.clock, provider)
     if result.done:

@@ -4,6 +4,35 @@ from dashboards.alerts.alert import Alert, Runbook
 
 MONEY_ALERTS = (
     Alert(
+        "DatabaseBehind",
+        "max(tollhouse_database_behind)",
+        ">",
+        0,
+        "",
+        "critical",
+        "The database was restored from a backup, and nothing is numbered or collected",
+        "Run tollhouse recover.",
+        Runbook(
+            "The database lacks what happened after its backup: invoices and payments that the customers "
+            "and the payment provider know. Invoices stay drafts and no payment is collected, so that "
+            "nothing is done twice. Requests are served, metered and rated.",
+            (
+                "[Health](/operator/health) shows under *history* what the database lacks.",
+                "`tollhouse recover --dry-run` says the same.",
+            ),
+            (
+                "If the backup is the wrong one, restore a later one first.",
+                "Run `tollhouse recover` on a machine that ran the tasks; with several of them, name the "
+                "folders `restore` of the others' data directories with `--marks`.",
+                "Do what its report lists: payments by hand, credit notes and changes that are lost.",
+                "Run `tollhouse invoice run`, then `tollhouse audit`: it names invoices that differ from "
+                "those that were issued.",
+            ),
+            "[Health](/operator/health) shows *history* as good, and `tollhouse audit` names only what "
+            "you have dealt with.",
+        ),
+    ),
+    Alert(
         "AuditLate",
         "max(tollhouse_audit_age_seconds)",
         ">",

@@ -311,8 +311,8 @@ def test_a_directory_keeps_whole_files_and_nothing_of_a_probe(tmp_path: Path) ->
 
 
 def test_the_client_of_a_store_waits_five_seconds_for_a_connection_and_tries_thrice() -> None:
-    own = S3Store("books", "a", "http://store")._client().meta.config
+    own = S3Store("books", "a", "http://store").client().meta.config
     assert (own.connect_timeout, own.read_timeout) == (5, 60)
     assert own.retries["total_max_attempts"] == 4 and own.retries["mode"] == "standard"
     assert own.s3["addressing_style"] == "path"
-    assert "addressing_style" not in (S3Store("books", "a")._client().meta.config.s3 or {})
+    assert "addressing_style" not in (S3Store("books", "a").client().meta.config.s3 or {})

@@ -1,11 +1,12 @@
 """Customers and the payment methods saved through Checkout."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import stripe
 
-from billing.payments.base import Attempt, Customer, Method
-from billing.payments.stripe.client import ask, change
+from billing.payments.base import Attempt, Customer, Method, Window
+from billing.payments.stripe.client import ask, change, list_all, metadata_value
 
 TENANT = "tollhouse_tenant"
 
@@ -16,6 +17,18 @@ def open_customer(client: stripe.StripeClient, customer: Customer, attempt: Atte
         params["email"] = customer.email
     made = change(attempt, "customer", lambda options: client.v1.customers.create(params, options))  # type: ignore[arg-type]
     return made.id
+
+
+def made_within(client: stripe.StripeClient, window: Window) -> Iterator[tuple[str, str]]:
+    """Ours, with their tenants, newest first."""
+    made: Any = {
+        "limit": 100,
+        "created": {"gte": int(window.since.timestamp()), "lt": int(window.until.timestamp())},
+    }
+    for each in list_all(lambda: client.v1.customers.list(made)):
+        tenant = metadata_value(each, TENANT)
+        if tenant:
+            yield tenant, each.id
 
 
 def setup_link(

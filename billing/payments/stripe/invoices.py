@@ -9,7 +9,15 @@ from typing import Any
 
 import stripe
 
-from billing.payments.base import Attempt, Bill, InvoiceState, PaymentState, Refused, Status
+from billing.payments.base import (
+    Attempt,
+    Bill,
+    InvoiceState,
+    Origin,
+    PaymentState,
+    Refused,
+    Status,
+)
 from billing.payments.stripe import transfers
 from billing.payments.stripe.client import ask, change, list_all, metadata_value
 from billing.payments.stripe.customers import TENANT, methods
@@ -18,6 +26,7 @@ from billing.payments.stripe.payments import payment_state
 INVOICE = "tollhouse_invoice"
 LINE = "tollhouse_line"
 NOTE = "tollhouse_note"
+PERIOD = "tollhouse_period"
 LINES_A_CALL = 100
 _EXPAND: Any = {"expand": ["payments"]}
 
@@ -146,6 +155,18 @@ def state_of(found: stripe.Invoice, client: stripe.StripeClient | None = None) -
         payments=tuple(each for each in parts if each is not None),
         page=found.hosted_invoice_url or "",
         at=datetime.fromtimestamp(found.created, UTC),
+        origin=_origin(found),
+    )
+
+
+def _origin(found: stripe.Invoice) -> Origin:
+    start = metadata_value(found, PERIOD)
+    customer = getattr(found, "customer", None)
+    return Origin(
+        metadata_value(found, TENANT),
+        customer if isinstance(customer, str) else getattr(customer, "id", "") or "",
+        getattr(found, "number", None) or "",
+        datetime.fromisoformat(start) if start else None,
     )
 
 
@@ -170,9 +191,9 @@ def _create(
 ) -> str:
     if attempt.again:
         page = list_all(lambda: client.v1.invoices.list({"customer": customer_id, "limit": 100}))
-        for each in page:
-            if metadata_value(each, INVOICE) == bill.invoice_id and each.status != "void":
-                return each.id or ""
+        ours = [each for each in page if metadata_value(each, INVOICE) == bill.invoice_id]
+        for each in sorted(ours, key=lambda each: each.status == "void"):
+            return each.id or ""
     params: Any = {
         "customer": customer_id,
         "currency": bill.currency.lower(),
@@ -182,6 +203,8 @@ def _create(
         "number": bill.label,
         "metadata": {INVOICE: bill.invoice_id, TENANT: bill.tenant_id},
     }
+    if bill.period_start is not None:
+        params["metadata"][PERIOD] = bill.period_start.isoformat()
     if bill.methods:
         params["payment_settings"] = _payment_settings(bill)
     if bill.transfer is not None:

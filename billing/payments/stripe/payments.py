@@ -9,6 +9,7 @@ from billing.payments.base import (
     Attempt,
     Charge,
     DisputeState,
+    Origin,
     PaymentState,
     RefundState,
     Status,
@@ -81,6 +82,7 @@ def payment_state(found: stripe.PaymentIntent) -> PaymentState:
         metadata_value(found, PAYMENT),
         found.status == "processing",
         datetime.fromtimestamp(found.created, UTC),
+        Origin(metadata_value(found, TENANT), _name(getattr(found, "customer", None))),
     )
 
 

@@ -106,5 +106,8 @@ class StripePayments:
     def event(self, body: bytes, signature: str | None) -> ProviderEvent:
         return webhooks.event(body, signature, self._secret)
 
+    def customers(self, window: Window) -> Iterator[tuple[str, str]]:
+        return customers.made_within(self._client, window)
+
     def records(self, window: Window) -> Iterator[Record]:
         return records.records(self._client, window)

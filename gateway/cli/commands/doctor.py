@@ -5,7 +5,7 @@ import dataclasses
 
 from core.clock import SystemClock
 from core.settings import load_settings
-from gateway.cli.doctor import dependencies, interpreter, packages, payments, storage
+from gateway.cli.doctor import dependencies, history, interpreter, packages, payments, storage
 from gateway.cli.doctor.check import Check, Health, Report, good, run_checks
 from gateway.cli.output import add_json, say, show
 
@@ -30,6 +30,7 @@ CHECKS: dict[str, Check] = {
     "payment queue": payments.queue,
     "spool": storage.spools,
     "tasks": storage.tasks,
+    "history": history.history,
     "failed items": storage.failed_items,
     "exports": storage.exports,
     "port": dependencies.port,
