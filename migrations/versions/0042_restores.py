@@ -7,7 +7,7 @@ from billing.tables.columns import CURRENCY, ID
 from core.database import BigKey, Json, UtcDateTime
 
 revision = "0042_restores"
-down_revision = "0037_end_users_shown"
+down_revision = "0044_attached_to_first_key"
 branch_labels = None
 depends_on = None
 

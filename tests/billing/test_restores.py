@@ -85,7 +85,7 @@ def test_an_invoice_that_was_issued_keeps_its_number_and_a_lost_document_keeps_o
         drill.till.settle()
         tasks.audit(drill.context)
         with drill.deployment.database.read() as session:
-            given = dict(session.execute(select(Invoice.tenant_id, Invoice.label)).tuples().all())
+            given = {each.tenant_id: each.label for each in session.scalars(select(Invoice))}
             lines = session.scalar(
                 select(func.count())
                 .select_from(InvoiceLine)
