@@ -124,6 +124,7 @@ def drop_before(session: Session, keep_from: datetime, now: datetime) -> int:
     for name in _before(session, EVENTS, last):
         gone += int(session.execute(text(f"select count(*) from {name}")).scalar_one())
         session.execute(text(f"drop table {name}"))
+    gone += _drop_undivided(session, last)
     if gone:
         for name in _before(session, RECEIPTS, last):
             session.execute(text(f"drop table {name}"))
@@ -136,6 +137,26 @@ def drop_before(session: Session, keep_from: datetime, now: datetime) -> int:
         session.execute(delete(EngineReceipt).where(EngineReceipt.request_id < _floor(last)))
         _recount_batches(session)
     return gone
+
+
+def _drop_undivided(session: Session, month: Month) -> int:
+    """Rows of the default partition: of months before the first partition. An id without a time says
+    nothing about its month, and would be billed again if it came again: such a row stays, without the
+    name of its end user."""
+    allow_maintenance(session)
+    dated = {"first": f"{REQUEST}_", "floor": _floor(month)}
+    gone = session.execute(
+        text(f"delete from {EVENTS}_default where request_id >= :first and request_id < :floor"),
+        dated,
+    ).rowcount  # type: ignore[attr-defined]
+    session.execute(
+        text(
+            f"update {EVENTS}_default set end_user = null where end_user is not null"
+            " and occurred_at < :kept_from and not (request_id >= :first and request_id < :last)"
+        ),
+        {"kept_from": month.starts_at, "first": dated["first"], "last": f"{REQUEST}`"},
+    )
+    return int(gone)
 
 
 def latest_retention(session: Session) -> UsageRetention | None:

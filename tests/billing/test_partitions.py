@@ -102,6 +102,29 @@ def test_dropped_usage_stays_billed_and_a_replay_of_it_is_parked(dated: Deployme
     assert partitions.retention_start(now, 2) == datetime(2026, 1, 1, tzinfo=UTC)
 
 
+def test_retention_reaches_rows_of_no_month(dated: Deployment) -> None:
+    """Those of the default partition: of months before the first partition, as after an upgrade."""
+    old = dated.event(end_user="ann")
+    undated = dated.event(request_id="batch-7", end_user="bob")
+    dated.record(old, undated)
+    assert rows(dated, "usage_events_default") == 2
+    dated.rate()
+    dated.clock.advance(days=2)
+    assert reconcile.close_days(dated.database, dated.clock)
+    dated.clock.advance(days=40)
+    with dated.database.transaction() as session:
+        partitions.ensure_ahead(session, dated.clock.now())
+    kept = dated.event(end_user="cleo")
+    dated.record(kept)
+    dated.rate()
+    with dated.database.transaction() as session:
+        assert partitions.drop_before(session, dated.clock.now(), dated.clock.now()) == 1
+    with dated.database.read() as session:
+        left = session.execute(text("select request_id, end_user from usage_events order by 1"))
+        assert [tuple(row) for row in left] == [("batch-7", None), (kept.request_id, "cleo")]
+    assert dated.record(undated) == 0, "it is known"
+
+
 def test_names_of_end_users_are_dropped_with_their_events(dated: Deployment) -> None:
     with dated.database.transaction() as session:
         partitions.ensure_ahead(session, dated.clock.now())
