@@ -83,7 +83,7 @@ class Bill:
     methods: tuple[str, ...] = ()  # of `payments.methods`; empty: as the provider chooses
     transfer: "Transfer | None" = None  # if the customer may pay it by bank transfer
     days_to_pay: int = 0
-    period_start: datetime | None = None
+    period_start: datetime | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,6 +103,7 @@ _MEASURES: dict[str, tuple[str, Callable[[Figures], float | None]]] = {
     "SpoolParked": _own("tollhouse_spool_parked_records", "tollhouse_spool_parked_adopted_records"),
     "RatingLate": _stored("tollhouse_unrated_age_seconds"),
     "AuditLate": _stored("tollhouse_audit_age_seconds"),
+    "DatabaseBehind": _stored("tollhouse_database_behind"),
     "ReconciliationOff": _stored("tollhouse_audit_differences"),
     "EventsParked": _stored("tollhouse_parked_events"),
     "ClickHouseDown": _stored("tollhouse_clickhouse_down"),

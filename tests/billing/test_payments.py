@@ -1,6 +1,7 @@
 """The outbox: what Stripe is told, once, whatever breaks on the way."""
 
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 from sqlalchemy import select
@@ -159,13 +160,15 @@ def test_a_credit_note_lowers_what_stripe_collects(till: Till) -> None:
     till.audited()
 
 
-def test_the_tasks_push_and_apply_by_the_provider_and_say_how_much(till: Till) -> None:
+def test_the_tasks_push_and_apply_by_the_provider_and_say_how_much(
+    till: Till, tmp_path: Path
+) -> None:
     till.leave_card()
     till.settle()
     invoice = till.invoice(12)
     made = till.deployment
     services = {PaymentProvider: till.provider}
-    context = TaskContext(Settings(), made.database, made.clock, services)
+    context = TaskContext(Settings(data_dir=tmp_path), made.database, made.clock, services)
     pushed = [tasks.push_payments(context) for _ in range(3)]
     assert sum(pushed) > 0 and pushed[-1] == 0
     assert till.bring() > 0
@@ -174,7 +177,7 @@ def test_the_tasks_push_and_apply_by_the_provider_and_say_how_much(till: Till) -
     assert applied > 0 and tasks.apply_webhooks(context) == 0
     assert metrics.payment_events.labels("done")._value.get() == counted + applied
     assert till.read(invoice.id).status == "paid"
-    without = TaskContext(Settings(), made.database, made.clock, {})
+    without = TaskContext(Settings(data_dir=tmp_path), made.database, made.clock, {})
     assert (tasks.push_payments(without), tasks.apply_webhooks(without)) == (0, 0)
 
 

@@ -34,6 +34,7 @@ SCHEDULE: dict[str, tuple[str, float | None, float]] = {
     "billing.expire_credit": ("rating", 600, 300),
     "billing.finalise": ("invoices", None, 300),
     "billing.follow_subscriptions": ("rating", 60, 300),
+    "billing.mark_position": ("payments", 30, 300),
     "billing.make_partitions": ("rating", 86_400, 300),
     "billing.move_days": ("invoices", 3600, 3600),
     "billing.push_payments": ("payments", 15, 600),
@@ -103,14 +104,16 @@ def test_roll_ups_are_built_anew(lite: Deployment, context: TaskContext) -> None
         assert [session.execute(text(f"select * from {name}")).all() for name in tables] == before
 
 
-def test_without_a_provider_that_collects_nothing_is_pushed(lite: Deployment) -> None:
+def test_without_a_provider_that_collects_nothing_is_pushed(
+    lite: Deployment, tmp_path: Path
+) -> None:
     class Idle(FakePayments):
         def open_customer(self, *_: Any) -> str:
             raise AssertionError("nothing is asked")
 
     idle = Idle(collects=False)
     services: dict[type, object] = {PaymentProvider: idle}
-    context = TaskContext(Settings(), lite.database, lite.clock, services)
+    context = TaskContext(Settings(data_dir=tmp_path), lite.database, lite.clock, services)
     assert payment_tasks.provider_of(context) is idle
     assert payment_tasks.push_payments(context) == 0
     assert payment_tasks.apply_webhooks(context) == 0
@@ -149,7 +152,9 @@ def test_counters_of_failures_are_there_before_the_first(name: str) -> None:
     assert found is not None
 
 
-def test_a_top_up_is_asked_for_and_charged_where_the_provider_collects(lite: Deployment) -> None:
+def test_a_top_up_is_asked_for_and_charged_where_the_provider_collects(
+    lite: Deployment, tmp_path: Path
+) -> None:
     with lite.database.transaction() as session:
         for tenant in ("acme", "birch"):
             ensure_account(session, tenant, lite.clock.now())
@@ -157,7 +162,7 @@ def test_a_top_up_is_asked_for_and_charged_where_the_provider_collects(lite: Dep
 
     def _run(provider: FakePayments) -> int:
         services: dict[type, object] = {PaymentProvider: provider}
-        context = TaskContext(Settings(), lite.database, lite.clock, services)
+        context = TaskContext(Settings(data_dir=tmp_path), lite.database, lite.clock, services)
         return int(payment_tasks.top_up(context))
 
     assert (_run(FakePayments(name="hand", collects=False)), _run(FakePayments())) == (2, 0)

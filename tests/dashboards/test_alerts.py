@@ -169,6 +169,7 @@ def test_the_page_says_what_holds_what_is_clear_and_what_it_cannot_know(
         " :now, :now, 'file', 'parked', 6, :now, :now)",
         "ReconciliationOff": "insert into audit_runs (at, clean, report)"
         ' values (:now, 0, \'{"differences": [{"kind": "lost"}]}\')',
+        "DatabaseBehind": "insert into recoveries (found_at, reason, report) values (:now, 'it', '{}')",
         "AuditLate": "update audit_runs set at = '2020-01-01 00:00:00.000000'",
     }
     now = deployment.services.clock.now().strftime("%Y-%m-%d %H:%M:%S.%f")
