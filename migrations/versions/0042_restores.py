@@ -7,7 +7,7 @@ from billing.tables.columns import CURRENCY, ID
 from core.database import BigKey, Json, UtcDateTime
 
 revision = "0042_restores"
-down_revision = "0044_attached_to_first_key"
+down_revision = "0041_markups_earned"
 branch_labels = None
 depends_on = None
 
