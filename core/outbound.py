@@ -25,6 +25,10 @@ _REFUSED = "address_refused"
 _AGAIN_S = 0.2
 _LOOK_UP_S = 5.0
 _PORTS = {"http": 80, "https": 443}
+# Site-local addresses (RFC 3879) and the anycast of 6to4 relays (RFC 7526): deprecated, never the public
+# Internet, and global to `ipaddress`.
+_NOT_PUBLIC = (ipaddress.ip_network("fec0::/10"), ipaddress.ip_network("192.88.99.0/24"))
+_NAT64 = ipaddress.ip_network("64:ff9b::/96")  # of an IPv4 address in its last 32 bits (RFC 6052)
 
 
 def check_address(url: str) -> None:
@@ -144,8 +148,12 @@ def hang_up_after(
 def is_public(address: str, private: Sequence[str] = ()) -> bool:
     ip = ipaddress.ip_address(address.partition("%")[0])
     effective = getattr(ip, "ipv4_mapped", None) or getattr(ip, "sixtofour", None) or ip
+    if effective.version == 6 and effective in _NAT64:
+        effective = ipaddress.IPv4Address(int(effective) & 0xFFFF_FFFF)
     if any(effective in ipaddress.ip_network(network) for network in private):
         return True
+    if any(effective in network for network in _NOT_PUBLIC if network.version == effective.version):
+        return False
     return bool(effective.is_global and not effective.is_multicast and not effective.is_reserved)
 
 

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 from starlette.routing import Route
 
 from core.tenant_slots import TenantSlots
@@ -31,6 +31,7 @@ from gateway.api.admin.routers import ROUTERS as ADMIN_ROUTERS
 from gateway.api.errors import add_error_handlers
 from gateway.api.files import FORM_OVERHEAD
 from gateway.api.openapi import install_openapi
+from gateway.api.query_names import known_query
 from gateway.dashboard import make_dashboard
 from gateway.http.body_limits import BodyLimits
 from gateway.http.client_address import TrustedProxies
@@ -70,7 +71,9 @@ class InferenceEndpoint:
 
 def _storing_endpoint(services: Services, keys: IdempotencyKeys) -> InferenceEndpoint:
     storing = StoringPipeline(services.background)
-    return InferenceEndpoint(ResponsesSurface(), storing, IdempotencyHandler(storing, keys))
+    return InferenceEndpoint(
+        ResponsesSurface(), storing, IdempotencyHandler(storing, keys, services.catalog)
+    )
 
 
 def _idempotency_keys(services: Services) -> IdempotencyKeys:
@@ -114,7 +117,7 @@ def create_app(services: Services) -> TollhouseApp:
     app.state.shows_details = not services.settings.metrics_listen
     add_error_handlers(app)
     keys = _idempotency_keys(services)
-    idempotency = IdempotencyHandler(services.pipeline, keys)
+    idempotency = IdempotencyHandler(services.pipeline, keys, services.catalog)
     direct_routes = {
         each.route: InferenceEndpoint(each, services.pipeline, idempotency)
         for each in inference_surfaces()
@@ -139,23 +142,24 @@ def create_app(services: Services) -> TollhouseApp:
     )
     app.include_router(health.router)
     app.include_router(health.redirects)
-    app.include_router(models.router)
-    app.include_router(finance.router)
-    app.include_router(reported_usage.own_router)
-    app.include_router(mcp.router)
-    app.include_router(lora.router)
-    app.include_router(tokenize.router)
-    app.include_router(responses.router)
-    app.include_router(conversations.router)
-    app.include_router(completions.router)
-    app.include_router(moderations.router)
-    app.include_router(files.router)
-    app.include_router(batches.router)
-    app.include_router(message_batches.router)
+    checked = [Depends(known_query)]
+    app.include_router(models.router, dependencies=checked)
+    app.include_router(finance.router, dependencies=checked)
+    app.include_router(reported_usage.own_router, dependencies=checked)
+    app.include_router(mcp.router, dependencies=checked)
+    app.include_router(lora.router, dependencies=checked)
+    app.include_router(tokenize.router, dependencies=checked)
+    app.include_router(responses.router, dependencies=checked)
+    app.include_router(conversations.router, dependencies=checked)
+    app.include_router(completions.router, dependencies=checked)
+    app.include_router(moderations.router, dependencies=checked)
+    app.include_router(files.router, dependencies=checked)
+    app.include_router(batches.router, dependencies=checked)
+    app.include_router(message_batches.router, dependencies=checked)
     app.include_router(sso.router)
     app.include_router(webhooks.router)
     for router in ADMIN_ROUTERS:
-        app.include_router(router)
+        app.include_router(router, dependencies=checked)
     install_openapi(app)
     app.mount("/dashboard", make_dashboard(services))
     return app

@@ -85,8 +85,9 @@ def entries(
     before_id: int | None = None,
     action: str | None = None,
     since: datetime | None = None,
+    until: datetime | None = None,
 ) -> list[AuditEntry]:
-    """Newest first. `before_id` is the last id of the previous page."""
+    """Newest first, from `since` until before `until`. `before_id` is the last id of the page before."""
     query = select(AuditEntry).where(AuditEntry.tenant_id == scope.tenant_id)
     if before_id is not None:
         query = query.where(AuditEntry.id < before_id)
@@ -94,6 +95,8 @@ def entries(
         query = query.where(AuditEntry.action == action)
     if since is not None:
         query = query.where(AuditEntry.at >= since)
+    if until is not None:
+        query = query.where(AuditEntry.at < until)
     return list(session.scalars(query.order_by(AuditEntry.id.desc()).limit(limit)))
 
 

@@ -10,6 +10,7 @@ from core.responses.completions import Completions, Listing
 from gateway.api.bodies import read_body
 from gateway.api.dependencies import LimitsDep
 from gateway.api.errors import unsupported_endpoint
+from gateway.api.query_names import reads_query
 from gateway.api.sealed_store import SealedStore
 from gateway.inference.decoding import Metadata
 from gateway.inference.decoding import Request as Body
@@ -35,6 +36,7 @@ StoreDep = Annotated[_Store, Depends(_Store)]
 
 
 @router.get("")
+@reads_query("metadata[")
 def list_completions(
     request: Request,
     store: StoreDep,

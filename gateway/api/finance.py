@@ -21,6 +21,7 @@ from core.events import UsageKind
 from gateway.api import finance_schemas as shapes
 from gateway.api.admin.access import AdminContext, RequirePermission
 from gateway.api.datetimes import parse_datetime
+from gateway.api.query_names import reads_query
 
 router = APIRouter(prefix="/v1", tags=["finance"])
 UsageReadAccess = Annotated[AdminContext, Depends(RequirePermission("usage", "read"))]
@@ -29,12 +30,14 @@ ExportReadAccess = Annotated[AdminContext, Depends(RequirePermission("exports", 
 
 
 @router.get("/organization/usage/completions")
+@reads_query(*shapes.PARAMETERS)
 def completions_usage(request: Request, ctx: UsageReadAccess) -> Response:
     """Tokens and requests of generations in buckets of 1m, 1h or 1d."""
     return _json(usage_of(ctx, _parameters(request)))
 
 
 @router.get("/organization/costs")
+@reads_query(*shapes.PARAMETERS)
 def costs(request: Request, ctx: CostReadAccess) -> Response:
     """Charges per day, before tax and credits."""
     return _json(costs_of(ctx, _parameters(request)))

@@ -40,6 +40,12 @@ _LINE_ITEMS = (  # name, amount, quantity, unit
 )
 
 
+PARAMETERS = (
+    *("start_time", "end_time", "bucket_width", "group_by", "limit", "page", "batch"),
+    *("project_ids", "api_key_ids", "user_ids", "models"),
+)
+
+
 def usage_query(parameters: dict[str, list[str]], now: datetime) -> tuple[BucketQuery, list[str]]:
     """(query, requested groups by OpenAI's names)."""
     groups = _groups(parameters, USAGE_GROUPS)

@@ -24,8 +24,12 @@ _TOO_LARGE = (
     b'{"error":{"message":"The headers are larger than 64 KiB.",'
     b'"type":"invalid_request_error","param":null,"code":"headers"}}'
 )
-
-
+_TWO_HOSTS = (
+    b"HTTP/1.1 400 Bad Request\r\nconnection: close\r\n"
+    b"content-type: application/json\r\ncontent-length: 129\r\n\r\n"
+    b'{"error":{"message":"The request has more than one Host header.",'
+    b'"type":"invalid_request_error","param":"host","code":"headers"}}'
+)
 # Headers that uvicorn, or a middleware (CORS), must handle.
 _UVICORN_HEADERS = frozenset((b"expect", b"origin"))
 _VERSIONS = ("1.1", "1.0")
@@ -69,6 +73,11 @@ class BoundedHttp(HttpToolsProtocol):
         self._body_bytes = 0
         super().on_message_begin()
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Fields behind a chunked body (trailers) are dropped: the head has been checked without them."""
+        if self._in_head:
+            super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
         self._in_head = False
         if self._head_timer is not None:
@@ -76,6 +85,9 @@ class BoundedHttp(HttpToolsProtocol):
             self._head_timer = None
         if sum(map(len, chain.from_iterable(self.headers))) > MAX_HEADERS:
             self._refuse(_TOO_LARGE)
+            return
+        if sum(name == b"host" for name, _ in self.headers) > 1:
+            self._refuse(_TWO_HOSTS)
             return
         fields = dict(self.headers)  # a second content-length is an error of the parser
         if not self._expect_body(fields):

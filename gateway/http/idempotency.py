@@ -19,6 +19,7 @@ from core.errors import BadRequest, DependencyDown, TollhouseError
 from core.idempotency import MAX_RESPONSE_BYTES, StoredResponse
 from core.ids import REQUEST, new_id
 from core.tenants.keys import Principal
+from gateway.catalog.catalog import Catalog
 from gateway.http.exchange import ClientDisconnected, Exchange, Headers
 from gateway.http.headers import error_headers, response_headers
 from gateway.http.relay import RelayExchange
@@ -82,9 +83,10 @@ class IdempotencyKeys:
 
 
 class IdempotencyHandler:
-    def __init__(self, pipeline: Server, keys: IdempotencyKeys) -> None:
+    def __init__(self, pipeline: Server, keys: IdempotencyKeys, catalog: Catalog) -> None:
         self._pipeline = pipeline
         self._keys = keys
+        self._catalog = catalog
 
     async def serve(self, surface: Surface, exchange: Exchange) -> None:
         try:
@@ -92,6 +94,8 @@ class IdempotencyHandler:
                 principal = await self._pipeline.auth.principal(exchange, surface.route)
                 body = await exchange.body(self._pipeline.limits.max_body)
                 claim = await self._keys.claim(exchange, principal, surface.route, body)
+                if isinstance(claim, StoredResponse):
+                    self._check_model(principal, body)
             except TollhouseError as error:
                 await _send_error(surface, exchange, error)
                 return
@@ -107,6 +111,13 @@ class IdempotencyHandler:
             await self._pipeline.serve(surface, Recorder(exchange, principal, body, claim))
         finally:
             await claim.settle(None)
+
+    def _check_model(self, principal: Principal, body: bytes) -> None:
+        """Forbidden if the key may not use the model of the stored response now."""
+        asked = orjson.loads(body)
+        model = asked.get("model") if isinstance(asked, dict) else None
+        if isinstance(model, str):
+            self._catalog.resolve(principal, model)
 
 
 class Claim:

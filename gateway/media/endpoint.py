@@ -76,6 +76,7 @@ class MediaEndpoint:
             same = await asyncio.to_thread(ctx.request.fingerprint)
             claim = await self._keys.claim(ctx.exchange, ctx.principal, ctx.route, same)
             if isinstance(claim, StoredResponse):
+                service.pipeline.catalog.resolve(ctx.principal, ctx.request.model)
                 await replay(ctx.exchange, claim)
                 return claim.status
             ctx.claim = claim

@@ -66,6 +66,9 @@ def hook() -> Iterator[_Hook]:
         "fc00::1",
         "::ffff:127.0.0.1",
         "2002:7f00:1::",
+        "fec0::1",
+        "192.88.99.1",
+        "64:ff9b::10.0.0.1",
     ],
 )
 def test_what_is_not_public_is_refused(address: str) -> None:
@@ -74,6 +77,7 @@ def test_what_is_not_public_is_refused(address: str) -> None:
 
 def test_public_addresses_and_the_operators_networks_are_allowed() -> None:
     assert is_public("1.1.1.1") and is_public("2606:4700:4700::1111")
+    assert is_public("64:ff9b::1.1.1.1")
     assert is_public("10.1.2.3", ("10.1.0.0/16",)) and not is_public("10.2.2.3", ("10.1.0.0/16",))
 
 

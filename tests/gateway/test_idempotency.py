@@ -19,7 +19,7 @@ from core.clock import SystemClock
 from core.database import Database
 from core.errors import BadRequest, Conflict, RateLimited
 from core.idempotency import StoredResponseRow
-from core.tenants import keys, organisations
+from core.tenants import key_changes, keys, organisations
 from core.tenants.scope import scope_of_operator
 from gateway.http.exchange import Exchange
 from gateway.http.relay import RelayExchange
@@ -249,3 +249,23 @@ def test_claims_on_both_databases(database: Database) -> None:
     with database.transaction() as session:
         idempotency.drop_expired(session, SystemClock().now() + timedelta(hours=25))
         assert session.scalar(select(func.count(StoredResponseRow.id))) == 0
+
+
+def test_a_key_that_may_not_use_the_model_any_more_gets_no_stored_answer(
+    deployment: Deployment,
+) -> None:
+    services, scope = deployment.services, scope_of_operator(deployment.tenant_id)
+    with services.database.transaction() as session:
+        project = organisations.projects(session, scope)[0].id
+        made = keys.issue(session, scope, SystemClock(), project_id=project, name="narrowed")
+    headers, key = {"authorization": f"Bearer {made.secret}"}, fresh()
+    assert post(deployment, key, headers=headers).status_code == 200
+    with services.database.transaction() as session:
+        scopes = {"models": ["another"]}
+        key_changes.change(session, scope, SystemClock(), made.id, scopes=scopes)
+    deadline = time.monotonic() + 10
+    while (answer := post(deployment, key, headers=headers)).status_code == 200:
+        assert time.monotonic() < deadline, "the stored answer is still given"
+        time.sleep(0.05)
+    assert answer.status_code == 403 and "may not use the model" in answer.text
+    assert post(deployment, fresh(), headers=headers).status_code == 403, "as a new request"

@@ -26,6 +26,7 @@ OVERRIDDEN = [
     "connection_lost",
     "data_received",
     "on_message_begin",
+    "on_header",
     "on_headers_complete",
     "on_body",
     "on_message_complete",

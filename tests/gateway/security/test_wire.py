@@ -151,3 +151,22 @@ def test_a_wrong_key_costs_an_address_and_no_other(deployment: Deployment) -> No
         assert answers == {401, 429}
         known = client.get("/v1/models", headers=deployment.headers)
     assert known.status_code == 200  # a key that was checked before still works from there
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/moderations"])
+def test_a_trailer_never_becomes_a_header(deployment: Deployment, path: str) -> None:
+    """Neither a key, nor an address, of a request whose head was checked without it."""
+    body = BODY.decode() if path == CHAT else '{"input": "x"}'
+    head = f"POST {path} HTTP/1.1\nhost: x\ncontent-type: application/json\n"
+    trailer = f"0\r\nauthorization: Bearer {deployment.key}\r\n\r\n"
+    chunked = f"{len(body):x}\r\n{body}\r\n{trailer}".encode()
+    raw = _raw(deployment, head + "transfer-encoding: chunked\n", chunked)
+    assert _answers(raw) == [b"401"], raw
+
+
+def test_two_hosts_are_refused(deployment: Deployment) -> None:
+    head = _head(deployment, "host: other", f"content-length: {len(BODY)}")
+    raw = _raw(deployment, head, BODY)
+    assert _answers(raw) == [b"400"] and b"more than one Host" in raw, raw
+    length = int(raw.partition(b"content-length: ")[2].partition(b"\r\n")[0])
+    assert len(raw.partition(b"\r\n\r\n")[2]) == length
