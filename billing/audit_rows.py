@@ -29,7 +29,7 @@ from billing.models import (
     UsageEventRow,
 )
 from billing.tables.columns import AMOUNT_COLUMNS, QUANTITY_COLUMNS
-from core.events import CountedBy
+from core.events import WARM_UP, CountedBy
 
 E, C, R, B, F = UsageEventRow, Charge, EngineReceipt, UsageBatch, ClosedCharges
 TOKENS = ("input_tokens", "cached_tokens", "output_tokens", "waived_tokens")
@@ -42,7 +42,7 @@ _NO_EVENT = -2  # the day of a charge without an event
 # Warm-up requests, and lines of a batch that run again: their tokens are waived.
 UNBILLED = and_(
     func.coalesce(E.paid_by, "") == "operator",
-    or_(E.batch_job.is_not(None), E.finish_reason == "warm_up"),
+    or_(E.batch_job.is_not(None), E.finish_reason == WARM_UP),
 )
 BY_GATEWAY = func.coalesce(E.counted_by, "") == CountedBy.GATEWAY.value
 UNEQUAL = or_(

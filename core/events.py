@@ -154,6 +154,9 @@ class EngineCount(Struct, frozen=True):
     busy_us: int = 0
 
 
+WARM_UP = "warm_up"  # finish reason of a start's own request, which is nobody's usage
+
+
 class ModerationEvent(Struct, frozen=True):
     """One decision of the screener or the guard, without text: a hash, spans and scores."""
 

@@ -17,6 +17,7 @@ from sqlalchemy.sql import coercions, roles, visitors
 from billing.models import Charge, UsageBatch, UsageEventRow
 from core.database import Database
 from core.errors import BadRequest
+from core.events import WARM_UP
 from core.tenants.scope import TenantScope
 from dashboards import moved_requests
 from dashboards.filters import Range
@@ -267,6 +268,7 @@ def _matching(log_query: LogQuery, columns: Sequence[Any]) -> Select[Any]:
         query = query.join(Charge, Charge.request_id == event.request_id, isouter=True)
     query = query.where(
         event.tenant_id == scope.tenant_id,
+        event.finish_reason != WARM_UP,
         event.occurred_at >= span.start,
         event.occurred_at < span.end,
         *log_query.conditions,

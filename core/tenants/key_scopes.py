@@ -60,6 +60,23 @@ def check_known(param: str, names: Iterable[str], known: Collection[str]) -> Non
         )
 
 
+def check_names(
+    scopes: Mapping[str, Iterable[str] | None],
+    routing: Mapping[str, Any],
+    models: Collection[str],
+    adapters: Collection[str],
+) -> None:
+    """BadRequest for a model or an adapter that does not exist, in scopes, chains or canaries."""
+    check_known("scopes.models", scopes.get("models") or (), models)
+    check_known("scopes.adapters", scopes.get("adapters") or (), adapters)
+    every = {*models, *adapters, *(f"{base}:{name}" for base in models for name in adapters)}
+    for name in ("fallback", "canary"):
+        chosen = routing.get(name)
+        if isinstance(chosen, dict):
+            others = [each for after in chosen.values() for each in after]
+            check_known(f"routing.{name}", [*chosen, *others], every)
+
+
 def check_routes(names: Iterable[str], templates: Collection[str]) -> None:
     """BadRequest for a route that the gateway does not have. `templates` are paths such as
     `/v1/files/{file_id}`."""

@@ -115,10 +115,14 @@ def _usage(request: Request) -> Response:
     if wants_csv(request):
         return table.csv(f"usage-{span.first}-{span.last}")
     drawn = _charts(found, served) if table.rows else []
-    speeds = [_speed_row(found.name(group), each) for group, each in by_group.items()]
-    speeds.sort(key=lambda row: row["group"])
-    named = usage_totals.ALL_GROUPS[group_by]
-    caption = f"Service levels by {named.lower()}"
+    if group_by in usage_totals.GROUPS:
+        named = usage_totals.ALL_GROUPS[group_by]
+        caption = f"Service levels by {named.lower()}"
+        speeds = [_speed_row(found.name(group), each) for group, each in by_group.items()]
+        speeds.sort(key=lambda row: row["group"])
+    else:  # they are not measured by this group
+        named, caption = "Of", "Service levels"
+        speeds = [_speed_row("all requests", served)] if by_group else []
     levels = Table(caption, [Column("group", named), *SERVED], speeds, totals=False)
     page_data = PageData(
         "Usage",

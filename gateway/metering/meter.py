@@ -17,6 +17,7 @@ from prometheus_client import Counter, Histogram
 from core import metrics
 from core.clock import Clock
 from core.events import (
+    WARM_UP,
     CountedBy,
     OpenedRequest,
     SettledBy,
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 
 _GENERATION, _CACHE_HIT = UsageKind.GENERATION, UsageKind.CACHE_HIT
 _BY_GATEWAY = SettledBy.GATEWAY
-WARM_UP = "warm_up"  # finish reason of the start's own request
 _OK = 200
 _CLIENT_CLOSED_REQUEST = 499  # the client closed the connection (nginx's code)
 

@@ -3,13 +3,16 @@
 from datetime import timedelta
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter, Depends, Request
+from sqlalchemy.orm import Session
 
 from core.errors import BadRequest
-from core.tenants import key_changes, keys
+from core.tenants import adapters, key_changes, key_routing, key_scopes, keys
 from core.tenants.key_scopes import KeyScopes
 from gateway.api.admin.access import AdminContext, RequirePermission
 from gateway.api.admin.schemas import KeyChange, KeyRotation, NewKey
+from gateway.api.dependencies import CatalogDep
+from gateway.catalog.catalog import Catalog
 
 router = APIRouter(prefix="/admin/v1/keys", tags=["keys"])
 ReadAccess = Annotated[AdminContext, Depends(RequirePermission("keys", "read"))]
@@ -24,14 +27,20 @@ def list_keys(ctx: ReadAccess) -> dict[str, Any]:
 
 
 @router.post("", status_code=201)
-def issue_key(body: NewKey, ctx: WriteAccess) -> dict[str, Any]:
+def issue_key(
+    body: NewKey, ctx: WriteAccess, catalog: CatalogDep, request: Request
+) -> dict[str, Any]:
     if body.expires_at is not None and body.expires_at.tzinfo is None:
         raise BadRequest(
             "expires_at has no time zone.",
             next_step="Write it like 2027-01-31T00:00:00Z.",
             param="expires_at",
         )
+    scopes = body.scopes.model_dump(exclude_none=True)
+    routing = body.routing.model_dump(exclude_none=True) if body.routing else None
+    key_routing.check(routing or {}, "routing")
     with ctx.database.transaction() as session:
+        _check_names(session, ctx, catalog, request, scopes, routing)
         issued = keys.issue(
             session,
             ctx.scope,
@@ -42,7 +51,7 @@ def issue_key(body: NewKey, ctx: WriteAccess) -> dict[str, Any]:
             scopes=_scopes(body),
             allowed_ips=tuple(body.allowed_ips),
             expires_at=body.expires_at,
-            routing=body.routing.model_dump(exclude_none=True) if body.routing else None,
+            routing=routing,
         )
         return _shown(session, ctx, issued)
 
@@ -56,17 +65,23 @@ def rotate_key(key_id: str, body: KeyRotation, ctx: WriteAccess) -> dict[str, An
 
 
 @router.patch("/{key_id}")
-def change_key(key_id: str, body: KeyChange, ctx: WriteAccess) -> dict[str, Any]:
+def change_key(
+    key_id: str, body: KeyChange, ctx: WriteAccess, catalog: CatalogDep, request: Request
+) -> dict[str, Any]:
     """Change what the key may use, its fallback chains and its canaries."""
     named = body.model_dump(exclude_unset=True)
+    scopes, routing = named.get("scopes"), named.get("routing")
+    key_routing.check(routing or {}, "routing")
     with ctx.database.transaction() as session:
+        keys.get(session, ctx.scope, key_id)
+        _check_names(session, ctx, catalog, request, scopes, routing)
         changed = key_changes.change(
             session,
             ctx.scope,
             ctx.clock,
             key_id,
-            scopes=named.get("scopes"),
-            routing=named.get("routing"),
+            scopes=scopes,
+            routing=routing,
         )
         return keys.describe(changed)
 
@@ -78,9 +93,24 @@ def revoke_key(key_id: str, ctx: WriteAccess) -> dict[str, Any]:
         return keys.describe(keys.get(session, ctx.scope, key_id))
 
 
-def _shown(session: Any, ctx: AdminContext, issued: keys.IssuedKey) -> dict[str, Any]:
+def _shown(session: Session, ctx: AdminContext, issued: keys.IssuedKey) -> dict[str, Any]:
     key = keys.describe(keys.get(session, ctx.scope, issued.id))
     return key | {"secret": issued.secret}
+
+
+def _check_names(
+    session: Session,
+    ctx: AdminContext,
+    catalog: Catalog,
+    request: Request,
+    scopes: dict[str, Any] | None,
+    routing: dict[str, Any] | None,
+) -> None:
+    own = [each.name for each in adapters.all_of(session, ctx.scope)]
+    key_scopes.check(scopes or {})
+    key_scopes.check_names(scopes or {}, routing or {}, catalog.model_names(), own)
+    if routes := (scopes or {}).get("routes"):
+        key_scopes.check_routes(routes, request.app.openapi()["paths"])
 
 
 def _scopes(body: NewKey) -> KeyScopes:

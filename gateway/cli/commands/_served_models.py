@@ -4,13 +4,15 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
+from sqlalchemy.orm import Session
+
 from billing.prices import DEFAULT_CURRENCY, load_price_book
 from core import engine_drains
 from core.errors import NotFound, TollhouseError
 from core.settings import Settings
 from gateway.catalog.model_files import model_name, served_model
 from gateway.catalog.model_source import local_copy
-from gateway.cli.context import command_context
+from gateway.cli.context import CommandContext, command_context
 from gateway.cli.output import show
 from gateway.upstreams.config import read_upstreams
 
@@ -40,6 +42,14 @@ def list_engines(arguments: argparse.Namespace) -> int:
         ]
     show(rows, as_json=arguments.json, title="engines")
     return 0
+
+
+def known_names(tools: CommandContext, session: Session) -> set[str]:
+    """Of the models that are served here, and of those that have a price."""
+    priced = {version.model for version in load_price_book(session).versions}
+    settings = tools.settings
+    upstreams = read_upstreams(settings.upstreams) if settings.upstreams else ()
+    return priced | {model_name(settings), *(each.model for each in upstreams if each.model)}
 
 
 def drain(arguments: argparse.Namespace) -> int:

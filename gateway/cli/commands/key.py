@@ -7,15 +7,16 @@ from typing import Any
 from sqlalchemy.orm import Session
 
 from core.errors import NotFound
-from core.tenants import key_changes, keys
+from core.tenants import adapters, key_changes, key_routing, key_scopes, keys
 from core.tenants.key_routing import CANARY, FALLBACK, parse_chains, parse_shares
 from core.tenants.key_scopes import KeyScopes
 from core.tenants.models import ApiKey
 from core.tenants.roles import MEMBER_ROLES
 from core.tenants.scope import TenantScope
 from gateway.api.datetimes import parse_datetime
+from gateway.cli.commands._served_models import known_names
 from gateway.cli.commands._tenant_options import add_tenant, project_named, scope_named
-from gateway.cli.context import command_context
+from gateway.cli.context import CommandContext, command_context
 from gateway.cli.output import add_json, say, show
 
 HELP = "issue, list, rotate and revoke API keys"
@@ -98,6 +99,7 @@ def _routing(arguments: argparse.Namespace) -> dict[str, Any]:
 def _new(arguments: argparse.Namespace) -> int:
     with command_context() as tools, tools.database.transaction() as session:
         scope = scope_named(session, arguments.tenant)
+        _check_names(tools, session, scope, arguments)
         issued = keys.issue(
             session,
             scope,
@@ -120,6 +122,19 @@ def _new(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _check_names(
+    tools: CommandContext, session: Session, scope: TenantScope, arguments: argparse.Namespace
+) -> None:
+    """BadRequest for a model or an adapter that nothing has."""
+    known = known_names(tools, session)
+    own = [each.name for each in adapters.all_of(session, scope)]
+    scopes = {"models": arguments.model, "adapters": getattr(arguments, "adapter", None)}
+    routing = _routing(arguments)
+    key_routing.check(routing, "routing")
+    key_scopes.check(scopes)
+    key_scopes.check_names(scopes, routing, known, own)
+
+
 def _list(arguments: argparse.Namespace) -> int:
     with command_context() as tools, tools.database.read() as session:
         results = keys.all_of(session, scope_named(session, arguments.tenant))
@@ -140,9 +155,11 @@ def _change(arguments: argparse.Namespace) -> int:
     if arguments.model:
         scopes = {"models": arguments.model}
     with command_context() as tools, tools.database.transaction() as session:
+        scope = _scope_of(session, arguments)
+        _check_names(tools, session, scope, arguments)
         changed = key_changes.change(
             session,
-            _scope_of(session, arguments),
+            scope,
             tools.clock,
             arguments.key_id,
             scopes=scopes,

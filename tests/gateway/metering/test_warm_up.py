@@ -1,11 +1,15 @@
 """The start's own request is nobody's usage, and only the operator can mark a request so."""
 
+from contextlib import closing
+
 import httpx
 import pytest
 
+from billing.rating_worker import rate_all
 from gateway.http.headers import WARM_UP_HEADER
 from gateway.http.ready import warm_up
 from gateway.http.startup import StartupInfo
+from tests.dashboards.browser_client import browser
 from tests.gateway.deployment import MODEL, Deployment
 
 
@@ -21,6 +25,22 @@ def test_the_warm_up_is_recorded_and_charged_to_nobody(deployment: Deployment) -
     )
     figures = ("input_tokens", "cached_tokens", "output_tokens", "waived_tokens", "quantity")
     assert [event[name] for name in figures] == [0] * 5
+    with closing(browser(deployment, deployment.key)) as owner:
+        assert event["request_id"] not in owner.get("/dashboard/requests").text
+        ask(deployment)
+        shown = deployment.last_event()["request_id"]
+        assert shown in owner.get("/dashboard/requests").text
+        assert rate_all(deployment.services.database, deployment.services.clock) >= 1
+        page = owner.get("/dashboard/usage?by=end_user").text
+        levels = page[page.index("Service levels") :]
+        assert "generation" not in levels and "all requests" in levels
+
+
+def ask(deployment: Deployment) -> None:
+    messages = [{"role": "user", "content": "Hi"}]
+    body = {"model": MODEL, "max_tokens": 1, "messages": messages, "user": "ann"}
+    url = f"{deployment.url}/v1/chat/completions"
+    assert httpx.post(url, json=body, headers=deployment.headers, timeout=60).status_code == 200
 
 
 @pytest.mark.parametrize("token", ["", "guess"])
