@@ -5,6 +5,7 @@ from contextlib import closing
 import httpx
 import pytest
 
+from billing import service_rollups
 from billing.rating_worker import rate_all
 from gateway.http.headers import WARM_UP_HEADER
 from gateway.http.ready import warm_up
@@ -31,6 +32,7 @@ def test_the_warm_up_is_recorded_and_charged_to_nobody(deployment: Deployment) -
         shown = deployment.last_event()["request_id"]
         assert shown in owner.get("/dashboard/requests").text
         assert rate_all(deployment.services.database, deployment.services.clock) >= 1
+        service_rollups.sum_all(deployment.services.database, deployment.services.clock)
         page = owner.get("/dashboard/usage?by=end_user").text
         levels = page[page.index("Service levels") :]
         assert "generation" not in levels and "all requests" in levels
