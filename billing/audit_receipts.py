@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 
 from billing.archive.border import border_of
 from billing.archive.reading import known_elsewhere
-from billing.audit_rows import BY_GATEWAY, UNBILLED, WITHOUT_RECEIPT, RowSums, request_of
+from billing.audit_rows import BY_GATEWAY, FAILED, UNBILLED, WITHOUT_RECEIPT, RowSums, request_of
 from billing.audit_usage import first_id
 from billing.differences import EVERYTHING, Difference, Since, lost
 from billing.models import EngineReceipt, ParkedEvent, UsageEventRow
@@ -58,8 +58,10 @@ def receipts_and_events(
         .where(E.batch_id > since.batch, ~UNBILLED)
     )
     other = or_(
-        receipts.c.prompt != E.input_tokens,
-        receipts.c.cached != E.cached_tokens,
+        and_(
+            ~FAILED,
+            or_(receipts.c.prompt != E.input_tokens, receipts.c.cached != E.cached_tokens),
+        ),
         receipts.c.generated != E.output_tokens + E.waived_tokens,
     )
     time_differs = "the busy time of the engine's receipt and of the event differ"

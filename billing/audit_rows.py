@@ -44,6 +44,14 @@ UNBILLED = and_(
     func.coalesce(E.paid_by, "") == "operator",
     or_(E.batch_job.is_not(None), E.finish_reason == WARM_UP),
 )
+# Requests that failed before anything was delivered: the prompt is not charged, though it was computed.
+FAILED = and_(
+    E.status >= 400,
+    E.status != 499,
+    E.input_tokens == 0,
+    E.cached_tokens == 0,
+    E.output_tokens == 0,
+)
 BY_GATEWAY = func.coalesce(E.counted_by, "") == CountedBy.GATEWAY.value
 UNEQUAL = or_(
     *(getattr(C, name) != getattr(E, name) for name in (*TOKENS, "price_version", "tenant_id"))
@@ -236,9 +244,11 @@ def _read_part(session: Session, part: Part, how: _How) -> _PartRows:
 def _query(session: Session, part: Part, how: _How, *, numbered: bool) -> Any:
     receipt = _summed_receipts(session, part) if numbered else _plain_receipts(part)
     missing = receipt.c.request_id.is_(None)
+    prompt_differs = or_(
+        receipt.c.prompt_tokens != E.input_tokens, receipt.c.cached_tokens != E.cached_tokens
+    )
     differ = or_(
-        receipt.c.prompt_tokens != E.input_tokens,
-        receipt.c.cached_tokens != E.cached_tokens,
+        and_(~FAILED, prompt_differs),
         receipt.c.generated_tokens != E.output_tokens + E.waived_tokens,
         receipt.c.busy_us != E.busy_us,
     )

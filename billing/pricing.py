@@ -177,8 +177,8 @@ def counted(
     units: int = 0,
 ) -> tuple[tuple[Component, int], ...]:
     """Quantities by component. `tokens` are input with cached, cached, output and waived tokens;
-    `answered` requests pay a fee, those with a 5xx status do not. Delivered tokens count always, and
-    so do the `units` of audio, speech and images.
+    `answered` requests pay a fee and what was waived of them, where that has a price; those with a 5xx
+    status do not. Delivered tokens count always, and so do the `units` of audio, speech and images.
     """
     if kind == _GPU_SECONDS:
         return ((Component.GPU_SECOND, quantity),)
@@ -189,7 +189,7 @@ def counted(
         (_INPUT, input_tokens - cached_tokens),
         (_CACHED, cached_tokens),
         (_OUTPUT, output_tokens),
-        (_WAIVED, waived_tokens),
+        (_WAIVED, waived_tokens if answered else 0),
         (_REQUEST, answered),
         (_ADAPTER, answered if adapter else 0),
     )

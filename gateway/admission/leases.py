@@ -63,18 +63,21 @@ class FailoverCounters:
         self._report_mode(self._mode)
         if self._mode == "local" and not needs_money:
             return self._local
-        what = "money" if needs_money else "limits"
-        raise DependencyDown(
-            f"The counters do not answer, so {what} cannot be checked.",
-            next_step="Retry in a second; the operator checks TOLLHOUSE_REDIS_URL.",
-            code="limits_unavailable",
-            retry_after_s=1.0,
-        )
+        raise counters_down("money" if needs_money else "limits")
 
     def _report_mode(self, mode: str) -> None:
         if mode != self._reported_mode:
             self._reported_mode = mode
             metrics.limit_mode.set(MODES[mode])
+
+
+def counters_down(what: str) -> DependencyDown:
+    return DependencyDown(
+        f"The counters do not answer, so {what} cannot be checked.",
+        next_step="Retry in a second; the operator checks TOLLHOUSE_REDIS_URL.",
+        code="limits_unavailable",
+        retry_after_s=1.0,
+    )
 
 
 class Leased(Protocol):

@@ -16,7 +16,7 @@ from core.clock import Clock
 from core.counters import PICO_PER_NANO, Counters, Denial, nano_ceil
 from core.errors import DependencyDown, TollhouseError
 from gateway.admission.estimates import OutputEstimates
-from gateway.admission.leases import FailoverCounters, Leases
+from gateway.admission.leases import FailoverCounters, Leases, counters_down
 from gateway.admission.prices import CostBounds, PriceList
 from gateway.admission.queue import ConcurrencyLimiter, TenantQueues
 from gateway.admission.rejections import (
@@ -92,7 +92,7 @@ class Limiter:
         """Cover up to `output_tokens` more. Returns how many the money allows; 0 ends the response.
 
         The rate limits are charged for them too, below zero if necessary. Without Redis it retries
-        for a second and returns 0: money fails closed.
+        for a second and raises DependencyDown: money fails closed.
         """
         request, before = reservation.request, reservation.covered
         if before == NO_LIMIT:
@@ -113,6 +113,8 @@ class Limiter:
         reservation.held_units += granted * PICO_PER_NANO
         covered = output_tokens_covered(request, reservation.held_units)
         reservation.covered = max(before, min(covered_target, covered))
+        if reservation.covered < covered_target:  # the next such request is refused before it runs
+            self._learn(request, covered_target)
         return reservation.covered - before
 
     def keep(self, reservation: Reservation) -> None:
@@ -127,10 +129,7 @@ class Limiter:
         reservation.ended = True
         request = reservation.request
         if usage.output_tokens:  # a request without output says nothing about answers' length
-            each = usage.output_tokens // request.choices
-            self._estimates.learn(
-                request.tenant_id, request.model, each, request.plan.expected_output
-            )
+            self._learn(request, usage.output_tokens)
         exact = bucket_amounts(reservation.planned.rules, request.plan, usage)
         self._concurrency.release()
         await self._leases.end(
@@ -141,6 +140,10 @@ class Limiter:
             nano_ceil(usage.cost_units),
         )
         self._queues.wake(request.tenant_id)
+
+    def _learn(self, request: AdmissionRequest, output_tokens: int) -> None:
+        each = output_tokens // request.choices
+        self._estimates.learn(request.tenant_id, request.model, each, request.plan.expected_output)
 
     async def release(self, reservation: Reservation) -> None:
         """Return the whole reservation of a request that never ran."""
@@ -204,7 +207,7 @@ class Limiter:
                 retry_after_s=1.0,
             )
         if denial.money:
-            return out_of_money_error(denial)
+            return out_of_money_error(denial, _affordable_output(request, denial))
         if any(s.wait_ms is None for s in denial.buckets if s.key in denial.keys):
             return too_large_error(denial)
         return over_limit_error(denial, self._concurrency.expected_wait_s())
@@ -226,7 +229,15 @@ class Limiter:
             except TollhouseError:
                 await asyncio.sleep(_EXTEND_PAUSE_S)
         log.warning("an answer ends early: the counters do not answer, so no money could be held")
+        raise counters_down("money")
+
+
+def _affordable_output(request: AdmissionRequest, denial: Denial) -> int:
+    """Output tokens of one choice that the money would cover."""
+    if not request.output_cost_units:
         return 0
+    left = denial.affordable * PICO_PER_NANO - request.base_cost_units
+    return max(0, left // request.output_cost_units // request.choices)
 
 
 class Admission:

@@ -45,13 +45,23 @@ class Overloaded(Unavailable, Rejection):
     reason = "overloaded"
 
 
-def out_of_money_error(denial: Denial) -> OutOfMoney:
+def out_of_money_error(denial: Denial, output_tokens: int = 0) -> OutOfMoney:
+    """`output_tokens`: so many would be covered."""
+    less = f", or set the maximum of output tokens to {output_tokens}" if output_tokens else ""
     error = OutOfMoney(
         "The budget or prepaid balance does not cover this request.",
-        next_step="Raise the budget or top up the balance, then try again.",
+        next_step=f"Raise the budget or top up the balance{less}, then try again.",
     )
     error.buckets = denial.buckets
     return error
+
+
+def money_ended_error() -> OutOfMoney:
+    """Of an answer that was admitted, and needs more than the money that is left."""
+    return OutOfMoney(
+        "The budget or prepaid balance does not cover the rest of this answer.",
+        next_step="Raise the budget or top up the balance, or ask for fewer output tokens.",
+    )
 
 
 def too_large_error(denial: Denial) -> OverLimit:

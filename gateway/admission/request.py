@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from gateway.context import RequestContext
 
 _quantity_of = itemgetter(1)
+TIMED_OUT = "deadline_exceeded"  # the finish reason of a request whose time was over
 # Calls its argument once when the client disconnects.
 DisconnectWatch = Callable[[Callable[[], None]], None]
 
@@ -120,7 +121,7 @@ class SettledUsage(Struct, frozen=True):
     cached_tokens: int
     output_tokens: int
     cost_units: int = 0
-    requests: int = 1  # 0 if the ledger charges nothing for the request
+    requests: int = 1  # 0 if no engine has worked for the request
 
     @classmethod
     def of_event(cls, event: UsageEvent, price: PriceVersion | None) -> "SettledUsage":
@@ -128,6 +129,8 @@ class SettledUsage(Struct, frozen=True):
         None when no money is held."""
         counts = Counts.of_event(event)
         charged = any(map(_quantity_of, counts.by_component))
+        # These are free, but not without limit: an engine has worked for them.
+        charged |= event.waived_tokens > 0 or event.finish_reason == TIMED_OUT
         cost_units = price.cost(counts) if price is not None else 0
         return cls(
             event.input_tokens, event.cached_tokens, event.output_tokens, cost_units, int(charged)

@@ -113,7 +113,8 @@ class Reservation(Struct, eq=False):
         )
 
     async def extend(self, output_tokens: int) -> bool:
-        """Cover at least `output_tokens` in total; False when the money does not suffice."""
+        """Cover at least `output_tokens` in total; False when the money does not suffice. Raises
+        DependencyDown when the counters do not answer."""
         await self.settler.extend(self, max(_EXTEND_TOKENS, output_tokens - self.covered))
         return self.covered >= output_tokens
 
@@ -272,10 +273,10 @@ def _amounts_by_unit(plan: Plan, usage: SettledUsage) -> dict[Unit, int]:
 def _build_hold(
     request: AdmissionRequest, estimate: int, caps: tuple[Cap, ...], *, seeds: bool
 ) -> Hold:
-    """The hold needs the prompt and one output token, and asks for the whole estimate."""
-    need = request.base_cost_units + request.output_cost_units
-    want = request.base_cost_units + (estimate or 1) * request.output_cost_units
-    return Hold(nano_ceil(need), nano_ceil(want), caps, seeds)
+    """The hold needs the prompt and the whole estimate: an answer that the money would cut is refused
+    before an engine computes it."""
+    need = nano_ceil(request.base_cost_units + (estimate or 1) * request.output_cost_units)
+    return Hold(need, need, caps, seeds)
 
 
 def caps_of(limits: Iterable[MoneyLimit]) -> tuple[Cap, ...]:

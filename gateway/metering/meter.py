@@ -60,6 +60,13 @@ class Ending(Struct, frozen=True):
     units: int = 0  # seconds, characters or images to bill
     counted_by: CountedBy | None = None
 
+    @property
+    def costs_nothing(self) -> bool:
+        """Whether the client got an error and nothing of an answer. What a policy blocked is paid as
+        the policy says, and a client that leaves pays the prompt that was computed for it."""
+        failed = self.status >= 400 and self.status != _CLIENT_CLOSED_REQUEST
+        return failed and not (self.delivered or self.units) and self.paid_by is None
+
 
 def blocked_ending(paid_by: str) -> Ending:
     """The ending of a blocked prompt. Its tokens and fee are billed only if the tenant pays."""
@@ -178,16 +185,22 @@ class Meter:
             self.first_token_ms = round(seconds * 1000)
             _first_token(self.opened.model).observe(seconds)
 
+    def draft(self, ending: Ending, receipt: AnyReceipt | None) -> UsageEvent:
+        """The event that `close` writes, for what has to be made of it before."""
+        return self.event or self._event(ending, receipt)
+
     async def close(
         self,
         ending: Ending,
         receipt: AnyReceipt | None,
         extra_statements: Callable[[UsageEvent], Sequence[Statement]] | None = None,
+        *,
+        draft: UsageEvent | None = None,
     ) -> UsageEvent:
         """Write the closed record. It is durable on return, unless the disk refuses it: then the
         engine keeps its receipt until it is. Only the first call counts. `extra_statements` returns
-        statements for the same commit."""
-        event = self.event or self._event(ending, receipt)
+        statements for the same commit; `draft` is the event if it is made already."""
+        event = self.event or draft or self._event(ending, receipt)
         statements: Sequence[Statement] = ()
         if self.event is None and extra_statements is not None:
             statements = await run_in_thread(partial(extra_statements, event))
@@ -219,6 +232,9 @@ class Meter:
         counts = counts_of(self.opened.prompt_tokens, ending, receipt)
         if self.opened.batch_job is not None and ending.status == _CLIENT_CLOSED_REQUEST:
             counts, ending = waive_all(counts), replace(ending, paid_by="operator", quantity=0)
+        elif ending.costs_nothing:
+            payer = "operator" if ending.status >= 500 else None
+            counts, ending = waive_all(counts), replace(ending, paid_by=payer, quantity=0)
         if self.opened.kind is _CACHE_HIT:
             counts = Counts(0, 0, 0, 0)  # no engine ran
         if self.is_warm_up:
@@ -298,7 +314,8 @@ def counted_by(ending: Ending, receipt: AnyReceipt | None) -> CountedBy | None:
 
 
 def waive_all(counts: Counts) -> Counts:
-    """Waive everything: an unanswered line of a batch runs again, and only that run is billed."""
+    """Waive everything: of a request that failed, or of an unanswered line of a batch, which runs
+    again."""
     return Counts(0, 0, 0, counts.output + counts.waived)
 
 

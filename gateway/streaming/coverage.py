@@ -24,7 +24,8 @@ class Coverage:
         return True
 
     async def cut(self, chunks: list[Chunk]) -> list[Chunk]:
-        """The chunks that the money covers; where it does not cover all, the answer ends with them."""
+        """The chunks that the money covers; where it does not cover all, the answer fails after them.
+        Raises DependencyDown when the counters do not answer."""
         arrived = sum([tokens_of(chunk) for chunk in chunks])
         if self.add(arrived):
             return chunks

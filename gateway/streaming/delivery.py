@@ -12,6 +12,7 @@ from core import metrics
 from core.errors import TollhouseError, Unavailable
 from core.events import CountedBy, UsageEvent
 from engine.protocol import FinishReason
+from gateway.admission.rejections import money_ended_error
 from gateway.admission.reservation import Reservation
 from gateway.http.exchange import ClientDisconnected, Exchange, Headers
 from gateway.inference.request import InferenceRequest, Usage
@@ -54,6 +55,7 @@ class Delivery:
     _writer: StreamWriter | None = None
     _idle: IdleTimer | None = None  # of a stream, for its keep-alives
     _begun = False
+    _settled = False  # it failed, and its usage is written
 
     def __init__(
         self,
@@ -115,11 +117,11 @@ class Delivery:
                 raise TryFallback(error) from None
             return await self._fail(error)
         except asyncio.CancelledError:
-            self._abort("shutdown", 499)
+            self._abort("shutdown", 503)
             raise
         except Exception:
             # An internal error must still close the meter, with the usage delivered so far.
-            self._abort("gateway_fault", 500)
+            await self._settle_fault()
             raise
         finally:
             if self._idle is not None:
@@ -218,14 +220,13 @@ class Delivery:
                     await self._write_deltas(self._writer)
                     await asyncio.sleep(0)
                 await self._feed(portion, generation)
-            if self._coverage.exhausted:
-                for choice in self.choices:
-                    choice.end(FinishReason.LENGTH)
             if self._needs_second_opinion:
                 await asyncio.gather(*[choice.resolve() for choice in self.choices])
             if self._writer is not None:
                 await self._write_deltas(self._writer)
                 self._pass_texts(generation, self._writer)
+            if self._coverage.exhausted and False in [choice.over for choice in self.choices]:
+                raise money_ended_error()
         if not all(choice.ended_by_engine for choice in self.choices):
             generation.cancel()  # otherwise its receipt follows: usage comes last
 
@@ -304,23 +305,27 @@ class Delivery:
 
     async def _complete(self) -> int:
         reason = self.choices[0].finish_reason or "stop"
-        if self._coverage.exhausted:
-            reason = "insufficient_quota"
         receipt = await self._receipt()
         if self._exchange.disconnected:
             raise ClientDisconnected
         if self._writer is None:
             for choice in self.choices:
                 choice.sent()
+        ending = self._ending(reason, 200)
+        event = self._meter.draft(ending, receipt)
+        usage, body = self._usage(event), b""
+        if self._writer is None:  # made before the request is billed, which fails if it cannot be
+            self._meter.first_token()
+            whole = partial(self._whole_answer, usage)
+            body = await run_in_thread(whole) if self._is_large() else whole()
         statements = self._line_answer if self._exchange.batch_line is not None else None
-        event = await self._meter.close(self._ending(reason, 200), receipt, statements)
-        usage = self._usage(event)
+        event = await self._meter.close(ending, receipt, statements, draft=event)
         try:
             if self._writer is not None:
                 opening = self._opening(self._writer)
                 await self._write(opening + self._writer.end(usage, self.choices), more=False)
             else:
-                await self._answer(usage)
+                await self._exchange.answer(200, self._headers(), body)
         except ClientDisconnected:
             log.debug("the client disconnected before the last byte")
         return 200
@@ -343,12 +348,6 @@ class Delivery:
         answer = self._surface.answer(self._info, self._request, self.choices, self._usage(event))
         return [insert_answer(batch_id, batch_line(event.request_id, answer))]
 
-    async def _answer(self, usage: Usage) -> None:
-        self._meter.first_token()
-        whole = partial(self._whole_answer, usage)
-        body = await run_in_thread(whole) if self._is_large() else whole()
-        await self._exchange.answer(200, self._headers(), body)
-
     def _is_large(self) -> bool:
         """Vectors and logprobs are hundreds of bytes per token; so are texts that it has no bound on."""
         if self._request.lists_numbers:
@@ -367,17 +366,29 @@ class Delivery:
         await self._settle(error.code, int(error.status))
         if not self._exchange.started:
             raise error
+        await self._write_failure(error)
+        return int(error.status)
+
+    async def _write_failure(self, error: TollhouseError) -> None:
         try:
             assert self._writer is not None
             self._exchange.broken = True
-            await self._exchange.write(self._writer.failed(error), more=False)
+            await self._exchange.write(with_retry(self._writer.failed(error), error), more=False)
         except ClientDisconnected:
             log.debug("the client disconnected before the error could be sent")
-        return int(error.status)
+
+    async def _settle_fault(self) -> None:
+        """Of an error of our own, which the caller raises; a stream that has begun says so itself."""
+        if self._settled:
+            return
+        await self._settle("gateway_fault", 500)
+        if self._exchange.started and self._writer is not None:
+            await self._write_failure(gateway_fault())
 
     async def _settle(self, reason: str, status: int) -> None:
         if self._generation is not None:
             self._generation.cancel()
+        self._settled = True
         await self._meter.close(self._ending(reason, status), await self._receipt())
 
     async def _receipt(self) -> AnyReceipt | None:
@@ -393,7 +404,9 @@ class Delivery:
             guard.over()
             if guard.action is not None and self._meter.moderation in (None, "annotate"):
                 self._meter.moderation = guard.action
-        delivered = sum([choice.delivered for choice in self.choices])
+        delivered = 0
+        if self._writer is not None or status == 200:  # an answer that is not streamed came whole
+            delivered = sum([choice.delivered for choice in self.choices])
         received = sum([choice.received for choice in self.choices])
         cut = [(guard, self.choices[i]) for i, guard in enumerate(self._guards) if guard.blocked]
         paid_by = cut[0][0].cut_paid_by if cut else None
@@ -407,6 +420,24 @@ class Delivery:
             paid_by=paid_by,
             counted_by=self._counted_by,
         )
+
+
+def with_retry(event: bytes, error: TollhouseError) -> bytes:
+    """The last event of a stream that failed, with the time after which a client may try again."""
+    if error.retry_after_s is None:
+        return event
+    retry = b"retry: %d\n" % round(error.retry_after_s * 1000)
+    if not event.startswith(b"event: "):
+        return retry + event
+    name, _, data = event.partition(b"\n")
+    return b"%b\n%b%b" % (name, retry, data)
+
+
+def gateway_fault() -> TollhouseError:
+    return TollhouseError(
+        "The gateway failed to process this request.",
+        next_step="Only what was delivered is charged; report the request id to the operator.",
+    )
 
 
 def _ended_early(

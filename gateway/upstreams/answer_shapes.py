@@ -8,8 +8,9 @@ from gateway.upstreams.server_events import loads
 
 
 class Completion(msgspec.Struct):
-    choices: list[dict[str, msgspec.Raw]]
+    choices: list[dict[str, msgspec.Raw]] = []
     usage: Any = None
+    error: Any = None  # of a server that reports one with status 200
 
 
 class _Logprobs(msgspec.Struct):
@@ -77,6 +78,7 @@ class _PlainAnswer(msgspec.Struct):
 
     choices: tuple[_AnsweredChoice]
     usage: Any = None
+    error: Any = None
 
 
 class _Embedding(msgspec.Struct):

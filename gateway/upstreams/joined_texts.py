@@ -71,8 +71,14 @@ class JoinedTexts:
             return
         self._count()
         text, self._pieces, self._size, self._counted = "".join(self._pieces), [], 0, 0
-        self._mailbox.put_text(self._choice, text, self._usage.grown())
+        if (beyond := self._usage.beyond_cap()) > 0:
+            beyond = min(beyond, len(text))
+            self._usage.drop(beyond)
+            text = text[: len(text) - beyond]
+        if text:
+            self._mailbox.put_text(self._choice, text, self._usage.grown())
 
     def _count(self) -> None:
-        self._usage.add(self._choice, "text", "".join(self._pieces[self._counted :]))
+        pieces = self._pieces[self._counted :]
+        self._usage.add(self._choice, "text", "".join(pieces), pieces=len(pieces))
         self._counted = len(self._pieces)

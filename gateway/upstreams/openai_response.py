@@ -101,6 +101,8 @@ class ResponseParser:
             self._waiting.append(lines)
             if len(self._waiting) == 1:
                 self._parse_some()
+        if self._on_close is None:  # it ended in these lines
+            return
         self._parts.append(data)
         self._size += len(data)
         if self._size > (_LONGEST_LINE if self._streams else _LARGEST_ANSWER):
@@ -114,6 +116,7 @@ class ResponseParser:
         if not (whole and len(data) < _INLINE_BYTES and self._take_plain(data[6:-2])):
             return False
         self._texts.put_if_needed()
+        self._end_if_cut()
         return True
 
     def on_end(self) -> None:
@@ -165,11 +168,26 @@ class ResponseParser:
         else:
             waiting.popleft()
         self._texts.put_if_needed()
+        if self._end_if_cut():
+            return
         if waiting:
             asyncio.get_running_loop().call_soon(self._parse_some)
         elif (act := self._at_end) is not None:
             self._at_end = None
             act()
+
+    def _end_if_cut(self) -> bool:
+        """End the answer of a server that ignores max_tokens."""
+        if not self._usage.cut or self._on_close is None:
+            return False
+        terminate, self.terminate = self.terminate, None
+        if terminate is not None:
+            terminate()
+        self._waiting.clear()
+        for index in range(self._request.n or 1):
+            self._mailbox.put(TextChunk(self._mailbox.request_id, index, "", 0, "length"))
+        self._finish(FinishReason.LENGTH)
+        return True
 
     def _parse_lines(self, lines: bytes) -> None:
         taken = self._take_plain_events(lines)
@@ -244,14 +262,15 @@ class ResponseParser:
             or message.reasoning
             or message.refusal
             or choice.logprobs is not None
+            or answer.error
         ):
             return False
         usage, text = self._usage, message.content or ""
         if text:
             usage.add(index, "text", text)
         usage.report(answer.usage, final=True)
-        reason, grown = choice.finish_reason or "stop", usage.grown()
-        chunk = TextChunk(self._mailbox.request_id, index, text, grown, reason)
+        text, reason = _capped(usage, [text], choice.finish_reason or "stop")[0]
+        chunk = TextChunk(self._mailbox.request_id, index, text, usage.grown(), reason)
         self._take_answer(usage, (chunk,), usage.receipt(_STOP))
         return True
 
@@ -349,15 +368,27 @@ class ResponseParser:
         if event.get("usage"):
             self._usage.report(event["usage"], final=not said)
         for each in said:
+            beyond = min(len(each.text), self._usage.beyond_cap()) if each.text else 0
+            if beyond > 0:
+                self._usage.drop(beyond)
+                each.text = each.text[: len(each.text) - beyond]
+                each.reason = each.reason and "length"
             if not each.empty:
                 self._mailbox.put(each.chunk(self._mailbox.request_id, self._usage.grown()))
 
     def _parse_completion(self, answer: Completion, usage: UsageCounter) -> list[TextChunk]:
+        if answer.error:
+            raise error_of_event(self._engine_id, self._mailbox.request_id, answer.error)
+        if not answer.choices:
+            raise ValueError("it has no choices")
         said = [whole_choice(choice_of(each)) for each in answer.choices]
         for each in said:
             each.count(usage)
-            each.reason = each.reason or "stop"
         usage.report(answer.usage, final=True)
+        reasons = [each.reason or "stop" for each in said]
+        capped = _capped(usage, [each.text for each in said], *reasons)
+        for each, (text, reason) in zip(said, capped, strict=True):
+            each.text, each.reason = text, reason
         return [each.chunk(self._mailbox.request_id, usage.grown()) for each in said]
 
     def _parse_embeddings(
@@ -369,6 +400,19 @@ class ResponseParser:
             raise ValueError(f"{len(rows)} embeddings for {expected} inputs")
         vectors = [bytes(row.embedding) for row in rows]
         return [TextChunk(self._mailbox.request_id, 0, "", 0, "stop", vectors=vectors)]
+
+
+def _capped(usage: UsageCounter, texts: Sequence[str], *reasons: str) -> list[tuple[str, str]]:
+    """The texts of a whole answer up to its cap, with their finish reasons."""
+    beyond, total = usage.beyond_cap(), sum(map(len, texts))
+    if beyond <= 0 or not total:
+        return list(zip(texts, reasons, strict=True))
+    kept = [text[: len(text) - min(len(text), -(-beyond * len(text) // total))] for text in texts]
+    usage.drop(total - sum(map(len, kept)))
+    return [
+        (short, reason if short == text else "length")
+        for short, text, reason in zip(kept, texts, reasons, strict=True)
+    ]
 
 
 def _split(lines: bytes) -> tuple[bytes, bytes]:

@@ -26,6 +26,9 @@ _LARGEST = 2**31 - 1  # the columns of usage events are 32-bit integers
 # Characters that are tokenized at once. The cut depends on the text alone, so that every chunking of
 # a text has the same count.
 _SEGMENT = 2048
+_NO_CAP = 1 << 60
+# Characters of a token in text that is certainly too long; English has about 4.5, tables up to 8.
+_MOST_CHARACTERS = 8
 
 
 class _Report(Struct, frozen=True):
@@ -43,12 +46,19 @@ class UsageCounter:
     _hidden = 0  # characters of reasoning
     _bytes = 0
     _counted = 0  # tokens that chunks have reported so far
+    _pieces = 0  # events with text
+    _next_count = 0  # characters at which the tokenizer counts again, where the cap is near
     _report: _Report | None = None
 
     def __init__(self, job: Job, count_tokens: CountTokens | None = None) -> None:
         self._job = job
         self._count_tokens = count_tokens
         self._limit = job.engine_request.sampling.max_tokens * (job.request.n or 1)
+        # What the client asked for, of all choices. Reasoning does not count: some servers do not
+        # apply it there.
+        capped = job.request.max_tokens is not None and job.request.inputs is None
+        self._cap = self._limit if capped else _NO_CAP
+        self.cut = False  # the server went on beyond the cap
         self._texts: dict[tuple[int, str], list[str]] = {}  # by choice and field
 
     @property
@@ -63,11 +73,13 @@ class UsageCounter:
             return 0
         return self._visible + self._hidden
 
-    def add(self, choice: int, field: str, text: str) -> None:
+    def add(self, choice: int, field: str, text: str, *, pieces: int = 1) -> None:
+        """`pieces`: events that the text came in, each of at least a token."""
         if field == "reasoning":
             self._hidden += len(text)
         else:
             self._visible += len(text)
+            self._pieces += pieces
         self._bytes += len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
         if self._count_tokens is not None:
             self._texts.setdefault((choice, field), []).append(text)
@@ -88,16 +100,62 @@ class UsageCounter:
         known = self._report.completion if self._report is not None else 0
         estimate = -(-self._bytes // BYTES_PER_TOKEN)
         now = known if known > estimate else estimate
+        if now > self._cap:
+            now = max(self._counted, self._most())
         if now <= self._counted:
             return 0
         grown, self._counted = now - self._counted, now
         return grown
+
+    def beyond_cap(self) -> int:
+        """How many characters at the end of the text are certainly beyond the cap, for a server that
+        ignores it; they are not counted any more."""
+        if self._visible <= self._cap:
+            return 0
+        tokens = self._at_least()
+        if tokens <= self._cap:
+            return 0
+        if not self.cut:
+            self.cut = True
+            name = self._job.engine_request.request_id
+            log.warning("the upstream went on beyond max_tokens of %s; it is cut", name)
+        return self._visible - self._visible * self._cap // tokens
+
+    def drop(self, characters: int) -> None:
+        """Of what `beyond_cap` said, so much was not delivered."""
+        self._visible -= characters
+
+    def _at_least(self) -> int:
+        """Tokens of text and tool calls that the answer certainly has."""
+        report = self._report
+        reported = report.completion - report.reasoning if report is not None else 0
+        if reported > self._cap and report is not None and self._plausible(report):
+            return reported
+        longest = self._visible // _MOST_CHARACTERS
+        # One event is one token at almost every server; some cut their text into smaller ones.
+        events = min(self._pieces, self._visible // BYTES_PER_TOKEN)
+        return max(longest, events, self._tokenized())
+
+    def _tokenized(self) -> int:
+        """By the model's tokenizer, counted only where the cap may be reached."""
+        if self._count_tokens is None or self._visible < self._next_count:
+            return 0
+        texts = ["".join(each) for (_, name), each in self._texts.items() if name != "reasoning"]
+        tokens = sum(self._count_tokens(part) for text in texts for part in _segments(text))
+        self._next_count = self._visible + max(1, self._cap - tokens)
+        return tokens
+
+    def _most(self) -> int:
+        """Tokens that are billed at most: reasoning beyond the cap is the server's own count."""
+        return self._cap + (self._report.reasoning if self._report is not None else 0)
 
     def receipt(self, reason: FinishReason) -> UpstreamReceipt:
         request, report = self._job.engine_request, self._report
         prompt = (report.prompt if report is not None else 0) or len(request.prompt)
         cached = min(prompt, report.cached) if report is not None else 0
         generated, counted_by = self._generated()
+        if generated > self._cap:
+            generated = min(generated, self._most())
         return UpstreamReceipt(
             request_id=request.request_id,
             namespace=request.namespace,

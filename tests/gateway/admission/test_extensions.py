@@ -10,7 +10,7 @@ from billing.pricing import Component, Counts, PriceBook, PriceVersion, Rate, Sc
 from core.clock import FakeClock
 from core.counters_memory import MemoryCounters
 from core.database import Database
-from core.errors import InsufficientQuota, Unavailable
+from core.errors import DependencyDown, InsufficientQuota, Unavailable
 from core.tenants.plans import LimitRule, Plan, Scope, Unit
 from gateway.admission import limiter as limiter_module
 from gateway.admission.limiter import Admission, Limiter
@@ -69,7 +69,8 @@ async def test_what_the_counters_never_answered_is_not_held(
         raise Unavailable("away")
 
     monkeypatch.setattr(counters, "extend", _away)
-    assert await limits.extend(reservation, 5) == 0
+    with pytest.raises(DependencyDown, match="money cannot be checked"):
+        await limits.extend(reservation, 5)
     assert reservation.held_units == 60 * TOKEN
 
 
@@ -81,7 +82,9 @@ async def test_a_dead_gateways_request_is_settled_to_its_cost() -> None:
     with pytest.raises(InsufficientQuota):
         await limits.reserve(paid(30, request_id="req_2", max_output_tokens=1))
     await limits.settle_lost("org_a", "req_1", 20 * TOKEN)
-    after = await limits.reserve(paid(30, request_id="req_3", max_output_tokens=99))
+    with pytest.raises(InsufficientQuota, match="output tokens to 10"):
+        await limits.reserve(paid(30, request_id="req_3", max_output_tokens=99))
+    after = await limits.reserve(paid(30, request_id="req_3", max_output_tokens=10))
     assert after.covered == 80 - 20 - 50
 
 

@@ -104,7 +104,9 @@ async def test_money_never_passes_its_cap_and_is_extended_while_it_lasts(limiter
     with pytest.raises(InsufficientQuota):
         await limiter.reserve(replace(request, request_id="req_1"))
     await limiter.settle(held, SettledUsage(50, 0, 10, cost_units=prompt + 10 * TOKEN))
-    second = await limiter.reserve(replace(request, request_id="req_2"))
+    with pytest.raises(InsufficientQuota, match="output tokens to 70"):
+        await limiter.reserve(replace(request, request_id="req_2"))
+    second = await limiter.reserve(replace(request, request_id="req_2", max_output_tokens=70))
     assert second.covered == 70
 
 

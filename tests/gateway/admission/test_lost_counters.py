@@ -119,7 +119,7 @@ async def test_a_request_that_ends_right_after_the_loss_is_counted(site: Site) -
     held = await gateway.reserve(replace(REQUEST, request_id="r1"))
     await site.lose_all()
     await gateway.settle(held, SettledUsage(5, 0, 10, cost_units=950 * UNIT))
-    again = await gateway.reserve(replace(REQUEST, request_id="r2"))
+    again = await gateway.reserve(replace(REQUEST, request_id="r2", max_output_tokens=5))
     assert again.covered == 5
 
 

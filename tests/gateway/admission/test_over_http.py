@@ -166,7 +166,7 @@ def test_one_request_at_a_time_means_one(served: Served, deployment: Deployment)
     assert firm.ask(max_tokens=1).status_code == 200  # the place came back
 
 
-def test_a_budget_ends_an_answer_cleanly_and_is_never_passed(
+def test_a_budget_refuses_what_it_does_not_cover_and_is_never_passed(
     served: Served, deployment: Deployment
 ) -> None:
     firm = Firm(served, "thrifty")
@@ -181,9 +181,9 @@ def test_a_budget_ends_an_answer_cleanly_and_is_never_passed(
     firm.budget(cap)
     _rate(deployment)
     long = firm.ask(max_tokens=300)
-    assert long.status_code == 200, long.text
-    assert long.json()["choices"][0]["finish_reason"] == "length"
-    assert 0 < long.json()["usage"]["completion_tokens"] <= 40
+    assert long.status_code == 429, long.text
+    assert "maximum of output tokens to 40" in long.json()["error"]["message"]
+    assert firm.ask(max_tokens=40).json()["usage"]["completion_tokens"] == 40
     broke = firm.ask(max_tokens=5)
     assert broke.status_code in (402, 429), broke.text
     assert broke.json()["error"]["code"] == "insufficient_quota"

@@ -109,10 +109,10 @@ def test_layouts_and_sizes_are_kept_and_bounded(monkeypatch: pytest.MonkeyPatch)
     assert takes[0].capacity == 9, "another plan of the same owner"
 
 
-def test_the_hold_needs_one_output_token_and_asks_for_the_estimate() -> None:
+def test_the_hold_needs_the_whole_estimate_and_one_output_token_at_least() -> None:
     paid = replace(REQUEST, money=(CAP,), base_cost_units=5 * UNIT, output_cost_units=2 * UNIT)
     caps = (Cap("budget", 1_000, 10),)
-    assert plan_buckets(paid, 20).bucket_request.hold == Hold(7, 45, caps, True)
+    assert plan_buckets(paid, 20).bucket_request.hold == Hold(45, 45, caps, True)
     assert plan_buckets(paid, 0, seeds=False).bucket_request.hold == Hold(7, 7, caps, False)
     uneven = replace(
         paid,
@@ -272,7 +272,7 @@ async def test_an_extension_is_charged_to_the_buckets_and_learned_per_choice() -
     assert (held.covered, held.held_units) == (50, 105 * UNIT)
     await limiter.settle(held, SettledUsage(30, 0, 40, cost_units=85 * UNIT))
     after = await limiter.reserve(replace(paid, request_id="req_2", choices=1, money=()))
-    # Twenty tokens a choice: mean 12, deviation 4.
-    assert after.planned.bucket_request.takes[0].amount == 20
-    assert after.buckets[0].remaining == 1_000 - 40 - 20
+    # 30, 25 and 20 tokens a choice: of what was needed, twice, and of what was delivered.
+    assert after.planned.bucket_request.takes[0].amount == 30
+    assert after.buckets[0].remaining == 1_000 - 40 - 30
     assert await limiter.extend(after, 7) == 7, "without a money limit nothing is asked"

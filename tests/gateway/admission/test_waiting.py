@@ -306,14 +306,14 @@ PAID = replace(
         ((-1, 8), True, 4, 2, 1),
         ((-1, 8), False, 0, 1, 0),
         ((Unavailable("away"), 8), True, 4, 2, 0),
-        ((Unavailable("away"),), True, 0, 10, 0),
+        ((Unavailable("away"),), True, None, 10, 0),
     ],
 )
 async def test_money_is_asked_for_until_the_counters_answer(
     monkeypatch: pytest.MonkeyPatch,
     answers: tuple[int | Exception, ...],
     seeded: bool,
-    granted: int,
+    granted: int | None,
     asked: int,
     recovered: int,
 ) -> None:
@@ -323,7 +323,11 @@ async def test_money_is_asked_for_until_the_counters_answer(
     held = await limiter.reserve(PAID)
     seeds = Seeds()
     limiter.seeding = seeds if seeded else None  # type: ignore[assignment]
-    assert await limiter.extend(held, 4) == granted
+    if granted is None:
+        with pytest.raises(DependencyDown):
+            await limiter.extend(held, 4)
+    else:
+        assert await limiter.extend(held, 4) == granted
     assert (counters.asked, seeds.recovered) == (asked, recovered)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 import pytest
 
-from core.errors import TollhouseError, Unavailable
+from core.errors import InsufficientQuota, TollhouseError, Unavailable
 from engine.protocol import FinishReason
 from gateway.inference.request import InferenceRequest
 from gateway.inference.surface import ResponseInfo
@@ -105,11 +105,16 @@ class Meter:
     def first_token(self) -> None:
         return
 
-    async def close(self, ending: Any, _receipt: Any, _statements: Any = None) -> Any:
-        self.closed.append(ending)
+    def draft(self, ending: Any, _receipt: Any) -> Any:
         return SimpleNamespace(
             request_id="req_1", input_tokens=7, cached_tokens=0, output_tokens=ending.delivered
         )
+
+    async def close(
+        self, ending: Any, receipt: Any, _statements: Any = None, *, draft: Any = None
+    ) -> Any:
+        self.closed.append(ending)
+        return draft or self.draft(ending, receipt)
 
     def close_soon(self, ending: Any, _receipt: Any) -> None:
         self.soon.append(ending)
@@ -315,9 +320,10 @@ async def test_money_that_is_exactly_enough_is_not_asked_for_again() -> None:
 async def test_an_answer_ends_where_the_money_does_and_the_engine_is_stopped() -> None:
     generated = Generated([said("ab", count=2), said("cd", count=2)], [said("e", "stop")])
     case = Case(Route(Replica("one", generated)), money=Money(covered=3))
-    assert await case.run() == 200
-    assert case.client.body == {"text": "ab", "output": 2} and case.money.asked == [4]
-    assert case.ending == ("insufficient_quota", 200, 2) and generated.cancelled == 1
+    with pytest.raises(InsufficientQuota, match="the rest of this answer"):
+        await case.run()
+    assert case.client.body is None and case.money.asked == [4]
+    assert case.ending == ("insufficient_quota", 429, 0) and generated.cancelled == 1
 
 
 async def test_an_adapter_is_loaded_where_the_replica_lacks_it() -> None:
@@ -359,7 +365,7 @@ async def test_a_client_that_leaves_stops_the_engine() -> None:
 
 @pytest.mark.parametrize(
     ("fault", "reason", "status"),
-    [(RuntimeError("bug"), "gateway_fault", 500), (asyncio.CancelledError(), "shutdown", 499)],
+    [(RuntimeError("bug"), "gateway_fault", 500), (asyncio.CancelledError(), "shutdown", 503)],
 )
 async def test_a_fault_and_a_shutdown_close_the_meter_with_what_was_delivered(
     fault: BaseException, reason: str, status: int
@@ -376,9 +382,11 @@ async def test_a_fault_and_a_shutdown_close_the_meter_with_what_was_delivered(
     case = Case(Route(Replica("one", generated)), stream=True)
     with pytest.raises(type(fault)):
         await case.run()
-    (ending,) = case.meter.soon
+    (ending,) = case.meter.soon or case.meter.closed
     assert (ending.finish_reason, ending.status, ending.delivered) == (reason, status, 2)
-    assert generated.cancelled == 1 and case.meter.closed == []
+    assert generated.cancelled == 1
+    if reason == "gateway_fault":
+        assert case.client.sent[-1] == b"!internal_error" and case.client.last
 
 
 @pytest.mark.parametrize(("size", "threads"), [(1_000, 0), (1_001, 1), (20_000, 2)])

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from core.errors import Unavailable
+from core.errors import InsufficientQuota, Unavailable
 from tests.gateway.streaming.test_choice_output import Asking, call, guard
 from tests.gateway.streaming.test_delivery import (
     LOST,
@@ -147,9 +147,18 @@ async def test_a_stream_that_has_ended_leaves_no_timer(monkeypatch: pytest.Monke
 async def test_money_that_is_used_up_covers_no_further_token() -> None:
     generated = Generated([said("ab", count=2)], [said("c", count=1)], [said("d", "stop")])
     case = Case(Route(Replica("one", generated)), money=Money(covered=2))
-    assert await case.run() == 200
-    assert case.client.body == {"text": "ab", "output": 2} and case.money.asked == [3]
-    assert case.ending == ("insufficient_quota", 200, 2) and generated.cancelled == 1
+    with pytest.raises(InsufficientQuota):
+        await case.run()
+    assert case.client.body is None and case.money.asked == [3]
+    assert case.ending == ("insufficient_quota", 429, 0) and generated.cancelled == 1
+
+
+async def test_a_stream_whose_money_ends_has_what_was_paid_and_says_why_it_ends() -> None:
+    generated = Generated([said("ab", count=2)], [said("c", count=1)], [said("d", "stop")])
+    case = Case(Route(Replica("one", generated)), money=Money(covered=2), stream=True)
+    assert await case.run() == 429
+    assert b"".join(case.client.sent) == b"<ab!insufficient_quota" and case.client.last
+    assert case.ending == ("insufficient_quota", 429, 2) and generated.cancelled == 1
 
 
 @pytest.mark.parametrize("blocks", [True, False])

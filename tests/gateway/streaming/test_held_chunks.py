@@ -95,9 +95,11 @@ class OneByOne(StepByStep):
 class Records(Meter):
     receipt: Receipt | None = None
 
-    async def close(self, ending: Any, receipt: Any, _statements: Any = None) -> Any:
+    async def close(
+        self, ending: Any, receipt: Any, _statements: Any = None, *, draft: Any = None
+    ) -> Any:
         self.receipt = receipt
-        return await super().close(ending, receipt)
+        return await super().close(ending, receipt, draft=draft)
 
 
 class Run:
