@@ -34,6 +34,15 @@ from gateway.upstreams.base import Job
 _LARGE_BODY = 16_384  # bytes, from which on a prompt may take milliseconds to encode
 
 
+def shutting_down() -> Unavailable:
+    return Unavailable(
+        "This gateway is shutting down.",
+        next_step="Send the request again; only what was delivered is charged.",
+        code="draining",
+        retry_after_s=1.0,
+    )
+
+
 @dataclass(kw_only=True)
 class Pipeline:
     auth: Authenticator
@@ -81,7 +90,7 @@ class Pipeline:
 
     async def _run(self, ctx: RequestContext) -> int:
         if self.draining:
-            raise Unavailable("This gateway is shutting down.", code="draining", retry_after_s=1.0)
+            raise shutting_down()
         await self._authenticate(ctx)
         await self._read(ctx)
         await self._prepare(ctx, self.admission.request_rate.hold_for_large(ctx))
@@ -99,6 +108,10 @@ class Pipeline:
             finally:
                 await ctx.settle()
             await self._prepare(ctx)
+
+    def end_running(self) -> None:
+        """End every request that runs: the time for a drain is over."""
+        self.responses.deadlines.end(shutting_down())
 
     async def _authenticate(self, ctx: RequestContext) -> None:
         with ctx.trace.span("auth"):

@@ -72,6 +72,7 @@ class Responses:
             ),
             keep_alive_s=keep_alive_s,
             deadlines=self.deadlines,
+            owner=ctx.principal,
         )
         if self.request_log.view.sinks:
             self.request_log.watch(ctx, delivery)

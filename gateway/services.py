@@ -21,6 +21,7 @@ from gateway.admission.prices import PriceList
 from gateway.admission.rejections import RejectionCounter
 from gateway.auth.dashboard_auth import DashboardAuth
 from gateway.auth.key_watch import watch_keys
+from gateway.auth.running_rights import RunningRights
 from gateway.auth.single_sign_on import SingleSignOn
 from gateway.batches.runner import BatchRunner
 from gateway.catalog.adapter_registry import AdapterRegistry
@@ -96,7 +97,8 @@ class Services:
         await asyncio.to_thread(self.policies.refresh)
         await asyncio.to_thread(self.pipeline.responses.request_log.view.refresh)
         await asyncio.to_thread(self.engines.refresh)
-        self._run(watch_keys(self.key_cache, self.stopping), "keys")
+        rights = RunningRights(self.database, self.clock, self.pipeline.responses.deadlines)
+        self._run(watch_keys(self.key_cache, rights, self.stopping), "keys")
         self._run(self.recovery.run(), "recovery")
         self._run(self.prices.run(), "prices")
         for refresh, what in (

@@ -8,6 +8,7 @@ import logging
 import threading
 from collections import OrderedDict
 from datetime import datetime
+from typing import NamedTuple
 
 from sqlalchemy import update
 
@@ -22,6 +23,17 @@ log = logging.getLogger("tollhouse.keys")
 
 POLL_S = 0.4  # leaves time for the query within the one second of a revocation
 _MAX_ENTRIES = 100_000
+
+
+class Changed(NamedTuple):
+    """What a poll brought: the tenants that changed, None for all, and their keys that were in the
+    cache with their tenants; of all tenants together there would be too many."""
+
+    tenants: frozenset[str] | None
+    keys: dict[str, str]
+
+
+NOTHING_CHANGED = Changed(frozenset(), {})
 
 
 class KeyCache:
@@ -70,17 +82,19 @@ class KeyCache:
         self._last_used[principal.key_id] = now
         return principal
 
-    def poll(self) -> None:
+    def poll(self) -> Changed:
         """Drop the keys of the tenants that changed. Call it in a thread, every POLL_S seconds."""
         with self._database.read() as session:
             epoch = epochs.current(session)
             if epoch == self._epoch:
-                return
+                return NOTHING_CHANGED
             changed = epochs.changed_since(session, self._epoch)
         with self._lock:
-            for digest in self._digests_of(changed):
-                del self._cached[digest]
+            dropped = [self._cached.pop(digest) for digest in self._digests_of(changed)]
             self._epoch = epoch
+        if changed is None:
+            return Changed(None, {})
+        return Changed(frozenset(changed), {each.key_id: each.tenant_id for each in dropped})
 
     def flush_used(self) -> int:
         """Write the times of last use and return their number. Call it about every 30 seconds."""

@@ -51,11 +51,7 @@ class Authenticator:
             await self.attempts.failed(exchange.address)
             raise
         if principal.unpaid and not route.startswith(ROUTES_WHILE_SUSPENDED):
-            raise InsufficientQuota(
-                "This organisation is suspended: an invoice is overdue.",
-                next_step="Pay it: GET /admin/v1/invoices lists invoices, and "
-                "POST /admin/v1/payment-methods/setup returns a page for adding a card.",
-            )
+            raise suspended()
         if not principal.scopes.allows_route(route):
             raise _route_forbidden(route)
         if not address_allowed(principal.allowed_ips, exchange.address):
@@ -84,6 +80,14 @@ class Authenticator:
                 next_step="Try again shortly.",
                 retry_after_s=2.0,
             ) from None
+
+
+def suspended() -> InsufficientQuota:
+    return InsufficientQuota(
+        "This organisation is suspended: an invoice is overdue.",
+        next_step="Pay it: GET /admin/v1/invoices lists invoices, and "
+        "POST /admin/v1/payment-methods/setup returns a page for adding a card.",
+    )
 
 
 def _route_forbidden(route: str) -> Forbidden:

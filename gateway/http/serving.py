@@ -19,11 +19,13 @@ from gateway.app import create_app, create_metrics_app
 from gateway.http import memory
 from gateway.http.http_protocol import BoundedHttp
 from gateway.http.listening import BACKLOG
+from gateway.pipeline import Pipeline
 from gateway.wiring import build
 
 # Seconds that a thread waits for the GIL after a system call. The default of 5 ms is as long as
 # five responses take.
 _SWITCH_INTERVAL_S = 0.0005
+_END_S = 8  # for requests that the end of a drain cuts: to settle, and to say so to their clients
 
 
 def serve_on(
@@ -43,14 +45,14 @@ def serve_on(
         services = build(settings)
         app = create_app(services)
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
-    config = _config(app, max(1, round(settings.drain_timeout_s)))
+    config = _config(app, max(1, round(settings.drain_timeout_s)) + _END_S)
     beside = None
     if metrics_listener is not None:
         beside = _serve_beside(create_metrics_app(services), metrics_listener)
     for number in (signal.SIGTERM, signal.SIGINT):
         # uvicorn re-raises the signal that stopped it; these handlers make that a clean exit.
         signal.signal(number, _ignore)
-    server = _Server(config, lambda: setattr(services.pipeline, "draining", True))
+    server = _Server(config, services.pipeline, settings.drain_timeout_s)
     with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
         runner.run(_serve(server, listener, beside, ready, parent))
 
@@ -83,13 +85,23 @@ async def _serve_beside(app: FastAPI, listener: socket.socket) -> None:
 
 
 class _Server(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config, on_stop: Callable[[], None]) -> None:
+    def __init__(self, config: uvicorn.Config, pipeline: Pipeline, drain_s: float) -> None:
         super().__init__(config)
-        self._on_stop = on_stop
+        self._pipeline = pipeline
+        self._drain_s = drain_s
 
     def handle_exit(self, sig: int, frame: object) -> None:
-        self._on_stop()
+        self._pipeline.draining = True
         super().handle_exit(sig, frame)  # type: ignore[arg-type]
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """What still runs after the drain ends with an error, before uvicorn cancels it."""
+        loop = asyncio.get_running_loop()
+        timer = loop.call_later(self._drain_s, self._pipeline.end_running)
+        try:
+            await super().shutdown(sockets)
+        finally:
+            timer.cancel()
 
 
 def _ignore(number: int, frame: FrameType | None) -> None:

@@ -28,7 +28,7 @@ from gateway.media.endpoints import Endpoint
 from gateway.media.transcripts import TranscriptBlocked, TranscriptEvents
 from gateway.media.usage import MediaUsage
 from gateway.metering.meter import Meter, blocked_ending
-from gateway.pipeline import Pipeline
+from gateway.pipeline import Pipeline, shutting_down
 from gateway.prompts.prompt import Prompt
 from gateway.routing.fallbacks import TryFallback, fall_back, fallback_headers
 from gateway.routing.router import RETRY_ON_FALLBACK, Route
@@ -75,7 +75,7 @@ class MediaService:
         """Serve it to the end; returns the status. Raises ClientDisconnected, or an error before the
         answer has begun."""
         if self.pipeline.draining:
-            raise Unavailable("This gateway is shutting down.", code="draining", retry_after_s=1.0)
+            raise shutting_down()
         self._choose(ctx)
         limits = self.pipeline.limits
         ctx.options = read_options(ctx.exchange, limits.timeout_s, self.pipeline.operator_token)

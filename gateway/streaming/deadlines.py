@@ -1,4 +1,5 @@
-"""The deadlines of all running requests, with one timer.
+"""The deadlines of all running requests, with one timer, and their end before it: by a drain, or when
+the right of their key ends.
 
 `asyncio.timeout` makes two objects and a timer for each request. Here a request notes when it must
 end, and the timer is set for the earliest end known when it was last set: of requests that ended in
@@ -6,10 +7,16 @@ time it costs a dictionary entry each.
 """
 
 import asyncio
+from collections import OrderedDict
+from collections.abc import Callable
+from datetime import datetime
 from math import inf
 from types import TracebackType
 
 from core.errors import TollhouseError, Unavailable
+from core.tenants.keys import Principal
+
+_MAX_ENDED = 10_000
 
 
 class Deadlines:
@@ -20,11 +27,39 @@ class Deadlines:
         self._running: dict[Deadline, None] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._due = inf  # when the timer fires
+        # Tenants and errors of keys whose right has ended, for requests that were admitted before and
+        # begin now.
+        self.ended: OrderedDict[str, tuple[str, TollhouseError]] = OrderedDict()
 
-    def within(self, seconds: float | None) -> "Deadline":
-        """A context that raises TimeoutError in the current task once the seconds are over, and
-        cancels what it awaits. None: no deadline."""
-        return Deadline(self, seconds)
+    def within(self, seconds: float, owner: Principal | None = None) -> "Deadline":
+        """A context that raises TimeoutError in the current task once the seconds are over, or the
+        error with which the request is ended before, and cancels what it awaits."""
+        return Deadline(self, seconds, owner)
+
+    def owners(self) -> dict[str, Principal]:
+        """Of the running requests, by key."""
+        owners = [each.owner for each in self._running if each.owner is not None]
+        return {each.key_id: each for each in owners}
+
+    def end(self, error: TollhouseError, of: Callable[[Principal], bool] | None = None) -> int:
+        """End the running requests of these owners, or all, with the error; returns how many."""
+        ending = [each for each in self._running if of is None or (each.owner and of(each.owner))]
+        for each in ending:
+            del self._running[each]
+            each.expire(error)
+        return len(ending)
+
+    def end_key(self, key_id: str, tenant_id: str, error: TollhouseError) -> int:
+        """As `end`, also for the key's requests that are admitted and have not begun."""
+        self.ended[key_id] = (tenant_id, error)
+        if len(self.ended) > _MAX_ENDED:
+            self.ended.popitem(last=False)
+        return self.end(error, lambda owner: owner.key_id == key_id)
+
+    def expired(self, now: datetime) -> list[Principal]:
+        """Owners of running requests whose keys have expired."""
+        owners = self.owners().values()
+        return [each for each in owners if each.expires_at and each.expires_at <= now]
 
     def add(self, deadline: "Deadline", loop: asyncio.AbstractEventLoop) -> None:
         if loop is not self._loop:
@@ -51,22 +86,25 @@ class Deadlines:
         for late in [each for each in self._running if each.at <= now]:
             del self._running[late]
             late.expire()
-        if self._running:
-            self._set(min(each.at for each in self._running))
+        earliest = min([each.at for each in self._running], default=inf)
+        if earliest < inf:
+            self._set(earliest)
 
 
 class Deadline:
-    __slots__ = ("_all", "_cancelling", "_expired", "_seconds", "_task", "at")
+    __slots__ = ("_all", "_cancelling", "_error", "_expired", "_seconds", "_task", "at", "owner")
 
-    def __init__(self, of: Deadlines, seconds: float | None) -> None:
+    def __init__(self, of: Deadlines, seconds: float, owner: Principal | None) -> None:
         self._all = of
         self._seconds = seconds
         self._expired = False
+        self._error: TollhouseError | None = None  # with which it is ended
+        self.owner = owner
         self.at = inf  # in the time of the event loop
 
     def __enter__(self) -> None:
-        if self._seconds is None:
-            return
+        if self._all.ended and self.owner is not None:
+            self._refuse_ended(self.owner)
         task, loop = asyncio.current_task(), asyncio.get_running_loop()
         assert task is not None
         self._task = task
@@ -83,11 +121,16 @@ class Deadline:
         if not self._expired:
             self._all.remove(self)
         elif self._task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
-            raise TimeoutError from error
+            raise (self._error or TimeoutError()) from error
 
-    def expire(self) -> None:
-        self._expired = True
+    def expire(self, error: TollhouseError | None = None) -> None:
+        self._expired, self._error = True, error
         self._task.cancel()
+
+    def _refuse_ended(self, owner: Principal) -> None:
+        ended = self._all.ended.get(owner.key_id)
+        if ended is not None:
+            raise ended[1]
 
 
 def deadline_exceeded() -> TollhouseError:

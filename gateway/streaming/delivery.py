@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
+from math import inf
 from typing import Any, TypeVar
 
 import orjson
@@ -11,6 +12,7 @@ import orjson
 from core import metrics
 from core.errors import TollhouseError, Unavailable
 from core.events import CountedBy, UsageEvent
+from core.tenants.keys import Principal
 from engine.protocol import FinishReason
 from gateway.admission.rejections import money_ended_error
 from gateway.admission.reservation import Reservation
@@ -70,6 +72,7 @@ class Delivery:
         headers: Callable[[], Headers],
         keep_alive_s: float,
         deadlines: Deadlines,
+        owner: Principal | None = None,
     ) -> None:
         self._surface = surface
         self._exchange = exchange
@@ -80,6 +83,7 @@ class Delivery:
         self._headers = headers
         self._keep_alive_s = keep_alive_s
         self._deadlines = deadlines
+        self._owner = owner
         self._make_guards = guards
         self.choices: list[ChoiceOutput] = []
 
@@ -91,7 +95,7 @@ class Delivery:
             self._idle = IdleTimer(self._keep_alive_s)
         self._exchange.on_disconnect(self._on_disconnect)
         try:
-            with self._deadlines.within(job.engine_request.deadline_s):
+            with self._deadlines.within(self._seconds_of(job), self._owner):
                 while True:
                     try:
                         await self._deliver_chunks(await self._start_generation(route, job), route)
@@ -127,6 +131,11 @@ class Delivery:
             if self._idle is not None:
                 self._idle.close()
             route.left(self._generation.receipt if self._generation is not None else None)
+
+    @staticmethod
+    def _seconds_of(job: Job) -> float:
+        seconds = job.engine_request.deadline_s
+        return seconds if seconds is not None else inf
 
     async def _start_generation(self, route: Route, job: Job) -> Generation:
         """Sends the request to the route's replica."""

@@ -87,8 +87,9 @@ class _Embedding(msgspec.Struct):
 
 
 class Embeddings(msgspec.Struct):
-    data: list[_Embedding]
+    data: list[_Embedding] = []
     usage: Any = None
+    error: Any = None
 
 
 # These leave the parts that may be many unparsed: a call of a parser holds the interpreter's lock.

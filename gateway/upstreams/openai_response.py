@@ -101,8 +101,6 @@ class ResponseParser:
             self._waiting.append(lines)
             if len(self._waiting) == 1:
                 self._parse_some()
-        if self._on_close is None:  # it ended in these lines
-            return
         self._parts.append(data)
         self._size += len(data)
         if self._size > (_LONGEST_LINE if self._streams else _LARGEST_ANSWER):
@@ -394,6 +392,8 @@ class ResponseParser:
     def _parse_embeddings(
         self, answer: Embeddings, expected: int, usage: UsageCounter
     ) -> list[TextChunk]:
+        if answer.error:
+            raise error_of_event(self._engine_id, self._mailbox.request_id, answer.error)
         usage.report(answer.usage, final=True)
         rows = sorted(answer.data, key=lambda row: row.index)
         if len(rows) != expected:

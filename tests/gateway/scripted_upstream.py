@@ -20,8 +20,10 @@ PER_WORD = 3  # and each word of the answer
 WORD = "gate "
 # stop: whole and correct. undone: no `[DONE]`, the body just ends. cut: the connection is reset.
 # error: an error event after the words. garbage: an event that is not JSON. silent: nothing more.
+# body: status 200 with an error for a body. none: no choices. failed: a finish reason that is an error.
 # The others are refusals before the answer.
 ENDINGS = ("stop", "length", "undone", "cut", "error", "garbage", "silent")
+UNUSUAL = ("body", "none", "failed")
 REFUSALS = {"refused": 400, "busy": 429, "down": 500, "gone": 404}
 # none; late: an event of its own; last: with the last choice; every: on all events; then those that
 # are wrong: too small, too large, nothing, negative, not a number, not an object, before the text.
@@ -73,6 +75,10 @@ def usage_of(plan: Plan, tokens: int) -> Any:
 
 
 def whole(plan: Plan, path: str) -> bytes:
+    if plan.ending == "body":
+        return json.dumps({"error": {"message": "it broke", "code": "broken"}}).encode()
+    if plan.ending == "none":
+        return json.dumps({"choices": [], "usage": usage_of(plan, 0)}).encode()
     text = WORD * plan.words
     choice: dict[str, Any] = {"index": 0, "finish_reason": _reason(plan)}
     choice |= {"message": {"content": text}} if "chat" in path else {"text": text}
@@ -91,6 +97,12 @@ def vectors(plan: Plan, count: int) -> bytes:
 def events(plan: Plan, path: str) -> Iterator[bytes]:
     """The stream's events up to its ending."""
     sent = 0
+    if plan.ending == "body":
+        yield _event({"error": {"message": "it broke", "code": "broken"}})
+    if plan.ending == "none":
+        yield b"data: [DONE]\n\n"
+    if plan.ending in ("body", "none"):
+        return
     if plan.report == "early":
         yield _event({"choices": [], "usage": usage_of(plan, 0)})
     while sent < plan.words:
@@ -100,7 +112,7 @@ def events(plan: Plan, path: str) -> Iterator[bytes]:
         if plan.report == "every":
             event["usage"] = usage_of(plan, sent * PER_WORD)
         yield _event(event)
-    if plan.ending not in ("stop", "length"):
+    if plan.ending not in ("stop", "length", "failed"):
         return
     last: dict[str, Any] = {"choices": [_choice(path, "", _reason(plan))]}
     if plan.report in ("last", "every"):
@@ -121,7 +133,7 @@ def _event(fields_: dict[str, Any]) -> bytes:
 
 
 def _reason(plan: Plan) -> str:
-    return "length" if plan.ending == "length" else "stop"
+    return {"length": "length", "failed": "error"}.get(plan.ending, "stop")
 
 
 def _text_of(body: dict[str, Any]) -> str:
@@ -183,6 +195,8 @@ class ScriptedUpstream:
         if "embeddings" in path:
             given = body["input"]
             answer = vectors(plan, len(given) if isinstance(given, list) else 1)
+            if plan.ending in UNUSUAL:
+                answer = whole(plan, path)
             return await self._whole(reader, writer, plan, answer)
         if not body.get("stream"):
             return await self._whole(reader, writer, plan, whole(plan, path))

@@ -130,10 +130,10 @@ class Reader(Ending):
     def text(self) -> str:
         """Of a stream of any surface, as far as it came."""
         lines = [line[6:] for line in self.read.split(b"\n") if line.startswith(b"data: {")]
-        return "".join(_text_of(json.loads(line)) for line in lines)
+        return "".join(text_of(json.loads(line)) for line in lines)
 
 
-def _text_of(event: dict[str, Any]) -> str:
+def text_of(event: dict[str, Any]) -> str:
     if "type" not in event:
         choices = event.get("choices") or [{}]
         return (choices[0].get("delta") or {}).get("content") or choices[0].get("text") or ""
