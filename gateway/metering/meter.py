@@ -24,6 +24,7 @@ from core.events import (
     UsageEvent,
     UsageKind,
 )
+from gateway.metering.delivered import StreamCount
 from gateway.metering.order_savings import GivenOrders
 from gateway.metering.spool import Spool
 from gateway.metering.spool_statements import Statement
@@ -178,6 +179,9 @@ class Meter:
         canary = f"canary of {self.canary_of}; " if self.canary_of else ""
         failed = f"fallback from {', '.join(self.fallback_from)}; " if self.fallback_from else ""
         return f"{canary}{failed}{self.routed or ''}"[:120]
+
+    def begin_stream(self) -> StreamCount | None:
+        return self._spool.begin_stream(self.opened.request_id)
 
     def first_token(self) -> None:
         if self.first_token_ms is None:

@@ -33,6 +33,7 @@ from gateway.upstreams.base import RequestStillRunning
 from gateway.upstreams.multi_prompt import merged_receipt
 
 log = logging.getLogger("tollhouse.recovery")
+_LOST = "gateway_lost"  # finish reason of what a killed process did not deliver whole
 
 
 class ReceiptSource(Protocol):
@@ -153,7 +154,7 @@ class Recovery:
 
     async def _settle_one(self, file: SpoolFile, opened: OpenedRequest) -> int:
         try:
-            settlement = await self._settled(opened)
+            settlement = await self._settled(opened, file.delivered)
         except ValueError as error:
             log.error("the open request %s is parked: %s", opened.request_id, error)
             file.commit(park_opened(opened.request_id, str(error)))
@@ -182,8 +183,12 @@ class Recovery:
         except Exception as error:
             log.warning("could not %s %s: %s", what, event.request_id, error)
 
-    async def _settled(self, opened: OpenedRequest) -> tuple[UsageEvent, list[Receipt]] | None:
+    async def _settled(
+        self, opened: OpenedRequest, counts_left: dict[str, int] | None
+    ) -> tuple[UsageEvent, list[Receipt]] | None:
         now = self._clock.now()
+        # A request without a count had no stream yet: nothing was delivered.
+        delivered = None if counts_left is None else counts_left.get(opened.request_id, 0)
         try:
             receipts = await self._receipts.receipts_of(opened)
         except RequestStillRunning:
@@ -194,14 +199,16 @@ class Recovery:
             receipts = []
         if receipts:
             whole = merged_receipt(opened.request_id, receipts)
-            return event_of_receipt(opened, whole, now), receipts
+            return event_of_receipt(opened, whole, now, delivered), receipts
         names = opened.engine_request_ids
         counts = await run_as(Work.OWN, self._stored_counts, names, opened.engine_id)
         if not counts:
             return event_of_receipt(opened, None, now), []
         stored = merged_receipt(opened.request_id, [_receipt_of(opened, each) for each in counts])
+        # Its streams are counted in characters, of which so many tokens were made: all or none.
+        sent = None if delivered is None else stored.generated if delivered else 0
         # Who had counted them, the server or a tokenizer, is not stored.
-        return replace(event_of_receipt(opened, stored, now), counted_by=None), []
+        return replace(event_of_receipt(opened, stored, now, sent), counted_by=None), []
 
 
 def _file_of_the_dead(path: Path) -> SpoolFile:
@@ -237,7 +244,10 @@ def _receipt_of(opened: OpenedRequest, count: EngineCount) -> Receipt:
     )
 
 
-def event_of_receipt(opened: OpenedRequest, receipt: Receipt | None, now: datetime) -> UsageEvent:
+def event_of_receipt(
+    opened: OpenedRequest, receipt: Receipt | None, now: datetime, sent: int | None = None
+) -> UsageEvent:
+    """`sent`: tokens that were written to the client; None: what the engine delivered counts."""
     if receipt is None:
         return usage_event(
             opened,
@@ -247,21 +257,23 @@ def event_of_receipt(opened: OpenedRequest, receipt: Receipt | None, now: dateti
             status=500,
             settled_by=SettledBy.EXPIRY,
         )
-    delivered = min(receipt.delivered, receipt.generated)
+    delivered = min(receipt.delivered if sent is None else sent, receipt.generated)
     counts = Counts(receipt.prompt, receipt.cached, delivered, receipt.generated - delivered)
-    if opened.batch_job is not None:
-        counts = waive_all(counts)
     complete = receipt.finish_reason in WHOLE
+    lost = sent is not None and not (complete and 0 < delivered == receipt.generated)
+    is_operators = opened.batch_job is not None or (lost and not delivered)
+    if is_operators:
+        counts = waive_all(counts)
     return usage_event(
         opened,
         counts,
         finished_at=now,
-        finish_reason=str(receipt.finish_reason),
-        status=200 if complete else 499,
+        finish_reason=_LOST if lost else str(receipt.finish_reason),
+        status=503 if lost else 200 if complete else 499,
         settled_by=SettledBy.RECEIPT,
         counted_by=CountedBy.ENGINE,
-        quantity=int(opened.batch_job is None),
-        paid_by="operator" if opened.batch_job is not None else None,
+        quantity=int(not is_operators),
+        paid_by="operator" if is_operators else None,
         queue_ms=round(receipt.queue_s * 1000),
         busy_us=receipt.busy_us,
         truncated=with_dropped(None, receipt),

@@ -26,6 +26,12 @@ from pathlib import Path
 from core.errors import Unavailable
 from core.events import EngineCount, ModerationEvent, OpenedRequest, UsageEvent
 from gateway.metering import spool_disk
+from gateway.metering.delivered import (
+    DeliveredCounts,
+    StreamCount,
+    delivered_path,
+    read_delivered,
+)
 from gateway.metering.folding import REFUSALS, Execute, apply_singly, apply_together
 from gateway.metering.spool_log import AppendLog, keep_damaged, log_path, logs_of, read_log
 from gateway.metering.spool_records import OutboxRow, opened_decoder
@@ -92,6 +98,8 @@ class SpoolFile:
                 raise sqlite3.DatabaseError(f"its log: {error}") from error
             raise
         self._log: AppendLog[Operation] = AppendLog(path, last_log + 1)
+        # What the streams of the process that left the file had delivered; None: it is not known.
+        self.delivered = read_delivered(path)
         # Row numbers must not be reused while the file is open. `autoincrement` would ensure that
         # with a table of its own, which is a third of what a request writes.
         [(last,)] = self._connection.execute("select coalesce(max(seq), 0) from outbox")
@@ -189,6 +197,7 @@ class SpoolFile:
         if remove:
             for suffix in ("", "-wal", "-shm", ".lock"):
                 Path(f"{self.path}{suffix}").unlink(missing_ok=True)
+            delivered_path(self.path).unlink(missing_ok=True)
         os.close(self._lock)
 
     def _fold_left(self) -> int:
@@ -280,6 +289,12 @@ class Spool:
         self._had_room = True
         self._retry_waits = False  # one timer, however many commits fail
         self._on_durable: list[Callable[[], None]] = []  # called once everything queued is durable
+        self._delivered = DeliveredCounts(file.path)
+
+    def begin_stream(self, request_id: str) -> StreamCount | None:
+        """Where a stream notes what it has delivered, for the case that this process is killed. None:
+        nowhere."""
+        return self._delivered.begin(request_id)
 
     async def open(self, record: OpenedRequest) -> None:
         """Returns when the record is durable; raises Unavailable if the disk refuses it."""

@@ -19,6 +19,7 @@ from gateway.admission.reservation import Reservation
 from gateway.http.exchange import ClientDisconnected, Exchange, Headers
 from gateway.inference.request import InferenceRequest, Usage
 from gateway.inference.surface import ResponseInfo, StreamWriter, Surface
+from gateway.metering.delivered import StreamCount
 from gateway.metering.meter import Ending, Meter
 from gateway.metering.spool_statements import Statement, insert_answer
 from gateway.routing.fallbacks import TryFallback
@@ -57,6 +58,7 @@ class Delivery:
     _writer: StreamWriter | None = None
     _idle: IdleTimer | None = None  # of a stream, for its keep-alives
     _begun = False
+    _count: StreamCount | None = None  # of a stream that has begun
     _settled = False  # it failed, and its usage is written
 
     def __init__(
@@ -130,6 +132,8 @@ class Delivery:
         finally:
             if self._idle is not None:
                 self._idle.close()
+            if self._count is not None:
+                self._count.end()
             route.left(self._generation.receipt if self._generation is not None else None)
 
     @staticmethod
@@ -245,7 +249,7 @@ class Delivery:
             return
         if self._request.logprobs is None and self._idle is not None:
             passing = (self.choices, self._exchange, writer, self._coverage, self._idle)
-            PassThrough(*passing).attach(generation)
+            PassThrough(*passing, self._note_delivered).attach(generation)
 
     async def _feed(self, chunks: list[Chunk], generation: Generation) -> None:
         for run in group_chunks(chunks):
@@ -270,10 +274,19 @@ class Delivery:
         if not deltas:
             return
         self._meter.first_token()
+        self._note_delivered()
         opening = self._opening(writer)
         await self._write(opening + b"".join([writer.delta(each) for each in deltas]))
         for choice in self.choices:
             choice.sent()
+
+    def _note_delivered(self) -> None:
+        """Before each write: what was written earlier has left this process once nothing waits."""
+        if self._count is not None:
+            if not self._exchange.unsent:
+                self._count.note(sum([choice.delivered for choice in self.choices]))
+        elif not self._begun:
+            self._count = self._meter.begin_stream()
 
     async def _write(self, data: bytes, *, more: bool = True) -> None:
         if not self._exchange.started:

@@ -6,7 +6,7 @@ and one read of the upstream becomes one write. The text and the counts are thos
 own steps would make.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from gateway.http.exchange import Exchange
 from gateway.inference.surface import StreamWriter
@@ -28,13 +28,16 @@ class PassThrough:
         writer: StreamWriter,
         coverage: Coverage,
         idle: IdleTimer,
+        note_delivered: Callable[[], None],
     ) -> None:
+        """`note_delivered` is called before each write."""
         self._choices = choices
         self._deltas = [Delta(each.index, "") for each in choices]
         self._exchange = exchange
         self._writer = writer
         self._coverage = coverage
         self._idle = idle
+        self._note_delivered = note_delivered
 
     def attach(self, generation: Mailbox) -> None:
         """Passes what `generation` gets from now on, if its text can pass at all."""
@@ -57,6 +60,7 @@ class PassThrough:
             return 0
         choice.feed_run(texts)
         if delta := choice.take():
+            self._note_delivered()
             self._exchange.write_now(self._writer.delta(delta))
             choice.sent()
             self._idle.restart()
@@ -69,6 +73,7 @@ class PassThrough:
         choice, delta = self._choices[number], self._deltas[number]
         if choice.over or not self._exchange.writable or not self._coverage.add(tokens):
             return False
+        self._note_delivered()
         choice.pass_text(text)
         delta.text = text
         self._exchange.write_now(self._writer.delta(delta))

@@ -113,6 +113,8 @@ class StreamResult:
 
     request_id: str = ""
     chunks: int = 0
+    tokens: int = 0
+    last: int = 0  # tokens of the last event that had some
     usage: dict[str, int] | None = None
     failed: bool = False
 
@@ -142,6 +144,7 @@ async def _stream(
         "stream": True,
         "stream_options": {"include_usage": True},
         "ignore_eos": True,
+        "return_token_ids": True,
         "max_tokens": max_tokens,
         "messages": [{"role": "user", "content": f"Tell story {number} of the toll."}],
     }
@@ -167,6 +170,8 @@ def _read(line: str, seen: StreamResult) -> None:
         seen.failed = True
         return
     seen.usage = event.get("usage") or seen.usage
+    if tokens := sum(len(choice.get("token_ids") or ()) for choice in event["choices"]):
+        seen.tokens, seen.last = seen.tokens + tokens, tokens
     seen.chunks += sum(bool(choice["delta"].get("content")) for choice in event["choices"])
 
 

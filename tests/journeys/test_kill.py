@@ -65,6 +65,8 @@ def check(seen: list[StreamResult], events: dict[str, dict[str, Any]]) -> None:
             continue
         event = events[each.request_id]
         assert each.chunks <= event["output_tokens"] + event["waived_tokens"], event
+        if event["finish_reason"] == "gateway_lost":  # the client had it, but for its last event
+            assert each.tokens - each.last <= event["output_tokens"] <= each.tokens, (each, event)
         if each.usage is not None:
             assert each.usage["completion_tokens"] == event["output_tokens"]
             assert each.usage["prompt_tokens"] == event["input_tokens"]
@@ -86,6 +88,7 @@ def test_killing_the_gateway_and_the_engine_loses_and_doubles_nothing(tmp_path: 
         check(seen, events_of(url))
         settled = [events_of(url)[each.request_id] for each in seen if each.request_id]
         assert any(event["settled_by"] == "receipt" for event in settled)
+        assert any(event["finish_reason"] == "gateway_lost" for event in settled)
 
         (engine,) = deployment.children()
         seen = in_the_middle(deployment, lambda: os.kill(engine, signal.SIGKILL))

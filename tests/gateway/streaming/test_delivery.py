@@ -105,6 +105,9 @@ class Meter:
     def first_token(self) -> None:
         return
 
+    def begin_stream(self) -> None:
+        return
+
     def draft(self, ending: Any, _receipt: Any) -> Any:
         return SimpleNamespace(
             request_id="req_1", input_tokens=7, cached_tokens=0, output_tokens=ending.delivered
@@ -171,6 +174,9 @@ class Route:
         return
 
     def first_token(self) -> None:
+        return
+
+    def begin_stream(self) -> None:
         return
 
     def answered(self) -> None:
