@@ -52,7 +52,7 @@ def serve_on(
     for number in (signal.SIGTERM, signal.SIGINT):
         # uvicorn re-raises the signal that stopped it; these handlers make that a clean exit.
         signal.signal(number, _ignore)
-    server = _Server(config, services.pipeline, settings.drain_timeout_s)
+    server = Server(config, services.pipeline, settings.drain_timeout_s)
     with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
         runner.run(_serve(server, listener, beside, ready, parent))
 
@@ -84,7 +84,7 @@ async def _serve_beside(app: FastAPI, listener: socket.socket) -> None:
     await _MetricsServer(_config(app, 1)).serve(sockets=[listener])
 
 
-class _Server(uvicorn.Server):
+class Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, pipeline: Pipeline, drain_s: float) -> None:
         super().__init__(config)
         self._pipeline = pipeline

@@ -24,6 +24,7 @@ from engine.demo.paths import MODEL_DIR
 from gateway.app import create_app
 from gateway.catalog.catalog import ServedModel
 from gateway.http.http_protocol import BoundedHttp
+from gateway.http.serving import Server
 from gateway.prompts.tokenizing import load_codec
 from gateway.services import Services
 from gateway.upstreams.clients import Engines
@@ -103,9 +104,15 @@ class Deployment:
 
 @contextmanager
 def running_deployment(
-    tmp_path: Path, *, token_delay_s: float = 0.0, send_buffer: int = 0, **wiring: Any
+    tmp_path: Path,
+    *,
+    token_delay_s: float = 0.0,
+    send_buffer: int = 0,
+    drain_s: float = 5.0,
+    **wiring: Any,
 ) -> Iterator[Deployment]:
-    """`send_buffer` bounds the kernel's share of an answer that nobody reads, in bytes."""
+    """`send_buffer` bounds the kernel's share of an answer that nobody reads, in bytes. Requests that
+    still run at the end get `drain_s`."""
     settings = Settings(data_dir=tmp_path, **wiring.pop("settings", {}))
     database = migrated(settings.effective_database_url)
     with database.transaction() as session:
@@ -123,20 +130,25 @@ def running_deployment(
     wiring.setdefault("engines", Engines({MODEL: [engine]}, [model]))
     services = build(settings, **wiring)
     app = create_app(services)
-    with _listening(app, send_buffer) as (url, loop):
+    server = Server(_config(app), services.pipeline, drain_s)
+    with _listening(server, send_buffer) as (url, loop):
         yield Deployment(services, engine, url, demo.secret or "", demo.tenant_id, loop, app)
 
 
+def _config(app: FastAPI) -> uvicorn.Config:
+    return uvicorn.Config(
+        app, http=BoundedHttp, proxy_headers=False, log_config=None, timeout_graceful_shutdown=15
+    )
+
+
 @contextmanager
-def _listening(app: FastAPI, send_buffer: int) -> Iterator[tuple[str, asyncio.AbstractEventLoop]]:
+def _listening(
+    server: uvicorn.Server, send_buffer: int
+) -> Iterator[tuple[str, asyncio.AbstractEventLoop]]:
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     if send_buffer:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
     listener.bind(("127.0.0.1", 0))
-    config = uvicorn.Config(
-        app, http=BoundedHttp, proxy_headers=False, log_config=None, timeout_graceful_shutdown=5
-    )
-    server = uvicorn.Server(config)
     loop = asyncio.new_event_loop()
     thread = threading.Thread(
         target=lambda: loop.run_until_complete(server.serve(sockets=[listener])), daemon=True

@@ -22,20 +22,20 @@ ASK = {
     "messages": [{"role": "user", "content": "Tell me of the toll, at length."}],
     "stream": True,
     "stream_options": {"include_usage": True},
+    "return_token_ids": True,
     "ignore_eos": True,
-    "max_tokens": 300,
+    "max_tokens": 300,  # more than is expected of an answer, so the budget has to cover less at first
 }
 
 
-def streamed(deployment: Deployment) -> tuple[int, list[dict[str, Any]]]:
+def streamed(deployment: Deployment, **more: Any) -> tuple[int, list[dict[str, Any]]]:
     """Status, and the events of the stream."""
     url = f"{deployment.url}/v1/chat/completions"
-    with httpx.stream("POST", url, json=ASK, headers=deployment.headers, timeout=30) as answer:
+    with httpx.stream("POST", url, json=ASK | more, headers=deployment.headers, timeout=30) as answer:
         if answer.status_code != 200:
             return answer.status_code, [json.loads(answer.read())]
         lines = [line[6:] for line in answer.iter_lines() if line.startswith("data: ")]
-    assert lines[-1] == "[DONE]"
-    return 200, [json.loads(line) for line in lines[:-1]]
+    return 200, [json.loads(line) for line in lines if line != "[DONE]"]
 
 
 def billed(deployment: Deployment, clock: FakeClock) -> list[dict[str, Any]]:
@@ -57,7 +57,7 @@ def test_a_budget_that_ends_in_mid_stream_is_billed_to_the_token(tmp_path: Path)
             price = load_price_book(session).pin(
                 deployment.tenant_id, MODEL, None, clock.now(), "USD"
             )
-            cap = price.upper_bound(100, 120, adapter=False)
+            cap = price.upper_bound(100, 280, adapter=False)
             budgets.create(
                 session,
                 clock,
@@ -70,12 +70,13 @@ def test_a_budget_that_ends_in_mid_stream_is_billed_to_the_token(tmp_path: Path)
 
         status, events = streamed(deployment)
         assert status == 200
-        (usage,) = [each["usage"] for each in events if each.get("usage")]
-        reasons = [c["finish_reason"] for e in events for c in e["choices"] if c["finish_reason"]]
-        assert reasons == ["length"] and 0 < usage["completion_tokens"] < 300
+        *chunks, last = events
+        assert last["error"]["code"] == "insufficient_quota"
+        assert not [c for e in chunks for c in e["choices"] if c["finish_reason"]]
+        had = sum(len(c["token_ids"]) for e in chunks for c in e["choices"])
+        assert 256 < had < 300
         event = deployment.events(1)[0]
-        assert event["output_tokens"] == usage["completion_tokens"]
-        assert event["input_tokens"] == usage["prompt_tokens"]
+        assert event["output_tokens"] == had
         assert event["finish_reason"] == "insufficient_quota"
 
         rate_all(services.database, clock)
@@ -87,12 +88,12 @@ def test_a_budget_that_ends_in_mid_stream_is_billed_to_the_token(tmp_path: Path)
         clock.set(datetime(2028, 3, 2, 12, tzinfo=UTC))
         services.prices.refresh()
         (february,) = billed(deployment, clock)
-        assert february["usage"]["completion_tokens"] == usage["completion_tokens"]
+        assert february["usage"]["completion_tokens"] == had
         spent = int(february["exact"]["units"])
         one_more = price.upper_bound(0, 2, adapter=False) - price.upper_bound(0, 1, adapter=False)
         assert cap - 2 * one_more <= spent <= cap, "to the last token, and never past it"
 
-        again, events = streamed(deployment)
+        again, events = streamed(deployment, max_tokens=20)
         assert again == 200, "a new month, a new window"
         deployment.events(2)
         clock.set(datetime(2028, 4, 2, 12, tzinfo=UTC))
