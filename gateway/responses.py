@@ -72,7 +72,8 @@ class Responses:
             ),
             keep_alive_s=keep_alive_s,
             deadlines=self.deadlines,
-            owner=ctx.principal,
+            # The lines of a batch wait, or run again: their runner sees to their key and to a drain.
+            owner=ctx.principal if ctx.exchange.batch_job is None else None,
         )
         if self.request_log.view.sinks:
             self.request_log.watch(ctx, delivery)

@@ -42,8 +42,10 @@ class Deadlines:
         return {each.key_id: each for each in owners}
 
     def end(self, error: TollhouseError, of: Callable[[Principal], bool] | None = None) -> int:
-        """End the running requests of these owners, or all, with the error; returns how many."""
-        ending = [each for each in self._running if of is None or (each.owner and of(each.owner))]
+        """End the running requests of these owners, or of all, with the error; returns how many. Those
+        without an owner go on."""
+        owned = [each for each in self._running if each.owner is not None]
+        ending = [each for each in owned if of is None or (each.owner and of(each.owner))]
         for each in ending:
             del self._running[each]
             each.expire(error)
