@@ -122,11 +122,6 @@ class DirectExchange(Exchange):
             or cycle.response_complete
         )
 
-    @property
-    def unsent(self) -> int:
-        waiting: int = self._cycle.transport.get_write_buffer_size()
-        return waiting
-
     def write_now(self, data: bytes) -> None:
         if self._chunked:
             data = b"%x\r\n%b\r\n" % (len(data), data)

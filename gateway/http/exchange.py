@@ -140,11 +140,6 @@ class Exchange:
         """Whether `write_now` may be called."""
         return False
 
-    @property
-    def unsent(self) -> int:
-        """Bytes that were written and still wait in this process."""
-        return 0
-
     def write_now(self, data: bytes) -> None:
         """Write a part of a body that has begun, without waiting."""
         raise NotImplementedError

@@ -59,6 +59,7 @@ class Delivery:
     _idle: IdleTimer | None = None  # of a stream, for its keep-alives
     _begun = False
     _count: StreamCount | None = None  # of a stream that has begun
+    _written = False  # the last deltas
     _settled = False  # it failed, and its usage is written
 
     def __init__(
@@ -276,9 +277,14 @@ class Delivery:
         self._meter.first_token()
         self._note_delivered()
         opening = self._opening(writer)
-        await self._write(opening + b"".join([writer.delta(each) for each in deltas]))
-        for choice in self.choices:
-            choice.sent()
+        self._written = False
+        try:
+            await self._write(opening + b"".join([writer.delta(each) for each in deltas]))
+            self._written = True
+        finally:
+            if self._written:
+                for choice in self.choices:
+                    choice.sent()
 
     def _note_delivered(self) -> None:
         """Before each write: what was written earlier has left this process once nothing waits."""
@@ -317,6 +323,9 @@ class Delivery:
                     log.info("a client does not read its stream; the generation ends")
                     raise ClientDisconnected
             await writing
+        except asyncio.CancelledError:  # the request is ended, and this was written all the same
+            self._written = writing.done() and not (writing.cancelled() or writing.exception())
+            raise
         finally:
             writing.cancel()
 

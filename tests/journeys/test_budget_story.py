@@ -31,7 +31,9 @@ ASK = {
 def streamed(deployment: Deployment, **more: Any) -> tuple[int, list[dict[str, Any]]]:
     """Status, and the events of the stream."""
     url = f"{deployment.url}/v1/chat/completions"
-    with httpx.stream("POST", url, json=ASK | more, headers=deployment.headers, timeout=30) as answer:
+    with httpx.stream(
+        "POST", url, json=ASK | more, headers=deployment.headers, timeout=30
+    ) as answer:
         if answer.status_code != 200:
             return answer.status_code, [json.loads(answer.read())]
         lines = [line[6:] for line in answer.iter_lines() if line.startswith("data: ")]
