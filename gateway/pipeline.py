@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 from core import logs, metrics
 from core.clock import Clock
-from core.errors import Unavailable
 from core.ids import REQUEST, new_id
 from gateway.admission.limiter import Admission
 from gateway.admission.request import AdmissionRequest
@@ -29,18 +28,10 @@ from gateway.routing.fallbacks import Fallbacks, TryFallback, fall_back
 from gateway.routing.router import Query, Router
 from gateway.screening.moderator import Moderator, PromptBlocked, ScreeningResult
 from gateway.spans import NO_TRACER, Tracer
+from gateway.streaming.deadlines import shutting_down
 from gateway.upstreams.base import Job
 
 _LARGE_BODY = 16_384  # bytes, from which on a prompt may take milliseconds to encode
-
-
-def shutting_down() -> Unavailable:
-    return Unavailable(
-        "This gateway is shutting down.",
-        next_step="Send the request again; only what was delivered is charged.",
-        code="draining",
-        retry_after_s=1.0,
-    )
 
 
 @dataclass(kw_only=True)
@@ -108,10 +99,6 @@ class Pipeline:
             finally:
                 await ctx.settle()
             await self._prepare(ctx)
-
-    def end_running(self) -> None:
-        """End every request that runs: the time for a drain is over."""
-        self.responses.deadlines.end(shutting_down())
 
     async def _authenticate(self, ctx: RequestContext) -> None:
         with ctx.trace.span("auth"):

@@ -20,6 +20,7 @@ from gateway.http import memory
 from gateway.http.http_protocol import BoundedHttp
 from gateway.http.listening import BACKLOG
 from gateway.pipeline import Pipeline
+from gateway.streaming.deadlines import shutting_down
 from gateway.wiring import build
 
 # Seconds that a thread waits for the GIL after a system call. The default of 5 ms is as long as
@@ -94,10 +95,13 @@ class Server(uvicorn.Server):
         self._pipeline.draining = True
         super().handle_exit(sig, frame)  # type: ignore[arg-type]
 
+    def _end_running(self) -> None:
+        self._pipeline.responses.deadlines.end(shutting_down())
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """What still runs after the drain ends with an error, before uvicorn cancels it."""
         loop = asyncio.get_running_loop()
-        timer = loop.call_later(self._drain_s, self._pipeline.end_running)
+        timer = loop.call_later(self._drain_s, self._end_running)
         try:
             await super().shutdown(sockets)
         finally:

@@ -28,12 +28,12 @@ from gateway.media.endpoints import Endpoint
 from gateway.media.transcripts import TranscriptBlocked, TranscriptEvents
 from gateway.media.usage import MediaUsage
 from gateway.metering.meter import Meter, blocked_ending
-from gateway.pipeline import Pipeline, shutting_down
+from gateway.pipeline import Pipeline
 from gateway.prompts.prompt import Prompt
 from gateway.routing.fallbacks import TryFallback, fall_back, fallback_headers
 from gateway.routing.router import RETRY_ON_FALLBACK, Route
 from gateway.screening.moderator import PromptBlocked
-from gateway.streaming.deadlines import deadline_exceeded
+from gateway.streaming.deadlines import deadline_exceeded, shutting_down
 from gateway.upstreams.base import engine_unavailable
 from gateway.upstreams.openai import OpenAIEngine
 from gateway.upstreams.upstream_errors import error_of_status

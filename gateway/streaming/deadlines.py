@@ -135,6 +135,15 @@ class Deadline:
             raise ended[1]
 
 
+def shutting_down() -> TollhouseError:
+    return Unavailable(
+        "This gateway is shutting down.",
+        next_step="Send the request again; only what was delivered is charged.",
+        code="draining",
+        retry_after_s=1.0,
+    )
+
+
 def deadline_exceeded() -> TollhouseError:
     return Unavailable(
         "The request exceeded its deadline.",

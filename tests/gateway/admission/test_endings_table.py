@@ -22,6 +22,7 @@ from gateway.admission.estimates import OutputEstimates
 from gateway.admission.prices import CostBounds
 from gateway.admission.request import AdmissionRequest, MoneyLimit
 from gateway.inference.registry import inference_surfaces
+from gateway.streaming.deadlines import shutting_down
 from gateway.upstreams.config import Upstream
 from tests.gateway.admission.endings import OUTPUT, Ending, Gateway
 from tests.gateway.admission.test_conservation import expected
@@ -200,7 +201,7 @@ class Client(Ending):
         if act == "leave":
             self.leave()
         elif act == "drain":
-            self._gateway.services.pipeline.end_running()
+            running.end(shutting_down())
         elif act == "revoke":
             error = Unauthenticated("This API key was revoked.")
             assert running.end(error, lambda each: each.key_id == self.principal.key_id) == 1
