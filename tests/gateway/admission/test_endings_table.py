@@ -370,7 +370,11 @@ KINDS = {
 OF_EMBEDDINGS = ("400", "429", "500", "an error body with 200", "no choices", "garbage", "a reset")
 
 
-def code_on(route: str, code: str) -> str:
+def code_on(route: str, code: str, *, begun: bool) -> str:
+    """Responses names few codes in a response that has failed."""
+    ends = ("stop", "length", "", "insufficient_quota")
+    if route == "/v1/responses" and begun and code not in ends:
+        return "server_error"
     if route != "/v1/messages" or code in ("stop", "length", ""):
         return code
     return KINDS.get(code, "overloaded_error")
@@ -392,7 +396,7 @@ def check(rig: Rig, name: str, route: str, *, stream: bool) -> None:
         if wanted.code not in ("stop", "length") and not wanted.words:
             assert event.quantity == (1 if wanted.reason == "client_closed" else 0), event
     assert client.status == wanted.status
-    assert code_of(client) == code_on(route, wanted.code), client.read
+    assert code_of(client) == code_on(route, wanted.code, begun=client.streamed), client.read
     assert client.words == wanted.words, client.read
     if stream and client.status == 200 and wanted.code:
         assert client.last, "the stream is ended"
