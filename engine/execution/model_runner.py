@@ -19,7 +19,7 @@ from engine.layers.experts import Mixture
 from engine.layers.rotary import RotaryTables, rotary_tables
 from engine.lora.adapter_memory import AdapterMemory
 from engine.models.load import LoadedModel
-from engine.models.tokenizer_file import tokenizer_json
+from engine.models.tokenizer_file import tokenizer_digest, tokenizer_json
 from engine.protocol import AdapterState, EngineInfo, Grammar
 from engine.quantization.kv import kv_name, make_pool
 from engine.scheduling.step_shares import model_work
@@ -77,6 +77,7 @@ class ModelRunner:
             dtype=kv_name(config, dtype),
             batch_invariant=config.batch_invariant,
             max_lora_rank=config.max_lora_rank if config.enable_lora else 0,
+            tokenizer_digest=tokenizer_digest(model.path),
         )
 
     def register_adapter(self, path: str) -> AdapterState:

@@ -67,6 +67,8 @@ class EngineView:
 
 def _status(replica: Replica) -> dict[str, Any]:
     status: dict[str, Any] = {"ready": replica.serves(), "state": replica.state()}
+    if replica.client.refusal:
+        status["refusal"] = replica.client.refusal
     startup_progress = replica.client.startup_progress()
     if startup_progress is not None:
         status |= {

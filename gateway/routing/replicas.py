@@ -64,6 +64,8 @@ class Replica:
         if self.draining:
             return "drained"
         if not self.client.healthy():
+            if self.client.refusal:
+                return "refused"
             return "loading" if self.client.startup_progress() is not None else "away"
         if self.silent:
             return "silent"

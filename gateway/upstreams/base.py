@@ -173,6 +173,7 @@ class EngineClient(Protocol):
 
     engine_id: str
     speaks_text: bool
+    refusal: str  # why it gets no requests although it answers, such as another model; else empty
     # Called with the engine's id and each receipt as it arrives, whatever became of its request.
     on_receipt: Callable[[str, AnyReceipt], None] | None
 

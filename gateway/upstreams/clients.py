@@ -1,5 +1,6 @@
 """Builds engine clients and served models from the configured upstreams."""
 
+import hashlib
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -21,6 +22,7 @@ from gateway.catalog.model_source import locate_configured
 from gateway.prompts.tokenizing import TextCodec, load_codec
 from gateway.upstreams.base import EngineClient
 from gateway.upstreams.config import Upstream
+from gateway.upstreams.model_identity import ModelIdentity
 from gateway.upstreams.openai import OpenAIEngine
 from gateway.upstreams.openai_body import EXTRA, KINDS
 from gateway.upstreams.receipts import AnyReceipt
@@ -69,6 +71,7 @@ def make_engines(
     parameters: dict[str, frozenset[str] | None] = {}
     fields: dict[str, frozenset[str]] = {}
     endpoints: dict[str, frozenset[str]] = {}
+    identities = _kept_identities(kept)
     for upstream in upstreams:
         name = upstream.model or model_name(settings)
         if name not in models:
@@ -89,6 +92,8 @@ def make_engines(
                 upstream.replica_name,
                 upstream.url,
                 keys=_keys(settings, upstream),
+                identity=identities.setdefault(name, _identity(models[name])),
+                canary=upstream.canary_percent is not None,
                 on_kv_events=partial(on_kv_events, upstream.replica_name)
                 if replica_counts[name] > 1
                 else None,
@@ -115,6 +120,20 @@ def make_engines(
             endpoints=endpoints[name],
         )
     return Engines(clients, list(models.values()))
+
+
+def _identity(model: ServedModel) -> ModelIdentity:
+    codec = model.codec
+    if codec is None:
+        return ModelIdentity(model.name)
+    text = codec.tokenizer.to_str()
+    return ModelIdentity(model.name, hashlib.sha256(text.encode()).hexdigest())
+
+
+def _kept_identities(kept: Kept) -> dict[str, ModelIdentity]:
+    """Of the models whose engines stay connected."""
+    clients = [each for each in kept.clients.values() if isinstance(each, RemoteEngine)]
+    return {each.identity.name: each.identity for each in clients if each.identity is not None}
 
 
 def _token_count(codec: TextCodec | None) -> CountTokens | None:

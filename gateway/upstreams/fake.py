@@ -36,6 +36,7 @@ from gateway.upstreams.receipts import AnyReceipt
 
 class FakeEngine:
     speaks_text = False
+    refusal = ""
 
     def __init__(
         self,

@@ -36,6 +36,7 @@ class OpenAIEngine:
     """One server. The `usage` that it reports is the receipt; see `upstream_usage` for the others."""
 
     speaks_text = True
+    refusal = ""
 
     def __init__(
         self,

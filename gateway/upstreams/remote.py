@@ -38,6 +38,7 @@ from gateway.upstreams.base import (
     reporting,
 )
 from gateway.upstreams.grammars import grammar_field
+from gateway.upstreams.model_identity import ModelIdentity
 from gateway.upstreams.receipts import AnyReceipt
 
 log = logging.getLogger("tollhouse.engine")
@@ -76,6 +77,8 @@ class RemoteEngine:
         address: str,
         *,
         keys: ClientKeys | None = None,
+        identity: ModelIdentity | None = None,
+        canary: bool = False,
         on_kv_events: Callable[[list[KvEvent]], None] | None = None,
         on_stray_receipt: Callable[[str, Receipt], None] | None = None,
     ) -> None:
@@ -84,9 +87,13 @@ class RemoteEngine:
         self.on_receipt: Callable[[str, AnyReceipt], None] | None = None
         self.address = address
         self._keys = keys
+        self.identity = identity
+        self._canary = canary
+        self.refusal = ""  # why an engine that is connected gets no requests
         self._on_kv_events = on_kv_events
         self._on_stray_receipt = on_stray_receipt
         self._wire: Wire | None = None
+        self._compared: EngineInfo | None = None
         self._away_since = time.monotonic()
         self._startup_s = 0.0  # seconds that the last start or reconnect took
         self._connecting: asyncio.Task[None] | None = None
@@ -120,9 +127,21 @@ class RemoteEngine:
 
     def healthy(self) -> bool:
         wire = self._wire
-        if wire is None or not wire.connected:
+        if wire is None or not wire.connected or self._is_other_model(wire):
             return False
         return wire.stats is None or not wire.stats.draining
+
+    def _is_other_model(self, wire: Wire) -> bool:
+        """Whether what the engine serves is not what its name promises. An engine that reconnects is
+        compared before it gets a request."""
+        if self.identity is None or wire.info is self._compared:
+            return bool(self.refusal)
+        self._compared = wire.info
+        refusal = self.identity.refusal(self.engine_id, wire.info, canary=self._canary)
+        if refusal and refusal != self.refusal:
+            log.error("the engine %s gets no requests: %s", self.engine_id, refusal)
+        self.refusal = refusal
+        return bool(refusal)
 
     def silent(self) -> bool:
         return self._wire is not None and self._wire.connected and self._wire.liveness.silent
@@ -132,6 +151,8 @@ class RemoteEngine:
 
     async def generate(self, job: Job) -> Generation:
         wire = self._connected()
+        if self._is_other_model(wire):
+            raise engine_unavailable(self.engine_id, self.refusal)
         engine_request = job.engine_request
         mailbox = Mailbox(engine_request.request_id, self._abort, reporting(self))
         mailbox.has_begun = wire.has_begun
@@ -199,6 +220,9 @@ class RemoteEngine:
             while wire.connected:
                 await asyncio.sleep(_LOOK_S)
             self._away_since = time.monotonic()
+            if self.identity is not None:
+                self.identity.left(self.engine_id)
+                self._compared, self.refusal = None, ""
             log.warning("the engine %s has disconnected", self.engine_id)
 
     def _stray(self, receipt: Receipt) -> None:

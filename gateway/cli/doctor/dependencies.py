@@ -1,7 +1,9 @@
 """Checks of what the gateway depends on: Redis, the broker, engines, Stripe, and its own port."""
 
+import asyncio
 import json
 import socket
+import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -14,9 +16,11 @@ from core.redis_client import is_cluster, node_url
 from core.settings import Settings
 from gateway.cli.doctor.check import Finding, bad, good, unused, warn
 from gateway.metering.streams.watch import stream_state
-from gateway.upstreams.config import ISOLATING_ENGINES, read_upstreams
+from gateway.upstreams.clients import make_engines
+from gateway.upstreams.config import ISOLATING_ENGINES, Upstream, read_upstreams
 
 TIMEOUT_S = 2.0
+HELLO_S = 3.0  # for engines to answer
 MOST_STREAM_AGE_S = 300.0
 
 
@@ -134,6 +138,10 @@ def upstreams(settings: Settings, _clock: Clock) -> Finding:
             f"no answer from {', '.join(unreachable)}",
             "Start the engine, or correct TOLLHOUSE_UPSTREAMS.",
         )
+    if refusals := asyncio.run(_refusals(settings, entries)):
+        return bad(
+            "; ".join(refusals), "Correct TOLLHOUSE_MODEL, TOLLHOUSE_UPSTREAMS or the CURVE keys."
+        )
     sharing = [e.url for e in entries if e.shares_cache and e.shared_cache is None]
     if sharing:
         return warn(
@@ -143,6 +151,39 @@ def upstreams(settings: Settings, _clock: Clock) -> Finding:
             f"{', '.join(sorted(ISOLATING_ENGINES))}.",
         )
     return good(f"{len(addresses)} reachable")
+
+
+async def _refusals(settings: Settings, entries: list[Upstream]) -> list[str]:
+    """Why engines of the built-in kind get no requests: each is connected to as a gateway does."""
+    own = [entry for entry in entries if not entry.is_http]
+    clients = [
+        client
+        for listed in make_engines(settings, own, _nothing, _nothing).clients.values()
+        for client in listed
+    ]
+    found = []
+    for client in clients:
+        await client.start()
+    try:
+        deadline = time.monotonic() + HELLO_S
+        for client in clients:
+            while client.info() is None and time.monotonic() < deadline:
+                await asyncio.sleep(0.05)
+            if client.info() is None:
+                found.append(
+                    f"{client.engine_id} listens but does not answer: it loads its model, its CURVE "
+                    "keys differ, or it has another version"
+                )
+            elif not client.healthy() and client.refusal:
+                found.append(f"{client.engine_id}: {client.refusal}")
+    finally:
+        for client in clients:
+            await client.close()
+    return found
+
+
+def _nothing(*_: object) -> None:
+    """Receipts and cache events are not the doctor's."""
 
 
 def payments(settings: Settings, _clock: Clock) -> Finding:
