@@ -125,9 +125,7 @@ def test_another_version_takes_the_name_when_all_engines_of_the_old_one_have_lef
     assert "under the name" in identity.refusal("two", old)
 
 
-def test_the_doctor_compares_what_engines_serve(
-    tmp_path: Path, demo: str, other: str
-) -> None:
+def test_the_doctor_compares_what_engines_serve(tmp_path: Path, demo: str, other: str) -> None:
     def _found(*addresses: str) -> dependencies.Finding:
         settings = Settings(data_dir=tmp_path, upstreams=" ".join(addresses))
         return dependencies.upstreams(settings, SystemClock())
