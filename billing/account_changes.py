@@ -6,6 +6,7 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
+from billing import metered
 from billing.accounts import set_anchor, set_timezone
 from billing.models import BillingAccount
 from billing.payments import methods
@@ -25,6 +26,7 @@ def change(
     for name, value in changes.items():
         if name not in _DATES:
             setattr(account, name, value)
+    metered.follow(session, account, now)
     if "payment_methods" in changes:
         account.payment_methods = methods.checked(account.payment_methods, account.currency)
     if "tax_region" in changes and account.tax_region:

@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from sqlalchemy import exists, or_, select
 from sqlalchemy.orm import Session
 
-from billing import outbox, settlement, subscriptions, webhooks
+from billing import metered, outbox, settlement, subscriptions, webhooks
 from billing.accounts import lock_account
 from billing.invoices import FINAL, UNCOLLECTIBLE, VOID
 from billing.models import BillingAccount, DunningCase, Invoice, Payment
@@ -27,7 +27,7 @@ from core.tenants.organisations import set_unpaid
 # Days after a case opens on which the tenant is reminded and a declined card is retried.
 REMINDERS = (0, 3, 7, 14, 21)
 BANK_ANSWERS = timedelta(days=21)  # the longest that a debit stays in process
-METERED = "stripe_meters"  # Stripe prices and bills these accounts itself
+METERED = metered.WAY  # Stripe prices and bills the usage of these accounts itself
 ACTIVE, PAST_DUE, SUSPENDED = "active", "past_due", "suspended"
 
 
@@ -74,10 +74,9 @@ def open_cases(session: Session, now: datetime) -> int:
     )
     found = session.scalars(
         select(Invoice)
-        .join(BillingAccount, BillingAccount.tenant_id == Invoice.tenant_id)
         .where(
             Invoice.status == FINAL,
-            BillingAccount.collection != METERED,
+            Invoice.metered.is_(False),
             or_(Invoice.due_at <= now, refused),
             ~open_case,
         )
@@ -156,7 +155,7 @@ def _advance(
         account.status = PAST_DUE
     if case.next_at is not None and case.next_at <= now:
         _remind(session, case, invoice, account, suspends_at, now)
-        ours = account.collection == provider.name and provider.collects
+        ours = account.collection in commands.ways_of(provider.name) and provider.collects
         if retries and ours and case.step > 0:
             turn = f"{case.opened_at:%Y%m%d}.{case.step}"
             commands.collect_again(session, provider.name, invoice, turn, now)

@@ -13,6 +13,7 @@ from billing import (
     credits,
     expiry,
     invoice_lines,
+    metered,
     plan_lines,
     sellers,
     tax_exemptions,
@@ -78,6 +79,7 @@ class InvoiceBuilder:
     certificates: dict[str, tuple[Certificate, ...]]  # by tenant id
     organisations: Organisations
     reserved: numbers.Reserved
+    metered: metered.Metered
     # Picounits by grant that drafts of earlier periods show as used, although they are not drawn yet.
     shown_credit: dict[str, int] = field(default_factory=dict)
 
@@ -98,6 +100,8 @@ class InvoiceBuilder:
         currency = account.currency
         invoice = self.inputs.invoices.get(period.id)
         computed_lines = plan_lines.build(self.inputs, period, account)
+        taken_off, compared = metered.take_off(self.metered, computed_lines, period, currency)
+        computed_lines += taken_off
         computed_lines += self.organisations.passed.get(period.id, [])
         link = self.organisations.links.get(period.tenant_id)
         computed_lines += child_invoices.markup_lines(link, computed_lines, period, currency)
@@ -106,6 +110,7 @@ class InvoiceBuilder:
             return None
         if invoice is None:
             invoice = self._new(account, period)
+        invoice.metered = compared
         promo, prepaid = (
             self.inputs.used.get((period.id, kind), 0) for kind in (credits.PROMO, credits.PREPAID)
         )
@@ -284,6 +289,7 @@ def open_builder(
         tax_exemptions.certificates(session, tenants),
         child_invoices.read_organisations(session, periods, currencies),
         numbers.of_periods(session, periods),
+        metered.read(session, periods),
     )
 
 

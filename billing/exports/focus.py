@@ -43,6 +43,7 @@ _CATEGORIES = {
     "transfer": ("Adjustment", "Recurring"),
     "child": ("Purchase", "Recurring"),
     "child_markup": ("Adjustment", "Recurring"),
+    "metered": ("Adjustment", "Usage-Based"),
 }
 # Kinds of lines that correct an earlier, closed period.
 _CORRECTIONS = frozenset({"late_usage", "adjustment", "credit_note"})

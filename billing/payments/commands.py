@@ -62,6 +62,11 @@ def row(
     }
 
 
+def ways_of(provider: str) -> list[str]:
+    """The values of `collection` with which the provider collects invoices. What it meters is on none."""
+    return [provider, f"{provider}_meters"]
+
+
 def plan(session: Session, provider: str, at: datetime) -> int:
     """Queue missing commands; returns the number of new ones."""
     found = 0
@@ -152,7 +157,8 @@ _UNSENT_INVOICES = (
     select(Invoice.id, Invoice.tenant_id)
     .join(BillingAccount, BillingAccount.tenant_id == Invoice.tenant_id)
     .where(
-        BillingAccount.collection == bindparam("provider"),
+        BillingAccount.collection.in_(bindparam("ways", expanding=True)),
+        Invoice.metered.is_(False),
         Invoice.status == FINAL,
         Invoice.external_id.is_(None),
         Invoice.due_minor > 0,
@@ -208,7 +214,7 @@ _UNCOLLECTED = (
 
 def _invoices(session: Session, provider: str, at: datetime) -> list[_Row]:
     """Final invoices that are not at the provider."""
-    rows = session.execute(_UNSENT_INVOICES, {"provider": provider})
+    rows = session.execute(_UNSENT_INVOICES, {"ways": ways_of(provider)})
     return [
         row(provider, who, kind=INVOICE, subject_id=each, key=f"{INVOICE}:{each}", at=at)
         for each, who in rows

@@ -23,7 +23,7 @@ from billing.models import (
     PaymentWebhook,
     Refund,
 )
-from billing.payments import meters, posting
+from billing.payments import commands, meters, posting
 from billing.payments.base import (
     InvoiceState,
     PaymentState,
@@ -340,7 +340,8 @@ def _unsent(session: Session, name: str) -> Iterator[ProviderDifference]:
         select(Invoice)
         .join(BillingAccount, BillingAccount.tenant_id == Invoice.tenant_id)
         .where(
-            BillingAccount.collection == name,
+            BillingAccount.collection.in_(commands.ways_of(name)),
+            Invoice.metered.is_(False),
             Invoice.status == FINAL,
             Invoice.due_minor > 0,
             Invoice.id.not_in(planned),

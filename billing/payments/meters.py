@@ -12,10 +12,19 @@ from datetime import datetime, timedelta
 from sqlalchemy import delete, func, select
 from sqlalchemy.orm import Session
 
+from billing import metered
 from billing.accounts import lock_account
 from billing.differences import Difference
 from billing.dunning import METERED
-from billing.models import BillingAccount, HourlyUsage, PaymentCommand
+from billing.invoices import VOID
+from billing.models import (
+    BillingAccount,
+    HourlyUsage,
+    Invoice,
+    InvoiceLine,
+    MeteredSpan,
+    PaymentCommand,
+)
 from billing.payments import commands
 from core.database import Database
 
@@ -33,38 +42,40 @@ _Counts = dict[tuple[str, datetime], int]  # by meter and hour
 
 
 def report_all(database: Database, provider: str, at: datetime) -> int:
-    """Queue unreported usage, tenant by tenant; returns the number of new events."""
+    """Queue unreported usage, tenant by tenant; returns the number of new events. What ended a while
+    ago is reported too: its last hours, and late usage."""
+    span = MeteredSpan
     with database.read() as session:
+        late = select(span.tenant_id).where(span.ends_at.is_(None) | (span.ends_at >= at - HORIZON))
         tenants = session.scalars(
             select(BillingAccount.tenant_id)
-            .where(BillingAccount.collection == METERED)
+            .where((BillingAccount.collection == METERED) | BillingAccount.tenant_id.in_(late))
             .order_by(BillingAccount.tenant_id)
         ).all()
     queued = 0
     for tenant_id in tenants:
         with database.transaction() as session:
-            lock_account(session, tenant_id)
+            metered.follow(session, lock_account(session, tenant_id), at)
             queued += report(session, provider, tenant_id, at)
     return queued
 
 
 def report(session: Session, provider: str, tenant_id: str, at: datetime) -> int:
-    """Queue unreported usage, from the hour of the first report on. Hold the account's lock."""
-    start = _started(session, provider, tenant_id, at)
+    """Queue unreported usage of metered hours. Hold the account's lock."""
     session.execute(
         delete(PaymentCommand).where(
             PaymentCommand.kind == commands.USAGE,
             PaymentCommand.tenant_id == tenant_id,
-            PaymentCommand.subject_id != _START,
             PaymentCommand.done_at < at - 2 * HORIZON,
         )
     )
-    used = _used(session, tenant_id, max(start, at - HORIZON), at)
+    spans = metered.spans_of(session, [tenant_id]).get(tenant_id, [])
+    used = _used(session, tenant_id, at - HORIZON, at)
     known = _reported(session, provider, tenant_id)
     rows = []
     for (meter, hour), count in sorted(used.items()):
         before = known.get((meter, hour), 0)
-        if count <= before:
+        if count <= before or not metered.inside(spans, hour):
             continue
         rows.append(
             commands.row(
@@ -85,24 +96,55 @@ def report(session: Session, provider: str, tenant_id: str, at: datetime) -> int
 
 
 def differences(session: Session, provider: str, at: datetime) -> list[Difference]:
-    """Hours whose reported count, including queued events, differs from the used count."""
-    found = []
-    rows = session.scalars(
-        select(BillingAccount.tenant_id).where(BillingAccount.collection == METERED)
-    ).all()
-    for tenant_id in rows:
-        began = _start_of(session, provider, tenant_id)
-        if began is None:
-            continue
-        used = _used(session, tenant_id, max(began, at - HORIZON), at - timedelta(hours=2))
+    """Hours whose reported count, including queued events, differs from what was used in metered hours,
+    and invoices that bill metered usage or leave other usage out."""
+    check, found = f"usage/{provider}", list[Difference]()
+    tenants = session.scalars(select(MeteredSpan.tenant_id).distinct()).all()
+    for tenant_id, spans in sorted(metered.spans_of(session, tenants).items()):
+        used = _used(session, tenant_id, at - HORIZON, at - timedelta(hours=2))
         known = _reported(session, provider, tenant_id)
-        for (meter, hour), count in sorted(used.items()):
+        for meter, hour in sorted(used.keys() | known.keys()):
+            if not at - HORIZON <= hour <= at - timedelta(hours=3):
+                continue
+            count = used.get((meter, hour), 0) if metered.inside(spans, hour) else 0
             reported = known.get((meter, hour), 0)
             if reported != count:
                 message = f"{meter} of {hour:%Y-%m-%d %H}:00 is {count}, but {reported} is reported"
-                found.append(
-                    Difference(f"usage/{provider}", "amount", message, 1, 0, (), tenant_id)
-                )
+                found.append(Difference(check, "amount", message, 1, 0, (), tenant_id))
+        found += _of_invoices(session, check, tenant_id, spans)
+    return found
+
+
+def _of_invoices(
+    session: Session, check: str, tenant_id: str, spans: list[metered.Span]
+) -> list[Difference]:
+    own = select(Invoice).where(Invoice.tenant_id == tenant_id, Invoice.number.is_not(None))
+    invoices = session.scalars(own.where(Invoice.status != VOID).order_by(Invoice.number)).all()
+    amounts = metered.amounts_of(session, {tenant_id: spans}, [each.period_id for each in invoices])
+    lines = select(InvoiceLine.invoice_id, InvoiceLine.kind, func.sum(InvoiceLine.exact)).where(
+        InvoiceLine.invoice_id.in_([each.id for each in invoices])
+    )
+    by_kind: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+    for invoice_id, kind, exact in session.execute(
+        lines.group_by(InvoiceLine.invoice_id, InvoiceLine.kind)
+    ):
+        by_kind[invoice_id][kind] = int(exact)
+    found = []
+    for each in invoices:
+        inside, other = amounts.get(each.period_id, (0, 0))
+        kinds = by_kind[each.id]
+        usage = kinds["usage"] + kinds["late_usage"] + kinds["included"]
+        wanted = 0 if each.metered else min(inside, max(0, usage))
+        off = wanted + kinds[metered.METERED]
+        if off:
+            message = f"invoice {each.label} bills usage that {check.partition('/')[2]} meters"
+            found.append(Difference(check, "amount", message, 1, off, (), tenant_id))
+        if each.metered and other:
+            message = f"invoice {each.label} has usage that nobody collects"
+            found.append(Difference(check, "lost", message, 1, other, (), tenant_id))
+        if each.metered and each.external_id is not None:
+            message = f"invoice {each.label} is for comparison only and was sent"
+            found.append(Difference(check, "amount", message, 1, each.exact, (), tenant_id))
     return found
 
 
@@ -129,37 +171,13 @@ def _reported(session: Session, provider: str, tenant_id: str) -> _Counts:
             PaymentCommand.provider == provider,
             PaymentCommand.tenant_id == tenant_id,
             PaymentCommand.kind == commands.USAGE,
-            PaymentCommand.subject_id != _START,
+            PaymentCommand.subject_id != _START,  # of earlier versions
         )
     )
     for subject, payload in rows:
         meter, _, hour = subject.partition("@")
         found[(meter, datetime.fromisoformat(hour))] += int(payload["value"])
     return found
-
-
-def _started(session: Session, provider: str, tenant_id: str, at: datetime) -> datetime:
-    known = _start_of(session, provider, tenant_id)
-    if known is not None:
-        return known
-    hour = at.replace(minute=0, second=0, microsecond=0)
-    key = f"usage:{tenant_id}:{_START}"
-    row = commands.row(
-        provider, tenant_id, kind=commands.USAGE, subject_id=_START, key=key, at=hour
-    )
-    commands.put_all(session, [row | {"done_at": at}])
-    return hour
-
-
-def _start_of(session: Session, provider: str, tenant_id: str) -> datetime | None:
-    return session.scalar(
-        select(PaymentCommand.created_at).where(
-            PaymentCommand.provider == provider,
-            PaymentCommand.tenant_id == tenant_id,
-            PaymentCommand.subject_id == _START,
-            PaymentCommand.kind == commands.USAGE,
-        )
-    )
 
 
 def _subject(meter: str, hour: datetime) -> str:

@@ -11,6 +11,7 @@ from sqlalchemy import (
     String,
     Text,
     UniqueConstraint,
+    false,
 )
 from sqlalchemy.orm import Mapped, mapped_column
 
@@ -89,6 +90,8 @@ class Invoice(Base):
     settled_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     external_id: Mapped[str | None] = mapped_column(String(120))  # at the payment provider
     pay_page: Mapped[str] = mapped_column(Text, default="")  # the provider's payment page
+    # Over usage that Stripe bills: for comparison, never collected.
+    metered: Mapped[bool] = mapped_column(default=False, server_default=false())
 
 
 class InvoiceLine(Base):
@@ -101,7 +104,7 @@ class InvoiceLine(Base):
     invoice_id: Mapped[str] = mapped_column(ID, ForeignKey("invoices.id"))
     position: Mapped[int]
     # usage | late_usage | adjustment | base_fee | seats | add_on | included | commitment | promo | tax
-    # | markup | transfer | child | child_markup
+    # | markup | transfer | child | child_markup | metered
     kind: Mapped[str] = mapped_column(String(20))
     component: Mapped[str] = mapped_column(String(20), default="")
     description: Mapped[str] = mapped_column(Text)

@@ -208,3 +208,13 @@ class ExportSchedule(Base):
     paused_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     ended_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     last_error: Mapped[str | None] = mapped_column(Text)
+
+
+class MeteredSpan(Base):
+    """Whole hours whose usage Stripe meters and bills; a running span has no end."""
+
+    __tablename__ = "metered_spans"
+
+    tenant_id: Mapped[str] = mapped_column(ID, primary_key=True)
+    starts_at: Mapped[datetime] = mapped_column(UtcDateTime, primary_key=True)
+    ends_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
