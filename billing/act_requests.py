@@ -6,6 +6,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
+from core.clock import usual
 from core.errors import BadRequest
 from core.money import decimal_of, units_of
 
@@ -88,7 +89,7 @@ def _moment(value: Any) -> str:
     moment = datetime.fromisoformat(value)
     if moment.tzinfo is None:
         raise ValueError(f"{value} has no time zone")
-    return moment.isoformat()
+    return usual(moment).isoformat()
 
 
 def _yes(value: Any) -> bool:

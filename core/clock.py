@@ -1,7 +1,7 @@
 """An injectable clock. Only this file reads the system clock."""
 
 import time
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from functools import partial
 from typing import Protocol
 
@@ -45,3 +45,21 @@ class FakeClock:
 
     def set(self, moment: datetime) -> None:
         self._now = moment.astimezone(UTC)
+
+
+def usual(moment: datetime) -> datetime:
+    """The moment in UTC. ValueError outside of the years 1970 to 2199: near the ends of the calendar a
+    time cannot be moved to another zone or to the end of its period."""
+    try:
+        found = moment.astimezone(UTC)
+    except OverflowError:
+        raise ValueError(f"year {moment.year} is out of range") from None
+    usual_day(found.date())
+    return found
+
+
+def usual_day(day: date) -> date:
+    """As `usual`."""
+    if not 1970 <= day.year < 2200:
+        raise ValueError(f"year {day.year} is not one of 1970 to 2199")
+    return day

@@ -8,6 +8,7 @@ from decimal import Decimal, InvalidOperation
 from starlette.requests import Request
 
 from billing.usage_buckets import Width
+from core.clock import usual_day
 from core.errors import BadRequest
 
 MAX_DAYS = 180
@@ -80,7 +81,7 @@ def day_of(name: str, text: str) -> date | None:
     if not text:
         return None
     try:
-        return date.fromisoformat(text)
+        return usual_day(date.fromisoformat(text))
     except ValueError:
         raise BadRequest(
             f"{name} is {text[:40]!r}, which is not a date like 2026-11-21.", param=name

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from datetime import date, timedelta
 from decimal import Decimal, InvalidOperation
 
+from core.clock import usual_day
 from core.errors import BadRequest
 from dashboards.filters import MAX_DAYS, Range
 
@@ -192,7 +193,7 @@ def _since(text: str, today: date, last: date) -> tuple[date, date]:
 
 def _day(field: str, text: str) -> date:
     try:
-        return date.fromisoformat(text)
+        return usual_day(date.fromisoformat(text))
     except ValueError:
         raise _wrong(f"{field} is {text[:40]!r}.", f"Use {DAYS[field]}.") from None
 

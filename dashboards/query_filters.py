@@ -110,7 +110,11 @@ def _status(value: str) -> ColumnElement[bool]:
     status = UsageEventRow.status
     first = int(value[0]) * 100 if value[0].isdigit() else 400
     last = first + 100 if value.endswith("xx") else 1000
-    found = status == int(value) if value.isdigit() else and_(status >= first, status < last)
+    found = (
+        status == int(value)
+        if (value.isascii() and value.isdecimal())
+        else and_(status >= first, status < last)
+    )
     # Said literally, so that the partial index of what went wrong serves it.
     return and_(WRONG, found) if first >= 400 else found
 

@@ -15,6 +15,7 @@ from sqlalchemy.orm import Session
 from sqlalchemy.sql import coercions, roles, visitors
 
 from billing.models import Charge, UsageBatch, UsageEventRow
+from core.clock import usual
 from core.database import Database
 from core.errors import BadRequest
 from core.events import WARM_UP
@@ -116,7 +117,7 @@ def _instant(text: str) -> datetime:
     found = datetime.fromisoformat(text)
     if found.tzinfo is None:
         raise ValueError
-    return found
+    return usual(found)
 
 
 def page_of(

@@ -201,7 +201,7 @@ def _create(request: Request, form_fields: Fields) -> Response:
             destination=form_fields.get("destination", ""),
             every=form_fields.get("every", ""),
             tenant_id=viewer.scope.tenant_id,
-            delay_hours=int(delay) if delay.isdigit() else -1,
+            delay_hours=int(delay) if (delay.isascii() and delay.isdecimal()) else -1,
         )
         shown = schedule_json(created)
         audit.record(

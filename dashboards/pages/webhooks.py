@@ -58,7 +58,7 @@ def page_of(request: Request) -> Response:
     viewer, deps = viewer_of(request, "exports"), deps_of(request)
     can_edit = deps.auth.may(viewer, "exports", "write")
     before = request.query_params.get("before", "")
-    if before and not before.isdigit():
+    if before and not (before.isascii() and before.isdecimal() and len(before) < 19):
         raise BadRequest(
             f"before is {before[:40]!r}, which is not a cursor of this list.",
             next_step="Remove it to start with the newest message.",
@@ -215,7 +215,7 @@ def _test(request: Request, form_fields: Fields) -> Response:
 def _resend(request: Request, form_fields: Fields) -> Response:
     viewer, deps = viewer_of(request, "exports", "write"), deps_of(request)
     number = form_fields.get("message", "")
-    if not number.isdigit():
+    if not (number.isascii() and number.isdecimal() and len(number) < 19):
         raise NotFound("There is no such message.", next_step="Choose one from the list.")
     with deps.database.transaction() as session:
         webhooks.send_again(session, viewer.scope, deps.clock, int(number[:18]))

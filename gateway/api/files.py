@@ -175,7 +175,11 @@ def _lifetime(form: FormData) -> int | None:
     if given is None:
         return None
     low, high = _LIFETIME_S
-    number = int(given) if isinstance(given, str) and given.isdecimal() and len(given) < 9 else 0
+    number = (
+        int(given)
+        if isinstance(given, str) and (given.isascii() and given.isdecimal()) and len(given) < 9
+        else 0
+    )
     if form.get("expires_after[anchor]") != "created_at" or not low <= number <= high:
         raise BadRequest(
             f"expires_after must have the anchor created_at and {low} to {high} seconds.",

@@ -9,6 +9,7 @@ from decimal import Decimal
 from typing import Any
 
 from billing.usage_buckets import Bucket, BucketPage, BucketQuery, BucketRow, Width
+from core.clock import usual
 from core.errors import BadRequest
 from core.money import decimal_of
 
@@ -238,14 +239,18 @@ def _time(parameters: dict[str, list[str]], name: str) -> datetime | None:
 
 def _cursor(page: str) -> datetime:
     seconds = page.removeprefix("page_")
-    if not page.startswith("page_") or not seconds.isdigit() or len(seconds) > 12:
+    if (
+        not page.startswith("page_")
+        or not (seconds.isascii() and seconds.isdecimal())
+        or len(seconds) > 12
+    ):
         raise BadRequest("page is not a next_page cursor of an earlier response.", param="page")
     return _datetime(int(seconds), "page")
 
 
 def _datetime(seconds: int, name: str) -> datetime:
     try:
-        return datetime.fromtimestamp(seconds, UTC)
+        return usual(datetime.fromtimestamp(seconds, UTC))
     except (OverflowError, ValueError, OSError):
         raise BadRequest(
             f"{name} is {seconds}, which is not a valid Unix time in seconds.", param=name

@@ -54,7 +54,9 @@ class BodyLimit:
     anthropic: bool = False  # the format of its errors
 
     def refuses_length(self, length: bytes) -> bool:
-        return not self.slack and length.isdigit() and int(length) > self.most
+        return (
+            not self.slack and (length.isascii() and length.isdigit()) and int(length) > self.most
+        )
 
     def refuses(self, received: int) -> bool:
         return received > self.most + self.slack

@@ -64,7 +64,7 @@ class Exchange:
                 code="unsupported_encoding",
             )
         length = self.headers.get(b"content-length", b"0")
-        if length.isdigit() and int(length) > limit:
+        if (length.isascii() and length.isdigit()) and int(length) > limit:
             raise too_large(limit)
         try:
             async with asyncio.timeout(BODY_TIMEOUT_S):

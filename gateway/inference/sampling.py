@@ -128,7 +128,11 @@ def _biases(given: dict[str, float] | None) -> dict[int, float]:
             "logit_bias takes at most 1,024 tokens.", param="logit_bias", code="invalid_value"
         )
     biases: dict[int, float] = {}
-    wrong = [repr(token[:40]) for token in given if not token.isdecimal() or len(token) > 9]
+    wrong = [
+        repr(token[:40])
+        for token in given
+        if not (token.isascii() and token.isdecimal()) or len(token) > 9
+    ]
     for token, bias in given.items():
         if wrong:
             more = f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""

@@ -6,6 +6,7 @@ from typing import Any
 import stripe
 
 from billing.payments.base import ProviderEvent, Refused
+from core.clock import usual
 
 # Kind of an event by its type or type prefix; the longest match wins.
 _KINDS = {
@@ -63,7 +64,10 @@ def read(found: dict[str, Any]) -> ProviderEvent:
     if not isinstance(about, dict) or not kind or not name:
         raise Refused("The body is not a Stripe event.")
     subject = kind_of(kind)
-    moment = datetime.fromtimestamp(int(found.get("created") or 0), UTC)
+    try:
+        moment = usual(datetime.fromtimestamp(int(found.get("created") or 0), UTC))
+    except (ValueError, OverflowError, OSError, TypeError):
+        raise Refused(f"The event's created is {str(found.get('created'))[:40]!r}.") from None
     return ProviderEvent(name, kind, subject, _subject(subject, about), moment, found)
 
 

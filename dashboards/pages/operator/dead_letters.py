@@ -76,9 +76,11 @@ def _replay(request: Request, form_fields: Fields) -> Response:
     """Replays one by its id, or all after confirmation."""
     operator_of(request, "operations", "write")
     number = form_fields.get("id", "")
-    if not number.isdigit():
+    if not (number.isascii() and number.isdecimal() and len(number) < 19):
         require_confirmation(form_fields, "all")
-    deps_of(request).backend.replay([int(number)] if number.isdigit() else [])
+    deps_of(request).backend.replay(
+        [int(number)] if (number.isascii() and number.isdecimal() and len(number) < 19) else []
+    )
     return redirect_with_notice(request, PATH, "replayed")
 
 

@@ -164,7 +164,10 @@ def account_page(request: Request) -> Response:
             return table.csv(f"ledger-{query.account}")
         after = given.get("after", "")
         found = account_statement.read(
-            session, query, after=int(after) if after.isdecimal() else 0, limit=_MOST
+            session,
+            query,
+            after=int(after) if (after.isascii() and after.isdecimal() and len(after) < 19) else 0,
+            limit=_MOST,
         )
     table = Table(
         f"Entries of {query.account}",

@@ -8,6 +8,7 @@ from sqlalchemy.orm import Session
 
 from billing.act_requests import DETAILS, ActRequest, Kind
 from billing.models import BillingAccount, Plan
+from core.clock import usual
 from core.errors import BadRequest
 from core.money import units_of
 from dashboards.page_data import Input
@@ -132,7 +133,7 @@ def asked_for(kind: Kind, given: Fields) -> ActRequest:
 
 def _day(written: str) -> datetime:
     try:
-        return datetime.strptime(written, "%Y-%m-%d").replace(tzinfo=UTC)
+        return usual(datetime.strptime(written, "%Y-%m-%d").replace(tzinfo=UTC))
     except ValueError:
         raise BadRequest(f"{written[:20]!r} is not a date.", param="expires_on") from None
 

@@ -12,6 +12,7 @@ from billing import add_ons, subscription_views, subscriptions, tax_rates
 from billing.exchange_rates import check_currency
 from billing.models import Plan, TaxRate
 from billing.tax_ids import check_region
+from core.clock import usual
 from core.errors import BadRequest
 from core.money import MINOR_DIGITS, units_of
 from core.tenants import audit, plan_store
@@ -209,7 +210,9 @@ def _set_rate(request: Request, form_fields: Fields) -> Response:
     if not 0 <= ppm < 1_000_000:
         raise BadRequest("The percent must be from 0 to 99.9999.", param="percent")
     try:
-        start = datetime.strptime(form_fields.get("from", ""), "%Y-%m-%d").replace(tzinfo=UTC)
+        start = usual(
+            datetime.strptime(form_fields.get("from", ""), "%Y-%m-%d").replace(tzinfo=UTC)
+        )
     except ValueError:
         raise BadRequest("Choose the first day of the rate.", param="from") from None
     name = form_fields.get("tax_name", "")[:120]
@@ -231,7 +234,7 @@ def _units(name: str, written: str) -> int:
 
 
 def _whole(name: str, written: str) -> int:
-    if not written.isdigit() or int(written) > 1_000_000:
+    if not (written.isascii() and written.isdecimal()) or int(written) > 1_000_000:
         raise BadRequest(f"{written[:20]!r} is not a whole number.", param=name)
     return int(written)
 

@@ -153,7 +153,11 @@ def _free(request: Request, form_fields: Fields) -> Response:
     viewer, deps = operator_of(request, "moderation", "write"), deps_of(request)
     number = form_fields.get("id", "")
     with deps.database.transaction() as session:
-        found = session.get(Suspension, int(number)) if number.isdigit() else None
+        found = (
+            session.get(Suspension, int(number))
+            if (number.isascii() and number.isdecimal() and len(number) < 19)
+            else None
+        )
         if found is None:
             raise NotFound("There is no such suspension.", next_step="Choose one from the list.")
         require_confirmation(form_fields, session.get_one(ApiKey, found.key_id).name)

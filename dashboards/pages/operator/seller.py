@@ -79,7 +79,7 @@ def _save(request: Request, fields: dict[str, str], logo: bytes) -> Response:
     viewer, deps = operator_of(request, "prices", "write"), deps_of(request)
     changes: dict[str, object] = {name: fields[name].replace("\r\n", "\n") for name in _TEXTS}
     number = fields["next_number"]
-    changes["next_number"] = int(number) if number.isdigit() else number
+    changes["next_number"] = int(number) if (number.isascii() and number.isdecimal()) else number
     if logo or fields["act"] == "remove_logo":
         changes["logo"] = logo
     with deps.database.transaction() as session:

@@ -57,7 +57,7 @@ def forms(session: Session, path: str) -> list[Form]:
 def change(request: Request, form_fields: Fields, path: str) -> Response:
     viewer, deps = operator_of(request, "money", "write"), deps_of(request)
     written, name = form_fields.get("quantity", ""), form_fields.get("add_on", "")
-    if not written.isdigit() or int(written) > add_ons.MOST:
+    if not (written.isascii() and written.isdecimal()) or int(written) > add_ons.MOST:
         raise BadRequest(f"{written[:20]!r} is not a number of units.", param="quantity")
     terms = {"add_on": name, "quantity": int(written)}
     rule = FourEyes.of(deps.four_eyes_above)

@@ -16,6 +16,7 @@ from billing.act_requests import Kind
 from billing.bank.references import printed
 from billing.models import BillingAccount, CreditGrant, OrganisationLink
 from billing.payments.methods import METHODS
+from core.clock import usual
 from core.errors import BadRequest
 from core.tenants import audit, organisations
 from core.tenants.models import Tenant
@@ -241,7 +242,7 @@ def _save(request: Request, form_fields: Fields) -> Response:
     if changes["collection"] not in ("manual", "stripe", "stripe_meters"):
         raise BadRequest("Choose how invoices are collected.", param="collection")
     days = form_fields.get("payment_terms_days", "")
-    if days and (not days.isdigit() or int(days) > 365):
+    if days and (not (days.isascii() and days.isdecimal()) or int(days) > 365):
         raise BadRequest("Days to pay are 0 to 365, or empty.", param="payment_terms_days")
     changes["payment_terms_days"] = int(days) if days else None
     chosen = form_fields.get("payment_methods", "").replace(",", " ").split()
@@ -265,7 +266,9 @@ def _set_add_on(request: Request, form_fields: Fields) -> Response:
 
 def _pause(request: Request, form_fields: Fields) -> Response:
     try:
-        until = datetime.strptime(form_fields.get("until", ""), "%Y-%m-%d").replace(tzinfo=UTC)
+        until = usual(
+            datetime.strptime(form_fields.get("until", ""), "%Y-%m-%d").replace(tzinfo=UTC)
+        )
     except ValueError:
         raise BadRequest("Choose the day on which it begins again.", param="until") from None
     return _subscription(request, "pause", {"until": until})

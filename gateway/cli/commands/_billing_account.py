@@ -78,7 +78,7 @@ def _changes(arguments: argparse.Namespace) -> dict[str, Any]:
 def _days(written: str) -> int | None:
     if written == _DEFAULT:
         return None
-    if not written.isdigit() or int(written) > 365:
+    if not (written.isascii() and written.isdecimal()) or int(written) > 365:
         raise BadRequest(
             f"--payment-terms is {written[:20]!r}.", next_step="Give 0 to 365 days, or `default`."
         )

@@ -82,7 +82,7 @@ def release(arguments: argparse.Namespace) -> int:
 def drop(arguments: argparse.Namespace) -> int:
     with command_context() as tools:
         name, _, number = arguments.id.rpartition(":")
-        if name and number.isdigit():
+        if name and (number.isascii() and number.isdecimal()):
             found = parked_records.drop(_spool(tools.settings), name, int(number))
         else:
             with tools.database.transaction() as session:

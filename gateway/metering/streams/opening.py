@@ -63,7 +63,7 @@ def _servers(netloc: str, url: str) -> list[str]:
 
 
 def _replicas(given: str) -> int:
-    if not given.isdecimal() or not 1 <= int(given) <= 5:
+    if not (given.isascii() and given.isdecimal()) or not 1 <= int(given) <= 5:
         raise _wrong(f"replicas is {given!r}, not a number from 1 to 5")
     return int(given)
 
