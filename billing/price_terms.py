@@ -12,7 +12,7 @@ from typing import Any
 
 from billing.pricing import MAX_COUNT, PER_MILLION, PPM, Component, PriceVersion, Rate, Scheme, Tier
 from core.errors import BadRequest
-from core.money import MINOR_DIGITS, PICO, units_of
+from core.money import MINOR_DIGITS, PICO, decimal_of, units_of
 
 # A higher price per million tokens is taken for a wrong unit.
 MAX_PRICE_PER_MILLION = 10_000 * PICO
@@ -73,6 +73,26 @@ def dump(rates: MappingProxyType[Component, Rate], discount_ppm: int) -> dict[st
             for component, rate in rates.items()
         },
     }
+
+
+def in_words(component: Component, rate: Rate) -> str:
+    """As a person reads it, in the units of the written form: `5 up to 10 (and 0.5 once), then 2`."""
+    per = _MILLION if component in PER_MILLION else 1
+    if rate.scheme is Scheme.PACKAGE:
+        text = f"{decimal_of(rate.tiers[0].unit)} for each {rate.package:,} begun"
+    else:
+        parts = []
+        for tier in rate.tiers:
+            part = decimal_of(tier.unit * per)
+            if tier.up_to is not None:
+                part += f" up to {tier.up_to:,}"
+            if tier.flat:
+                part += f" (and {decimal_of(tier.flat)} once)"
+            parts.append(part)
+        text = ", then ".join(parts)
+        if rate.scheme is Scheme.VOLUME:
+            text += "; the tier of the whole quantity prices all of it"
+    return f"{rate.free:,} free, then {text}" if rate.free else text
 
 
 def load(stored: dict[str, Any]) -> tuple[MappingProxyType[Component, Rate], int]:

@@ -62,6 +62,31 @@ def test_the_stored_form_has_every_term() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("component", "written", "words"),
+    [
+        ("input", "0.15", "0.15"),
+        ("request", {"price": "0.01", "free": 7000}, "7,000 free, then 0.01"),
+        ("output", {"scheme": "package", "size": 1000, "price": "3"}, "3 for each 1,000 begun"),
+        (
+            "image",
+            {"scheme": "graduated", "tiers": STEPS, "free": 4},
+            "4 free, then 5 up to 10 (and 0.5 once), then 2",
+        ),
+        (
+            "output",
+            {"scheme": "volume", "tiers": [{"up_to": 10**6, "price": "0.2"}, {"price": "0"}]},
+            "0.2 up to 1,000,000, then 0; the tier of the whole quantity prices all of it",
+        ),
+    ],
+)
+def test_a_price_is_shown_in_words_with_every_tier(
+    component: str, written: Any, words: str
+) -> None:
+    (rate,) = price_terms.parse({component: written}).values()
+    assert price_terms.in_words(Component(component), rate) == words
+
+
 def tiers(*bounds: int | None, scheme: str = "graduated", **more: str) -> dict[str, Any]:
     return {
         "output": {

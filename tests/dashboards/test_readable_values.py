@@ -14,15 +14,18 @@ from core.tenants.scope import scope_of_operator
 from tests.dashboards.browser_client import browser, with_role
 from tests.gateway.deployment import Deployment
 
-SPACE = "\u202f"  # between groups of three digits
 
-
-def test_picounits_of_an_audit_are_grouped_on_the_page_and_plain_in_the_file(
+def test_amounts_of_an_audit_are_in_major_units_and_other_counts_have_a_reason(
     deployment: Deployment, operator: httpx.Client
 ) -> None:
     services = deployment.services
     counts = dict.fromkeys(("count", "input_tokens", "cached_tokens"), 0)
-    steps = {"ledger": {**counts, "output_tokens": 0, "waived_tokens": 0, "units": -1234567890123}}
+    steps = {
+        "receipts": {**counts, "count": 75},
+        "events": {**counts, "count": 70},
+        "charges": {**counts, "count": 70, "units": 5},
+        "ledger": {**counts, "output_tokens": 0, "waived_tokens": 0, "units": -1234567890123},
+    }
     difference = {
         "check": "charges and ledger",
         "kind": "lost",
@@ -43,13 +46,14 @@ def test_picounits_of_an_audit_are_grouped_on_the_page_and_plain_in_the_file(
     with services.database.transaction() as session:
         session.add(AuditRun(at=services.clock.now(), clean=False, report=report))
     page = operator.get("/dashboard/operator/reconciliation").text
-    assert f"1{SPACE}234{SPACE}567{SPACE}890{SPACE}123<" in page
-    assert f"9{SPACE}876{SPACE}543{SPACE}210<" in page
+    assert "1.234567890123<" in page and "0.000000000005<" in page and "0.00987654321<" in page
+    assert "5 fewer than the step before: receipts of warm-ups" in page
+    assert page.count("than the step before") == 1
     assert not re.search(
         r"(?<![.\d])\d{8,}", re.sub(r"<time[^>]*>|datetime=\S+", "", _tables(page))
     )
     file = operator.get("/dashboard/operator/reconciliation?format=csv").text
-    assert "9876543210" in file
+    assert "0.00987654321" in file and "9876543210" not in file
 
 
 def _tables(page: str) -> str:

@@ -10,8 +10,7 @@ from starlette.routing import Route
 
 from billing import price_changes, price_terms, prices
 from billing.models import PriceVersionRow
-from billing.pricing import PER_MILLION, Component, Rate, Scheme
-from core.money import decimal_of
+from billing.pricing import Component, Rate
 from core.tenants import audit
 from core.tenants.models import Tenant
 from core.tenants.organisations import tenant_named
@@ -135,15 +134,9 @@ def _row(each: PriceVersionRow, names: dict[str, str], now: datetime) -> dict[st
 
 
 def _rate_text(component: Component, rates: Any) -> str | None:
-    """A flat price per million tokens or per piece; else the scheme and its first tier."""
+    """Per million tokens or per piece, with all tiers."""
     rate: Rate | None = rates.get(component)
-    if rate is None:
-        return None
-    per = 10**6 if component in PER_MILLION else 1
-    first = decimal_of(rate.tiers[0].unit * per)
-    if rate.scheme is Scheme.FLAT:
-        return first
-    return f"{rate.scheme.value}, {len(rate.tiers)} tiers from {first}"
+    return None if rate is None else price_terms.in_words(component, rate)
 
 
 def _form(served: list[str]) -> Form:

@@ -1,6 +1,6 @@
 """Reconciliation: the last audits from receipts to invoices, with their differences."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from sqlalchemy import select
@@ -9,6 +9,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from billing.models import AuditRun
+from core.money import decimal_of
 from dashboards.formats import moment
 from dashboards.page_data import Form, PageData, Tile, show
 from dashboards.pages.common import (
@@ -28,17 +29,25 @@ _STEP = (
     "Receipts also hold the tokens of warm-ups, of batch lines that run again, and of attempts that"
     " another engine answered. Nobody pays for them, so their events hold none, and the sums differ."
 )
+_WHY = "Where a step has another count than the one before, and what that is."
+# What a step holds beyond the next one, and what the next one lacks, without a difference in money.
+_REASONS = {
+    "events": "receipts of warm-ups, repeated batch lines and second attempts, which nobody pays for;"
+    " requests that upstreams answered have events and no receipt",
+    "charges": "events that are parked or wait to be rated",
+}
 STEPS = [
     Column("step", "Step", about=_STEP),
     *(Column(name, name.replace("_", " ").capitalize(), "whole") for name in _COUNTS),
-    Column("units", "Amount", "whole", "In picounits. The entries of the ledger sum to zero."),
+    Column("units", "Amount", "figure", "In major units. The entries of the ledger sum to zero."),
+    Column("why", "What differs", about=_WHY),
 ]
 DIFFERENCES = [
     Column("check", "Between"),
     Column("kind", "Kind", "badge"),
     Column("message", "Description"),
     Column("count", "Count", "whole"),
-    Column("units", "Picounits", "whole"),
+    Column("units", "Amount", "figure", "In major units of the currency."),
     Column("requests", "First request ids", "code"),
 ]
 RUNS = [
@@ -64,13 +73,13 @@ def page_of(request: Request) -> Response:
         DIFFERENCES,
         [_difference(each) for each in report.get("differences", [])],
         totals=False,
-        empty="None: each step agrees with the previous one.",
+        empty="None: every request is charged once and posted. Counts that differ are explained below.",
     )
     if wants_csv(request):
         return differences.csv("differences")
     steps = [
-        {"step": name, "units": None, **dict.fromkeys(_COUNTS), **sums}
-        for name, sums in report.get("steps", {}).items()
+        {**dict.fromkeys(_COUNTS), **sums, "step": name, "units": _amount(sums), "why": why}
+        for name, sums, why in _explained(report.get("steps", {}))
     ]
     now = Form(PATH, "Audit now", {"act": "audit"}, about="Compares all days that are not closed.")
     page_data = PageData(
@@ -87,6 +96,22 @@ def page_of(request: Request) -> Response:
         else [],
     )
     return show(request, page_data)
+
+
+def _amount(sums: dict[str, Any]) -> str | None:
+    units = sums.get("units")
+    return None if units is None else decimal_of(int(units))
+
+
+def _explained(steps: dict[str, dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any], str]]:
+    there: int | None = None
+    for name, sums in steps.items():
+        here, why = sums.get("count"), ""
+        if name in _REASONS and here is not None and there is not None and here != there:
+            how = f"{grouped(abs(there - here))} {'fewer' if there > here else 'more'}"
+            why = f"{how} than the step before: {_REASONS[name]}"
+        yield name, sums, why
+        there = here
 
 
 def runs_table(runs: Sequence[AuditRun], title: str = "Latest runs") -> Table:
@@ -119,7 +144,8 @@ def _tiles(report: dict[str, Any], last: AuditRun | None) -> list[Tile]:
 
 def _difference(each: dict[str, Any]) -> dict[str, Any]:
     plain = {name: each[name] for name in ("check", "kind", "message", "count", "units")}
-    return plain | {"requests": " ".join(each["request_ids"][:3])}
+    shown = {"requests": " ".join(each["request_ids"][:3]), "units": _amount(each)}
+    return plain | shown
 
 
 def _run(each: AuditRun) -> dict[str, Any]:

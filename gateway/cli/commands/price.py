@@ -6,9 +6,9 @@ from typing import Any
 
 from sqlalchemy import select
 
-from billing import price_changes, prices, rerating
+from billing import price_changes, price_terms, prices, rerating
 from billing.models import PriceVersionRow
-from billing.pricing import PER_MILLION, TOKENS, Component, Counts
+from billing.pricing import TOKENS, Component, Counts
 from billing.views import money, price_json
 from core.errors import BadRequest
 from core.money import decimal_of
@@ -120,7 +120,8 @@ def _set(arguments: argparse.Namespace) -> int:
             version = price_changes.save(session, tools.clock, draft)
         with tools.database.read() as session:
             row = session.get_one(PriceVersionRow, version.id)
-            show(price_json(row), as_json=arguments.json, title="price")
+            shown = price_json(row) if arguments.json else _short(row)
+            show(shown, as_json=arguments.json, title="price")
     return 0
 
 
@@ -160,11 +161,10 @@ def _list(arguments: argparse.Namespace) -> int:
 
 
 def _short(row: PriceVersionRow) -> dict[str, Any]:
-    rates = row.terms["rates"]
-    shown = {
-        name: decimal_of(rate["tiers"][0][1] * (1_000_000 if name in PER_MILLION else 1))
-        for name, rate in rates.items()
-    }
+    rates, discount_ppm = price_terms.load(row.terms)
+    words = {each: price_terms.in_words(each, rate) for each, rate in rates.items()}
+    named = (Component.INPUT, Component.CACHED_INPUT, Component.OUTPUT)
+    others = [f"{each.value} {text}" for each, text in words.items() if each not in named]
     return {
         "id": row.id,
         "model": row.model,
@@ -173,7 +173,9 @@ def _short(row: PriceVersionRow) -> dict[str, Any]:
         "from": f"{row.effective_from:%Y-%m-%d}",
         "to": f"{row.effective_to:%Y-%m-%d}" if row.effective_to else "open",
         "currency": row.currency,
-        **{name: shown.get(name, "-") for name in ("input", "cached_input", "output")},
+        **{each.value: words.get(each, "-") for each in named},
+        "others": "; ".join(others) or "-",
+        "discount": f"{decimal_of(discount_ppm * 10**8)} %" if discount_ppm else "-",
     }
 
 
