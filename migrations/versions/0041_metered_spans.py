@@ -6,7 +6,7 @@ from alembic import op
 from core.database import UtcDateTime
 
 revision = "0041_metered_spans"
-down_revision = "0041_markups_earned"
+down_revision = "0042_restores"
 branch_labels = None
 depends_on = None
 
