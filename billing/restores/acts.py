@@ -189,7 +189,12 @@ def read_lost(places: Iterable[Place], folder: str, own: set[str], first: int) -
         for path in place.names(folder):
             name = path.rpartition("/")[2]
             number = name.partition("-")[0]
-            if number.isdecimal() and int(number) >= first and name not in own | seen.keys():
+            if (
+                number.isascii()
+                and number.isdecimal()
+                and int(number) >= first
+                and name not in own | seen.keys()
+            ):
                 seen[name] = place.read(path) or b""
     for name in sorted(seen):
         if seen[name]:

@@ -410,7 +410,7 @@ def _of_provider(sellers: Iterable[Seller], snapshot: ProviderSnapshot) -> Itera
     prefixes = {each.number_prefix: each.id for each in sellers}
     for state in snapshot.invoices.values():
         prefix, _, digits = state.origin.label.rpartition("-")
-        if prefix in prefixes and digits.isdecimal():
+        if prefix in prefixes and digits.isascii() and digits.isdecimal():
             yield _of_state(state, prefixes[prefix], int(digits))
 
 

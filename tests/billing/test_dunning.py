@@ -166,10 +166,14 @@ def test_a_case_says_how_it_ended(customer: Customer, end: str, outcome: str) ->
     assert standing(customer) == ("active", "active")
 
 
-def test_who_is_billed_by_stripe_itself_is_not_reminded_here(customer: Customer) -> None:
+@pytest.mark.parametrize(("metered", "opened"), [(True, 0), (False, 1)])
+def test_an_invoice_over_usage_that_stripe_bills_is_not_reminded_of(
+    customer: Customer, metered: bool, opened: int
+) -> None:
+    """Whatever the account's way of collection is by then."""
     with customer.deployment.database.transaction() as session:
-        lock_account(session, "acme").collection = "stripe_meters"
-    assert run(customer, DUE + DAY) == DunningResult()
+        session.get_one(Invoice, customer.invoice.id).metered = metered
+    assert run(customer, DUE + DAY).opened == opened
 
 
 @pytest.mark.parametrize(("credited", "opened"), [(1200, 0), (1199, 1)])
