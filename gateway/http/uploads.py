@@ -27,9 +27,7 @@ async def bounded_form(
         return message
 
     content_length = request.headers.get("content-length", "0")
-    if (content_length.isascii() and content_length.isdigit()) and int(
-        content_length
-    ) > max_bytes:
+    if (content_length.isascii() and content_length.isdigit()) and int(content_length) > max_bytes:
         raise PayloadTooLarge(f"The body is larger than {max_bytes >> 20} MiB.", param="file")
     if not request.headers.get("content-type", "").startswith("multipart/form-data"):
         raise BadRequest(
