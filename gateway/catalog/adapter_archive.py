@@ -159,7 +159,7 @@ def _pax_name(text: bytes) -> str:
     name = ""
     while text:
         length, _, _ = text.partition(b" ")
-        if not (length.isascii() and length.isdecimal()) or not 0 < int(length) <= len(text):
+        if not length.isdigit() or not 0 < int(length) <= len(text):
             raise ValueError("a PAX record")
         key, _, value = text[len(length) + 1 : int(length) - 1].partition(b"=")
         if key in (b"size", b"GNU.sparse.realsize"):
