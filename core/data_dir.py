@@ -5,11 +5,15 @@ from pathlib import Path
 
 from core.errors import SettingError
 
+_OWN_DIR, _OWN_FILE = 0o700, 0o600
+
 
 def make_data_dir(path: Path) -> None:
-    """Create it where it is missing. SettingError if this user may not write there."""
+    """Create it where it is missing, for this user alone whatever the umask. SettingError if this user
+    may not write there."""
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        path.mkdir(parents=True, exist_ok=True, mode=_OWN_DIR)
+        _make_private(path)
         probe = path / f".probe-{os.getpid()}"
         probe.touch()
         probe.unlink()
@@ -18,3 +22,13 @@ def make_data_dir(path: Path) -> None:
             f"TOLLHOUSE_DATA_DIR {path} cannot be written: {error.strerror}.",
             next_step="Set it to a directory that this user may write.",
         ) from None
+
+
+def _make_private(path: Path) -> None:
+    """Another user's directory is left as it is: this process may not change it."""
+    if path.stat().st_uid != os.geteuid():
+        return
+    path.chmod(_OWN_DIR)
+    for each in path.iterdir():
+        if each.is_file() and not each.is_symlink() and each.stat().st_uid == os.geteuid():
+            each.chmod(_OWN_FILE)

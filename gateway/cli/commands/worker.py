@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 
 from core import logs
+from core.data_dir import make_data_dir
 from core.settings import Settings, load_settings
 from gateway.cli.context import command_context
 from gateway.cli.output import add_json, show
@@ -59,7 +60,7 @@ def _work(settings: Settings, arguments: argparse.Namespace) -> None:
     from gateway.worker import make_worker
 
     app = make_worker(settings, arguments.prefix)
-    settings.data_dir.mkdir(parents=True, exist_ok=True)
+    make_data_dir(settings.data_dir)
     beat = "" if arguments.no_beat else str(Path(settings.data_dir) / "beat-schedule")
     queues = [name for name in arguments.queues.split(",") if name] or list(QUEUES)
     consumer = StreamConsumer(settings)
