@@ -52,7 +52,7 @@ def test_a_member_is_added_changed_and_removed_by_name(
     owner: httpx.Client, deployment: Deployment
 ) -> None:
     answer = send(owner, "/team", act="add", email="ada@example.com", role="finance", name="Ada")
-    assert "The member was added." in answer.text and "ada@example.com" in answer.text
+    assert "A link was mailed to the member." in answer.text and "ada@example.com" in answer.text
     member = field(answer.text, "member")
     assert "admin" in send(owner, "/team", act="role", member=member, role="admin").text
     refused = send(owner, "/team", act="remove", member=member, confirm="Ada")
