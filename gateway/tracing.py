@@ -29,6 +29,43 @@ _EVENT_ATTRIBUTES = (
 )
 
 
+_OPERATIONS = {
+    "/v1/completions": "text_completion",
+    "/v1/embeddings": "embeddings",
+    "/v1/chat/completions": "chat",
+    "/v1/messages": "chat",
+    "/v1/responses": "chat",
+}
+# Fields of a request that OpenTelemetry's conventions for generative AI name.
+_PARAMETERS = (
+    *("max_tokens", "temperature", "top_p", "top_k"),
+    *("frequency_penalty", "presence_penalty", "seed"),
+)
+
+
+def generation_attributes(
+    event: UsageEvent, request: object
+) -> Iterator[tuple[str, str | int | float | list[str]]]:
+    """By OpenTelemetry's conventions for generative AI, so that its readers show a generation."""
+    yield "gen_ai.operation.name", _OPERATIONS.get(event.route, event.route.rpartition("/")[2])
+    yield "gen_ai.provider.name", "tollhouse"
+    yield "gen_ai.request.model", getattr(request, "model", event.model)
+    yield "gen_ai.response.model", event.model
+    yield "gen_ai.response.id", event.request_id
+    if event.finish_reason:
+        yield "gen_ai.response.finish_reasons", [event.finish_reason]
+    yield "gen_ai.usage.input_tokens", event.input_tokens
+    yield "gen_ai.usage.output_tokens", event.output_tokens
+    yield "gen_ai.usage.cache_read.input_tokens", event.cached_tokens
+    for name in _PARAMETERS:
+        value = getattr(request, name, None)
+        if isinstance(value, int | float):
+            yield f"gen_ai.request.{name}", value
+    choices = getattr(request, "n", 1)
+    if isinstance(choices, int) and choices > 1:
+        yield "gen_ai.request.choice.count", choices
+
+
 def make_tracer(settings: Settings) -> "Tracer | None":
     """None when TOLLHOUSE_TRACING_ENDPOINT is empty."""
     if not settings.tracing_endpoint:
@@ -74,7 +111,7 @@ class RequestTracer:
             record_exception=False,
             set_status_on_exception=False,
         ) as span:
-            ctx.trace = _RequestTrace(self, self._tracer, span)
+            ctx.trace = _RequestTrace(self, self._tracer, span, ctx)
             yield
 
     def expect(self, event: UsageEvent, span: "SpanContext") -> None:
@@ -102,7 +139,10 @@ class RequestTracer:
 
 
 class _RequestTrace:
-    def __init__(self, owner: RequestTracer, tracer: "Tracer", root: "Span") -> None:
+    def __init__(
+        self, owner: RequestTracer, tracer: "Tracer", root: "Span", ctx: Traceable
+    ) -> None:
+        self._ctx = ctx
         self._owner = owner
         self._tracer = tracer
         self._root = root
@@ -111,6 +151,8 @@ class _RequestTrace:
         for name in _EVENT_ATTRIBUTES:
             self._root.set_attribute(f"tollhouse.{name}", getattr(event, name))
         self._root.set_attribute("http.response.status_code", event.status)
+        for name, value in generation_attributes(event, getattr(self._ctx, "request", None)):
+            self._root.set_attribute(name, value)
         self._owner.expect(event, self._root.get_span_context())
 
     def set_error(self, error: TollhouseError) -> None:

@@ -8,6 +8,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from sqlalchemy.exc import DataError
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
 
 from core.database import unstorable
 from core.errors import BadRequest, NotFound, TollhouseError
@@ -77,12 +78,14 @@ async def _validation_error(request: Request, error: Exception) -> JSONResponse:
 
 async def _http_exception(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
-    named = _unsupported(request)  # also where another method has a route
+    # Also where another method has a route; TRACE is of no endpoint.
+    named = _unsupported(request) if request.method != "TRACE" else None
     if named is not None or error.status_code == 404:
         return error_response(request, named or _no_such_path(request))
     mapped = TollhouseError(f"{error.detail}.", code="http_error")
+    allowed = ""
     if error.status_code == 405:
-        allowed = (error.headers or {}).get("Allow", "")
+        allowed = _allowed(request)
         mapped = TollhouseError(
             f"{request.url.path} does not take {request.method}.",
             next_step=f"Use {allowed}." if allowed else "See /docs.",
@@ -91,7 +94,23 @@ async def _http_exception(request: Request, error: Exception) -> JSONResponse:
     mapped.status, mapped.type = error.status_code, BadRequest.type
     response = error_response(request, mapped)
     response.headers.update(error.headers or {})
+    if error.status_code == 405:
+        response.headers["Allow"] = allowed
     return response
+
+
+_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
+
+
+def _allowed(request: Request) -> str:
+    """The methods of all routes of the path: the framework names those of the first one."""
+    scopes = {method: {**request.scope, "method": method} for method in _METHODS}
+    methods = [
+        method
+        for method, scope in scopes.items()
+        if any(route.matches(scope)[0] is Match.FULL for route in request.app.routes)
+    ]
+    return ", ".join(sorted(methods))
 
 
 def _no_such_path(request: Request) -> NotFound:

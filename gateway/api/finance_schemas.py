@@ -4,6 +4,7 @@ Field names and defaults follow OpenAI's OpenAPI document (/organization/usage/c
 /organization/costs). `amount.value` is a JSON number there; it is written from exact decimals.
 """
 
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
@@ -45,6 +46,37 @@ PARAMETERS = (
     *("start_time", "end_time", "bucket_width", "group_by", "limit", "page", "batch"),
     *("project_ids", "api_key_ids", "user_ids", "models"),
 )
+
+
+def query_parameters(groups: dict[str, str], widths: Iterable[str]) -> list[dict[str, Any]]:
+    """The parameters as the OpenAPI document lists them. They are read from the query itself, in the
+    spellings of several clients."""
+    texts = {"type": "array", "items": {"type": "string"}}
+    second = {"type": "integer", "minimum": 0}
+    named = [*groups, *_UNUSED_GROUPS]
+    schemas: dict[str, tuple[dict[str, Any], str]] = {
+        "start_time": (second, "Unix time in seconds, inclusive."),
+        "end_time": (second, "Unix time in seconds, exclusive; now without it."),
+        "bucket_width": ({"type": "string", "enum": list(widths)}, "1d without it."),
+        "group_by": (texts | {"items": {"type": "string", "enum": named}}, "One result a group."),
+        "project_ids": (texts, "Only of these projects."),
+        "user_ids": (texts, "Only of keys of these members."),
+        "api_key_ids": (texts, "Only of these keys."),
+        "models": (texts, "Only of these models."),
+        "batch": ({"type": "boolean"}, "Only of batches, or of other requests."),
+        "limit": ({"type": "integer", "minimum": 1}, "Buckets of a page."),
+        "page": ({"type": "string"}, "`next_page` of the page before."),
+    }
+    return [
+        {
+            "name": name,
+            "in": "query",
+            "required": name == "start_time",
+            "description": told,
+            "schema": schema,
+        }
+        for name, (schema, told) in schemas.items()
+    ]
 
 
 def usage_query(parameters: dict[str, list[str]], now: datetime) -> tuple[BucketQuery, list[str]]:

@@ -6,9 +6,11 @@ from typing import Any
 import msgspec
 from fastapi import FastAPI
 
+from billing.exports.formats import Format
 from core.events import UsageKind
 from gateway.api.batches import BatchBody
 from gateway.api.completions import MetadataBody
+from gateway.api.finance_schemas import COST_GROUPS, USAGE_GROUPS, WIDTHS, query_parameters
 from gateway.api.mcp import McpMessage
 from gateway.api.message_batches import MessageBatchBody
 from gateway.api.moderations import ModerationBody
@@ -61,6 +63,26 @@ _MEDIA = {
     "images/generations": "Make images from a prompt.",
     "images/edits": "Change images as a prompt says.",
     "images/variations": "Make variations of an image.",
+}
+_QUERIES = {
+    "/v1/organization/usage/completions": query_parameters(USAGE_GROUPS, WIDTHS),
+    "/v1/organization/costs": query_parameters(COST_GROUPS, ["1d"]),
+}
+# What answers are where they are not JSON.
+_CONTENT_TYPES = {
+    "/metrics": ("text/plain",),
+    "/v1/exports": tuple(form.media_type.partition(";")[0] for form in Format),
+    "/v1/messages/batches/{batch_id}/results": ("application/x-jsonl",),
+    "/v1/files/{file_id}/content": ("application/octet-stream",),
+}
+# Statuses beside 200 that a route has of its own.
+_STATUSES = {
+    "/mcp": {"202": "The message needs no answer.", "405": "There is no stream of the server."},
+    "/webhooks/stripe": {
+        "400": "The signature is invalid.",
+        "413": "The event is too large.",
+        "503": "A service that the request needs is unavailable.",
+    },
 }
 _ERROR = {
     "type": "object",
@@ -123,6 +145,18 @@ def _build_document(document: dict[str, Any]) -> dict[str, Any]:
             if path.startswith(("/v1/", "/admin/", "/tokenize", "/detokenize", "/mcp")):
                 operation["security"] = [{"key": []}]
                 _add_error_responses(operation)
+    for path, parameters in _QUERIES.items():
+        operation = document["paths"][path]["get"]
+        operation["parameters"] = [*operation.get("parameters", ()), *parameters]
+    for path, kinds in _CONTENT_TYPES.items():
+        for operation in document["paths"].get(path, {}).values():
+            if "200" in operation["responses"]:
+                text: dict[str, Any] = {"schema": {"type": "string"}}
+                operation["responses"]["200"]["content"] = dict.fromkeys(kinds, text)
+    for path, statuses in _STATUSES.items():
+        for operation in document["paths"].get(path, {}).values():
+            for status, told in statuses.items():
+                operation["responses"][status] = {"description": told}
     document["x-tollhouse"] = {"errors": "#/components/schemas/Error"}
     return document
 

@@ -164,11 +164,16 @@ def given_names(body: msgspec.Struct) -> tuple[str, ...]:
 def check_range(name: str, value: float | None, low: float, high: float) -> None:
     if value is not None and not low <= value <= high:
         raise BadRequest(
-            f"{name} is {value}; it must be between {low:g} and {high:g}.",
+            f"{name} is {value}; it must be between {_written(low)} and {_written(high)}.",
             next_step=f"Correct {name}.",
             param=name,
             code="invalid_value",
         )
+
+
+def _written(bound: float) -> str:
+    """In full: `:g` has six digits."""
+    return str(bound) if isinstance(bound, int) else f"{bound:g}"
 
 
 def check_label(name: str, value: str | None, max_length: int = lengths.END_USER) -> str | None:

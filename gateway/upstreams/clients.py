@@ -155,6 +155,8 @@ def _parameters(upstream: Upstream) -> frozenset[str] | None:
 
 
 def _model(settings: Settings, upstream: Upstream, name: str) -> ServedModel:
+    """An upstream's model exists, for clients, since this gateway serves it."""
+    created = int(SystemClock().now().timestamp())
     if upstream.tokenizer:
         path = Path(upstream.tokenizer)
         if not (path.is_dir() or (path.is_file() and path.suffix.lower() == ".gguf")):
@@ -165,11 +167,11 @@ def _model(settings: Settings, upstream: Upstream, name: str) -> ServedModel:
             )
         context = upstream.context_length or OPEN_CONTEXT
         defaults = sampling_defaults(path)
-        return ServedModel(name, load_codec(path), context, 0, defaults=defaults)
+        return ServedModel(name, load_codec(path), context, created, defaults=defaults)
     if upstream.is_http and upstream.model != model_name(settings):
-        return ServedModel(name, None, upstream.context_length or OPEN_CONTEXT, 0)
+        return ServedModel(name, None, upstream.context_length or OPEN_CONTEXT, created)
     if upstream.is_http and not settings.model:
-        return ServedModel(name, None, upstream.context_length or OPEN_CONTEXT, 0)
+        return ServedModel(name, None, upstream.context_length or OPEN_CONTEXT, created)
     return served_model(settings, locate_configured(settings, weights=False))
 
 

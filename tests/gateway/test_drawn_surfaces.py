@@ -2,6 +2,7 @@
 as each SDK puts them together."""
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -146,3 +147,9 @@ def test_an_upstreams_retry_after_reaches_the_client(
         server.statuses.clear()
         server.headers.clear()
     assert (answer.status_code, answer.headers["retry-after"]) == (status, told)
+
+
+def test_an_upstreams_model_has_the_time_since_it_is_served(able: Deployment) -> None:
+    with OpenAI(base_url=f"{able.url}/v1", api_key=able.key, max_retries=0) as client:
+        (model,) = [each for each in client.models.list() if each.id == "able"]
+    assert abs(time.time() - model.created) < 600

@@ -68,7 +68,7 @@ def ask(deployment: Deployment, **more: Any) -> httpx.Response:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_request_is_followed_from_http_to_the_ledger(traced: Traced, stream: bool) -> None:
-    answer = ask(traced.deployment, stream=stream)
+    answer = ask(traced.deployment, stream=stream, temperature=0.5, seed=7)
     assert answer.status_code == 200
     found = traced.spans(answer.headers["x-request-id"], STEPS)
     root = found["request"]
@@ -82,6 +82,25 @@ def test_a_request_is_followed_from_http_to_the_ledger(traced: Traced, stream: b
     assert root.attributes["http.response.status_code"] == 200
     assert root.attributes["tollhouse.output_tokens"] == 5
     assert root.attributes["tollhouse.tenant_id"] == traced.deployment.tenant_id
+    conventional = {
+        name.removeprefix("gen_ai."): value
+        for name, value in root.attributes.items()
+        if name.startswith("gen_ai.")
+    }
+    assert conventional.pop("usage.input_tokens") == root.attributes["tollhouse.input_tokens"]
+    assert conventional == {
+        "operation.name": "chat",
+        "provider.name": "tollhouse",
+        "request.model": MODEL,
+        "response.model": MODEL,
+        "response.id": answer.headers["x-request-id"],
+        "response.finish_reasons": ("length",),
+        "usage.output_tokens": 5,
+        "usage.cache_read.input_tokens": root.attributes["tollhouse.cached_tokens"],
+        "request.max_tokens": 5,
+        "request.temperature": 0.5,
+        "request.seed": 7,
+    }
     order = ["auth", "admission", "moderation", "engine", "opened", "metering"]
     starts = [found[name].start_time or 0 for name in order]
     assert starts == sorted(starts)
