@@ -191,6 +191,9 @@ async def test_after_a_crash_the_sum_of_the_engines_receipts_is_billed(tmp_path:
         prompts=3,
     )
     await spool.open(opened)
+    count = spool.begin_stream("req_1")
+    assert count is not None
+    count.note(6)  # of all prompts, all that they generate
     spool.file.close()
     for size, name in enumerate(opened.engine_request_ids[:2], 5):  # the third never reached it
         sampling = SamplingParams(3, ignore_eos=True)
