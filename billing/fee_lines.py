@@ -10,12 +10,13 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
+from billing.calculations import of_fee, of_time
 from billing.invoice_inputs import BilledFee, InvoiceInputs
 from billing.invoice_lines import Line
 from billing.models import BillingAccount, BillingPeriod, InvoiceLine, Plan, Subscription
 from billing.periods import Span, days, period_around
 from billing.subscriptions import MONTH, YEAR, AddOns, Segment, anniversary, segment
-from core.money import round_to_minor
+from core.money import decimal_of, round_to_minor
 
 Held = Sequence[tuple[Subscription, Plan]]
 _MICRO = timedelta(microseconds=1)
@@ -112,7 +113,14 @@ def in_advance(
                 since = term.ends_at or period.starts_at
                 bounds = (min(since, period.ends_at), period.ends_at)
                 note = fee._replace(text=f"{fee.text}, change of what was billed in advance")
-                change = _Change(units - billed, bounds, term.details)
+                how = (
+                    of_fee(fee.units, fee.quantity, MONTH, part.end - part.begin, part.whole)
+                    if part
+                    else "0"
+                )
+                change = _Change(
+                    units - billed, bounds, term.details, f"{how} = {decimal_of(units)}"
+                )
                 found += _changed(note, change, before, account.currency)
             if ahead is not None and fee.units:
                 found.append(_fee_line(fee, ahead, term, account))
@@ -133,10 +141,15 @@ def _again(
         return []
     until = max(start, min(end, term.ends_at or end))
     before = [each for each in known if start <= each.line.starts_at < end]
-    change = share(void.exact, start, until, end) - sum(each.line.exact for each in before)
     text = f"{fee.text}, {days(start, until, account.timezone)}, billed again"
     note = fee._replace(text=text, quantity=void.quantity)
-    return _changed(note, _Change(change, (start, until), term.details), before, account.currency)
+    owed = share(void.exact, start, until, end)
+    micros = (until - start) // _MICRO, (end - start) // _MICRO
+    how = f"{decimal_of(void.exact)}{of_time(*micros)} = {decimal_of(owed)}"
+    change = _Change(
+        owed - sum(each.line.exact for each in before), (start, until), term.details, how
+    )
+    return _changed(note, change, before, account.currency)
 
 
 def yearly(
@@ -159,10 +172,12 @@ def yearly(
                     if each.line.details.get("year") == number
                 ]
                 units = share(fee.units, start, last, end) - share(fee.units, start, first, end)
+                micros = (last - first) // _MICRO, (end - start) // _MICRO
+                how = of_fee(fee.units, fee.quantity, YEAR, *micros) + f" = {decimal_of(units)}"
                 units -= sum(each.line.exact for each in before)
                 bounds = (last, end) if before else (first, last)
                 note = fee._replace(text=f"{fee.text}, {days(*bounds, account.timezone)}")
-                change = _Change(units, bounds, term.details | {"year": number})
+                change = _Change(units, bounds, term.details | {"year": number}, how)
                 found += _changed(note, change, before, account.currency)
     return found
 
@@ -189,6 +204,7 @@ class _Change(NamedTuple):
     units: int
     bounds: tuple[datetime, datetime]
     details: dict[str, Any]
+    owed: str  # how what is owed comes about
 
 
 def _changed(fee: _Fee, change: _Change, before: Sequence[BilledFee], currency: str) -> list[Line]:
@@ -200,7 +216,17 @@ def _changed(fee: _Fee, change: _Change, before: Sequence[BilledFee], currency: 
         last = before[-1]
         at = min(last.billed_at, last.line.ends_at - _MICRO)
         details = details | {"taxed_at": at.isoformat(), "returned": _sources(before, -units)}
-    return [_line(fee, units, change.bounds, currency, details)] if units else []
+    if not units:
+        return []
+    billed = sum(each.line.exact for each in before)
+    credited = units - change.units  # not returned again
+    how = change.owed
+    if before:
+        how += f"; billed before {decimal_of(billed)}"
+    if credited:
+        how += f", of which credit notes returned {decimal_of(credited)}"
+    line = _line(fee, units, change.bounds, currency, details)
+    return [replace(line, calculation=f"{how}; this line {decimal_of(units)}")]
 
 
 def _sources(before: Sequence[BilledFee], units: int) -> list[list[Any]]:
@@ -237,7 +263,8 @@ def as_paid(lines: Sequence[Line], lost: Mapping[str, int], currency: str) -> li
             exact = line.exact + held_back
             minor = round_to_minor(exact, currency)[0]
             details = line.details | {"returned": kept}
-            line = replace(line, exact=exact, minor=minor, details=details)
+            how = f"{line.calculation}, less {decimal_of(held_back)} of a debt that is written off"
+            line = replace(line, exact=exact, minor=minor, details=details, calculation=how)
         if line.exact or not held_back:
             found.append(line)
     return found
@@ -257,7 +284,9 @@ def _fee_line(fee: _Fee, part: Segment, term: Term, account: BillingAccount) -> 
     bounds = part.starts_at, part.ends_at
     dates = f", {days(*bounds, account.timezone)}" if partial else ""
     note = fee._replace(text=fee.text + dates)
-    return _line(note, part.share(fee.units), bounds, account.currency, term.details)
+    line = _line(note, part.share(fee.units), bounds, account.currency, term.details)
+    how = of_fee(fee.units, fee.quantity, MONTH, part.end - part.begin, part.whole)
+    return replace(line, calculation=f"{how} = {decimal_of(line.exact)}")
 
 
 def _line(
@@ -267,6 +296,7 @@ def _line(
     currency: str,
     details: dict[str, Any],
 ) -> Line:
+    each = fee.units // fee.quantity if fee.quantity and fee.units % fee.quantity == 0 else 0
     return Line(
         fee.kind,
         fee.text,
@@ -276,4 +306,5 @@ def _line(
         quantity=fee.quantity,
         unit=fee.unit,
         details=dict(details),
+        unit_price=decimal_of(each) if each else "",
     )

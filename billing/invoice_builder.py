@@ -50,7 +50,8 @@ from core.money import units_of_minor
 
 GRACE_HOURS = 24  # default without a plan
 TERMS_DAYS = 14  # default without a plan
-_LINE = tuple(each.name for each in fields(invoice_lines.Line) if each.name != "minor")
+_LATER = ("minor", "unit_price", "calculation")  # written under another name, or in `details`
+_LINE = tuple(each.name for each in fields(invoice_lines.Line) if each.name not in _LATER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,6 +322,8 @@ def _rows(draft: InvoiceDraft) -> list[dict[str, Any]]:
 def _row(line: invoice_lines.Line) -> dict[str, Any]:
     row = {name: getattr(line, name) for name in _LINE}
     row["amount_minor"] = line.minor
+    shown = {"unit_price": line.unit_price, "calculation": line.calculation}
+    row["details"] = line.details | {name: text for name, text in shown.items() if text}
     return row
 
 

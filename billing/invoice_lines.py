@@ -54,6 +54,8 @@ class Line:
     quantity: int = 0
     unit: str = ""
     details: dict[str, Any] = field(default_factory=dict)
+    unit_price: str = field(default="", compare=False)
+    calculation: str = field(default="", compare=False)  # for a person to redo
 
 
 def usage_lines(

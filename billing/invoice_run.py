@@ -65,10 +65,12 @@ def run(
     progress: Progress | None = None,
     taxes: TaxService | None = None,
     patience_s: float = TAKE_OVER_S,
+    grace: bool = True,
 ) -> RunResult:
     """Finalize due periods and draft the others; `current` includes the running period. `taxes` is a
     remote tax service; None applies our own rates. `patience_s` is how long usage that another worker
-    rates is waited for, in seconds.
+    rates is waited for, in seconds. Without `grace`, an ended period is final at once; usage that comes
+    late is on the next invoice.
     """
     rate_all(database, clock, patience_s=patience_s)
     with database.read() as session:
@@ -77,7 +79,7 @@ def run(
         log.error("the invoices stay drafts: the database was restored. %s", guard.NEXT_STEP)
         final = False
     chosen = sorted(tenant_ids) if tenant_ids is not None else _everybody(database)
-    job = _Job(database, clock, RunResult(), final, current, taxes)
+    job = _Job(database, clock, RunResult(), final, current, taxes, grace)
     done = 0
     with database.read() as session:
         groups = organisations.by_depth(session, chosen)
@@ -99,6 +101,7 @@ class _Job:
     final: bool
     current: bool
     taxes: TaxService | None
+    grace: bool = True
     seen: set[str] = field(default_factory=set)  # invoice ids already in the result
 
     def bill(self, tenants: list[str]) -> None:
@@ -141,7 +144,7 @@ class _Job:
                 each
                 for each in builder.periods
                 if self.final
-                and builder.final_from(each) <= now
+                and (builder.final_from(each) if self.grace else each.ends_at) <= now
                 and each.id not in builder.organisations.waiting
             ]
             early = [each for each in builder.periods if each not in ripe]

@@ -86,6 +86,13 @@ def _plan(session: Session, request: ActRequest, now: datetime) -> Subject:
             f"There is no plan {str(terms.get('plan', ''))[:80]!r}.",
             next_step="Create it with `tollhouse tenant plan-add`.",
         )
+    starts_at = terms.get("starts_at")
+    if starts_at and datetime.fromisoformat(starts_at) < now:
+        raise BadRequest(
+            f"starts_at is {starts_at}, which is past.",
+            next_step="Leave it out to begin now, or give a later time.",
+            param="starts_at",
+        )
     agreed = _overrides(terms)
     seats = max(0, int(terms.get("seats", 0)) - plan.included_seats)
     base, seat = (agreed.get(name, getattr(plan, name)) for name in ("base_fee", "seat_fee"))
@@ -249,14 +256,17 @@ def _post_wire(session: Session, act: MoneyAct, at: datetime) -> dict[str, Any]:
 def _post_plan(session: Session, act: MoneyAct, at: datetime) -> dict[str, Any]:
     plan, seats = str(act.terms["plan"]), int(act.terms.get("seats", 0))
     agreed = _overrides(act.terms)
-    subscriptions.subscribe(session, act.tenant_id, plan, at, seats, agreed)
+    starts_at = datetime.fromisoformat(act.terms.get("starts_at") or at.isoformat())
+    held = subscriptions.subscribe(
+        session, act.tenant_id, plan, max(at, starts_at), seats, agreed, now=at
+    )
     shown = {name: decimal_of(units) for name, units in agreed.items()}
     return {
         "tenant_id": act.tenant_id,
         "plan": plan,
         "seats": seats,
         "overrides": shown,
-        "from": at.isoformat(),
+        "from": held.starts_at.isoformat(),
     }
 
 

@@ -1,17 +1,21 @@
 """Exact lines of a period's invoice: usage, fees, included usage and commitments."""
 
 from collections.abc import Sequence
-from datetime import datetime
+from dataclasses import replace
+from datetime import datetime, timedelta
 
 from billing import fee_lines
+from billing.calculations import of_time
 from billing.earlier_periods import correction_lines, is_earlier
 from billing.fee_lines import Held, share, years
 from billing.invoice_inputs import InvoiceInputs
 from billing.invoice_lines import Line, adjustment_lines, usage_lines
 from billing.models import BillingAccount, BillingPeriod, Plan, Subscription
 from billing.periods import days
-from billing.subscriptions import MONTH, YEAR, segments
-from core.money import round_to_minor
+from billing.subscriptions import MONTH, YEAR, Segment, segments
+from core.money import decimal_of, round_to_minor
+
+_MICRO = timedelta(microseconds=1)
 
 
 def build(inputs: InvoiceInputs, period: BillingPeriod, account: BillingAccount) -> list[Line]:
@@ -49,21 +53,34 @@ def _included(held: Held, period: BillingPeriod, spent: int, currency: str) -> l
     covered = max(0, min(included, spent))
     if not covered:
         return []
-    return [_whole_line("included", "Usage included in the plan", -covered, currency, period)]
+    line = _whole_line("included", "Usage included in the plan", -covered, currency, period)
+    how = f"{_shares(parts, 'included_usage', included)}, for all usage of the period"
+    how += f"; used {decimal_of(spent)}; the lesser is included"
+    return [replace(line, calculation=how)]
+
+
+def _shares(parts: Sequence[Segment], name: str, units: int) -> str:
+    """The amounts of the plans in the period, each by its share of time, and their sum."""
+    found = [
+        decimal_of(getattr(part.plan, name)) + of_time(part.end - part.begin, part.whole)
+        for part in parts
+        if getattr(part.plan, name)
+    ]
+    return f"{' + '.join(found)} = {decimal_of(units)}"
 
 
 def _commitment(held: Held, period: BillingPeriod, spent: int, currency: str) -> list[Line]:
     """The shortfall of the period's commitment."""
-    parts = segments(held, period.span, with_trial=False)
-    committed = sum(
-        part.share(part.plan.minimum_commitment)
-        for part in parts
-        if part.plan.committed_by == MONTH
-    )
+    charged = segments(held, period.span, with_trial=False)
+    parts = [part for part in charged if part.plan.committed_by == MONTH]
+    committed = sum(part.share(part.plan.minimum_commitment) for part in parts)
     if not committed or committed <= spent:
         return []
-    text = "Minimum commitment, shortfall"
-    return [_whole_line("commitment", text, committed - spent, currency, period)]
+    missing = committed - spent
+    line = _whole_line("commitment", "Minimum commitment, shortfall", missing, currency, period)
+    how = _shares(parts, "minimum_commitment", committed)
+    how += f"; used, less included, {decimal_of(spent)}; this line {decimal_of(missing)}"
+    return [replace(line, calculation=how)]
 
 
 def _yearly_commitment(
@@ -85,10 +102,16 @@ def _yearly_commitment(
                 continue
             drawn = spent + inputs.drawn_between(period.tenant_id, start, period.starts_at)
             drawn += sum(line.exact for line in corrections if line.ends_at > start)
-            missing = sum(_committed(part, plan, start, end) for part, plan in contract) - drawn
+            committed = sum(_committed(part, plan, start, end) for part, plan in contract)
+            missing = committed - drawn
             if missing > 0:
                 text = f"Commitment of {days(start, last, account.timezone)}, shortfall"
-                found.append(_whole_line("commitment", text, missing, account.currency, period))
+                line = _whole_line("commitment", text, missing, account.currency, period)
+                agreed = decimal_of(contract[-1][1].minimum_commitment)
+                time = of_time((last - start) // _MICRO, (end - start) // _MICRO)
+                how = f"{agreed} a year{time} = {decimal_of(committed)}; used {decimal_of(drawn)}"
+                how += f"; this line {decimal_of(missing)}"
+                found.append(replace(line, calculation=how))
     return found
 
 

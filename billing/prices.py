@@ -1,5 +1,6 @@
 """The stored price book: versions are validated, saved, and superseded but never changed."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from types import MappingProxyType
@@ -78,15 +79,23 @@ def get_version(session: Session, version_id: str) -> PriceVersion:
     return version_of(row)
 
 
-def validate(draft: PriceDraft) -> PriceVersion:
-    """The version that the draft would become, validated on samples; BadRequest if it is invalid."""
-    rates = price_terms.parse(draft.written)
-    return _checked(draft, rates, _ppm(draft.discount_percent))
+def validate(
+    draft: PriceDraft, kept: Mapping[Component, Rate] = MappingProxyType({})
+) -> PriceVersion:
+    """The version that the draft would become, with the rates that it keeps of the one before,
+    validated on samples; BadRequest if it is invalid."""
+    written = price_terms.parse(draft.written) if draft.written or not kept else {}
+    return _checked(draft, MappingProxyType({**kept, **written}), _ppm(draft.discount_percent))
 
 
-def save(session: Session, clock: Clock, draft: PriceDraft) -> PriceVersion:
+def save(
+    session: Session,
+    clock: Clock,
+    draft: PriceDraft,
+    kept: Mapping[Component, Rate] = MappingProxyType({}),
+) -> PriceVersion:
     """Validate and store. An open version of the same scope and currency ends where this one begins."""
-    version = validate(draft)
+    version = validate(draft, kept)
     _check_currency_of_tenant(session, version)
     _end_predecessor(session, version)
     return _insert(session, clock, version, draft)

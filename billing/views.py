@@ -6,6 +6,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from billing.bank import references
+from billing.calculations import explained, versions_of
 from billing.invoices import lines_of
 from billing.models import BillingAccount, CreditNote, Invoice, InvoiceLine, PriceVersionRow, Seller
 from billing.periods import local_day
@@ -20,7 +21,8 @@ def invoice_json(session: Session, invoice: Invoice) -> dict[str, Any]:
     currency = invoice.currency
     lines = lines_of(session, invoice.id)
     projects = project_names(session, {line.project_id for line in lines})
-    shown = [_line(line, currency, projects) for line in lines]
+    versions = versions_of(session, lines)
+    shown = [_line(line, currency, projects, versions) for line in lines]
     return {
         "id": invoice.id,
         "number": invoice.label,
@@ -84,7 +86,13 @@ def minor(amount: int, currency: str) -> dict[str, Any]:
     return {"minor": amount, "text": format_minor(amount, currency), **exact}
 
 
-def _line(line: InvoiceLine, currency: str, projects: dict[str, str]) -> dict[str, Any]:
+def _line(
+    line: InvoiceLine,
+    currency: str,
+    projects: dict[str, str],
+    versions: dict[str, PriceVersionRow],
+) -> dict[str, Any]:
+    unit_price, calculation = explained(line, versions)
     return {
         "position": line.position,
         "kind": line.kind,
@@ -97,6 +105,8 @@ def _line(line: InvoiceLine, currency: str, projects: dict[str, str]) -> dict[st
         "price_version": line.price_version or None,
         "quantity": line.quantity,
         "unit": line.unit,
+        "unit_price": unit_price,
+        "calculation": calculation,
         "exact": money(line.exact, currency),
         "billed": minor(line.amount_minor, currency),
         "rounding_units": str(units_of_minor(line.amount_minor, currency) - line.exact),

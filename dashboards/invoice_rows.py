@@ -2,8 +2,16 @@
 
 from typing import Any
 
+from billing.calculations import explained
 from billing.invoices import DRAFT, VOID
-from billing.models import CreditNote, DailyUsage, Invoice, InvoiceLine, Payment
+from billing.models import (
+    CreditNote,
+    DailyUsage,
+    Invoice,
+    InvoiceLine,
+    Payment,
+    PriceVersionRow,
+)
 from billing.periods import days, local_day
 from billing.settlement import open_minor
 from dashboards.formats import minor
@@ -33,6 +41,8 @@ LINES = [
     Column("project", "Project"),
     Column("quantity", "Quantity", "whole"),
     Column("unit", "Unit"),
+    Column("unit_price", "Unit price"),
+    Column("calculation", "Calculation"),
     Column("exact", "Exact", "exact", "Unrounded, as rated."),
     Column("amount", "Amount", "minor", "The exact amount, rounded once, half away from zero."),
 ]
@@ -111,7 +121,10 @@ def totals(invoice: Invoice) -> list[Tile]:
     ]
 
 
-def line_row(each: InvoiceLine, projects: dict[str, str], path: str) -> dict[str, Any]:
+def line_row(
+    each: InvoiceLine, projects: dict[str, str], path: str, versions: dict[str, PriceVersionRow]
+) -> dict[str, Any]:
+    unit_price, calculation = explained(each, versions)
     opens = each.kind in ("usage", "late_usage") and each.component in COMPONENTS
     return {
         "description": each.description,
@@ -119,6 +132,8 @@ def line_row(each: InvoiceLine, projects: dict[str, str], path: str) -> dict[str
         "project": projects.get(each.project_id, each.project_id),
         "quantity": each.quantity,
         "unit": each.unit,
+        "unit_price": unit_price,
+        "calculation": calculation,
         "exact": each.exact,
         "amount": each.amount_minor,
     }

@@ -11,6 +11,7 @@ from starlette.routing import Route
 
 from billing import credit_notes
 from billing.bank.references import printed
+from billing.calculations import versions_of
 from billing.invoices import FINAL, lines_of
 from billing.models import CreditGrant, CreditNote, DailyUsage, Invoice, InvoiceLine, Payment
 from billing.periods import days
@@ -118,6 +119,7 @@ def invoice_page(request: Request) -> Response:
     with deps.database.read() as session:
         invoice = _own_invoice(session, viewer, request.path_params["invoice_id"])
         lines = lines_of(session, invoice.id)
+        versions = versions_of(session, lines)
         named = session.execute(
             select(Project.id, Project.name).where(Project.tenant_id == viewer.scope.tenant_id)
         )
@@ -125,7 +127,7 @@ def invoice_page(request: Request) -> Response:
         paid = session.scalars(select(Payment).where(Payment.invoice_id == invoice.id)).all()
         notes = session.scalars(select(CreditNote).where(CreditNote.invoice_id == invoice.id)).all()
     path = f"{root}/invoices/{invoice.id}"
-    rows = [line_row(each, projects, path) for each in lines]
+    rows = [line_row(each, projects, path, versions) for each in lines]
     table = Table("Lines", LINES, rows, invoice.currency, totals=False)
     if wants_csv(request):
         return table.csv(f"invoice-{invoice.label or 'draft'}")

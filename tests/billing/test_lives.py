@@ -5,11 +5,22 @@ from fractions import Fraction
 from typing import Any
 
 import pytest
+from markupsafe import escape
 
-from billing import accounts, credits, dunning, subscriptions
+from billing import (
+    accounts,
+    credits,
+    dunning,
+    invoice_run,
+    invoices,
+    price_changes,
+    prices,
+    subscriptions,
+)
 from billing.accounts import lock_account
 from billing.models import BillingAccount, OutboxMessage
 from billing.payments.manual import ManualPayments
+from billing.printing import invoice_page
 from billing.subscription_views import subscriptions_json
 from core.errors import Conflict, NotFound
 from core.money import Money, units_of
@@ -361,3 +372,125 @@ def test_texts_of_an_invoice_have_the_dates_of_the_tenant_s_zone(
         rows = session.query(OutboxMessage).all()
     due = {row.payload["due"] for row in rows if row.payload.get("event") == "invoice.reminder"}
     assert due == {"2026-02-15"}
+
+
+def test_a_line_shows_how_its_amount_comes_about(life: Life) -> None:
+    life.plan(
+        "p",
+        base_fee="31",
+        seat_fee="3.10",
+        included_usage="62",
+        minimum_commitment="9300",
+        commitment_interval="month",
+    )
+    life.at("2026-01-06").use(40)
+    subscribe(life, "p", "2026-01-16", seats=2)
+    (one,) = life.run("2026-02-03")
+    found = {line["kind"]: (line["unit_price"], line["calculation"]) for line in one["lines"]}
+    assert found == {
+        "usage": ("10 per 1,000,000", "4,000,000 × 10 per 1,000,000 = 40"),
+        "base_fee": ("31", "1 × 31 a month × 16 of 31 days = 16"),
+        "seats": ("3.1", "2 × 3.1 a month × 16 of 31 days = 3.2"),
+        "included": (
+            "",
+            "62 × 16 of 31 days = 32, for all usage of the period; used 40; the lesser is included",
+        ),
+        "commitment": (
+            "",
+            "9300 × 16 of 31 days = 4800; used, less included, 8; this line 4792",
+        ),
+    }
+    with life.read() as session:
+        page = invoice_page(session, invoices.get(session, one["number"]))
+    for _, calculation in found.values():
+        assert escape(calculation) in page
+
+
+def test_a_fee_that_returns_shows_what_was_billed_and_owed(life: Life) -> None:
+    a_year_ahead(life)
+    life.pay()
+    life.credit(60_000)
+    cancel(life, "2026-04-10")
+    ((line,),) = (each["lines"] for each in life.run("2026-05-03"))
+    assert line["calculation"] == (
+        "1 × 1200 a year × 99 of 365 days = 325.479452054794; billed before 1200, of which credit notes "
+        "returned 600; this line -274.520547945206"
+    )
+
+
+@pytest.mark.parametrize(
+    ("written", "shown_as"),
+    [
+        ({"scheme": "flat", "price": "2", "free": 1000}, "1,000 free, then 2 per 1,000,000"),
+        ({"scheme": "package", "price": "2", "size": 500}, "2 per started 500"),
+        (
+            {
+                "scheme": "graduated",
+                "tiers": [{"up_to": 1000, "price": "2"}, {"up_to": None, "price": "1"}],
+            },
+            "graduated, to 1,000: 2 per 1,000,000; above: 1 per 1,000,000",
+        ),
+    ],
+)
+def test_tiers_of_a_price_are_on_the_invoice(life: Life, written: Any, shown_as: str) -> None:
+    made = life.deployment
+    life.price = made.price({"output": written}, tenant_id="acme", model="other")
+    made.record(made.event(model="other", price_version=life.price.id, output_tokens=5000))
+    (one,) = life.run("2026-02-03")
+    (line,) = [each for each in one["lines"] if each["component"] == "output"]
+    assert line["unit_price"] == shown_as
+
+
+def test_the_fee_may_be_by_the_month_and_the_commitment_by_the_year(life: Life) -> None:
+    life.plan("p", base_fee="200", minimum_commitment="6000", commitment_interval="year")
+    subscribe(life, "p")
+    life.use(1000)
+    totals = []
+    for month in range(2, 14):
+        when = datetime(2026 + (month - 1) // 12, (month - 1) % 12 + 1, 3, tzinfo=life.now.tzinfo)
+        totals += [Fraction(each["total"]["text"]) for each in life.run(when)]
+    assert totals == [1200, *[200] * 10, 200 + 5000]
+
+
+def test_a_subscription_may_start_later_and_be_moved_or_cancelled(life: Life) -> None:
+    life.plan("p", base_fee="31", trial_days=5)
+    life.plan("q", base_fee="62")
+    with life.change() as session:
+        subscriptions.subscribe(session, "acme", "p", moment("2026-02-11"), now=life.now, seats=1)
+        subscriptions.subscribe(session, "acme", "p", moment("2026-03-11"), now=life.now, seats=1)
+    assert life.subscriptions() == [
+        ("p", "2026-02-11", "2026-03-11", 1),
+        ("p", "2026-03-11", "", 1),
+    ]
+    cancel(life, "2026-01-02")
+    assert [row[1] == row[2] for row in life.subscriptions()] == [True, True]
+    subscribe(life, "q", "2026-01-03")
+    with life.change() as session:
+        subscriptions.subscribe(session, "acme", "p", moment("2026-01-20"), now=life.now)
+        subscriptions.subscribe(session, "acme", "q", life.now + timedelta(hours=1), 5)
+    assert life.subscriptions()[:3] == [
+        ("q", "2026-01-03", "2026-01-03", 0),
+        ("q", "2026-01-03", "2026-01-20", 5),
+        ("p", "2026-01-20", "", 0),
+    ]
+
+
+def test_an_ended_period_is_final_now_where_one_says_so(life: Life) -> None:
+    life.use(40)
+    life.at("2026-02-01T00:00:01")
+    made = life.deployment
+    assert invoice_run.run(made.database, made.clock).finalised == []
+    assert len(invoice_run.run(made.database, made.clock, grace=False).finalised) == 1
+
+
+def test_a_new_price_keeps_the_rates_that_it_does_not_name(life: Life) -> None:
+    made = life.deployment
+    made.price({"input": "1", "moderation": "0.5", "gpu_second": "2"}, model="kept")
+    made.clock.advance(days=1)
+    with life.change() as session:
+        terms = {"input": "3", "gpu_second": None}
+        draft = prices.PriceDraft("kept", terms, made.clock.now())
+        stays = price_changes.kept(session, draft)
+        version = price_changes.save(session, made.clock, draft)
+    assert [each.value for each in stays] == ["moderation"]
+    assert sorted(each.value for each in version.rates) == ["input", "moderation"]

@@ -139,6 +139,14 @@ def _plan_form(limits: list[str]) -> Form:
         Input("included_seats", "Included seats", "number", "0"),
         Input("included_usage", "Included usage", value="0", hint="per billing period"),
         Input("minimum_commitment", "Commitment", value="0", hint="least usage per interval"),
+        Input(
+            "commitment_interval",
+            "Commitment per",
+            "select",
+            "",
+            [("", "as the fees"), *_INTERVALS],
+            required=False,
+        ),
         Input("trial_days", "Trial, days", "number", "0"),
         Input("payment_terms_days", "Days to pay", "number", "14"),
         Input(
@@ -177,6 +185,9 @@ def _create(request: Request, form_fields: Fields) -> Response:
     fields |= {name: form_fields[name] for name in ("name", "currency", "interval")}
     fields["in_advance"] = given("in_advance") == "yes"
     fields["limits_plan"] = given("limits_plan") or None
+    if given("commitment_interval", "") not in ("", "month", "year"):
+        raise BadRequest("Choose the interval of the commitment.", param="commitment_interval")
+    fields["commitment_interval"] = given("commitment_interval") or None
     with deps.database.transaction() as session:
         created = subscriptions.create_plan(session, deps.clock.now(), fields)
         after = subscription_views.plan_json(created)

@@ -12,6 +12,7 @@ from starlette.routing import Route
 
 from billing import invoices, receivables
 from billing.act_requests import Kind
+from billing.calculations import versions_of
 from billing.exchange_rates import Converter
 from billing.models import CreditNote, Payment
 from billing.periods import days, local_day
@@ -183,6 +184,7 @@ def invoice_page(request: Request) -> Response:
         paid = session.scalars(select(Payment).where(Payment.invoice_id == invoice.id)).all()
         notes = session.scalars(select(CreditNote).where(CreditNote.invoice_id == invoice.id)).all()
         acts = acts_table(session, invoice.id, root)
+        versions = versions_of(session, lines)
         projects = project_names(session, {each.project_id for each in lines})
     name = tenant.name if tenant else invoice.tenant_id
     label, path = invoice.label or "draft", f"{root}/invoices/{invoice.id}"
@@ -192,7 +194,7 @@ def invoice_page(request: Request) -> Response:
         | {"acts": [start(Kind.REFUND, each.id, "Refund…")] if _refundable(each) else []}
         for each in paid
     ]
-    line_rows = [line_row(each, projects, path) | {"href": ""} for each in lines]
+    line_rows = [line_row(each, projects, path, versions) | {"href": ""} for each in lines]
     page_data = PageData(
         f"Invoice {label}",
         f"{name} · {days(invoice.period_start, invoice.period_end, invoice.timezone)} · {invoice.status}"

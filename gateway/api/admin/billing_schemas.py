@@ -60,7 +60,10 @@ class NewPrice(Body):
     effective_from: datetime | None = None
     effective_to: datetime | None = None
     discount_percent: str = "0"
-    terms: dict[str, Any] = Field(description="Price per component, as in billing/price_terms.py.")
+    terms: dict[str, Any] = Field(
+        description="Price per component, as in billing/price_terms.py. What it does not name stays as "
+        "in the open version before; null removes it."
+    )
     note: str = Field("", max_length=500)
 
 
@@ -72,8 +75,9 @@ class NewPlan(Body):
     included_seats: int = Field(0, ge=0, le=1_000_000)
     included_usage: str = Field("0", pattern=r"^\d{1,9}(\.\d{1,12})?$")
     minimum_commitment: str = Field("0", pattern=r"^\d{1,9}(\.\d{1,12})?$")
-    interval: Literal["month", "year"] = Field(
-        "month", description="Interval of the fees and the commitment."
+    interval: Literal["month", "year"] = Field("month", description="Interval of the fees.")
+    commitment_interval: Literal["month", "year"] | None = Field(
+        None, description="Interval of the commitment; by default that of the fees."
     )
     in_advance: bool = Field(
         False, description="Bill fees in advance; a commitment is never billed in advance."
@@ -106,7 +110,11 @@ class Subscribe(Body):
     seats: int = Field(0, ge=0, le=1_000_000)
     overrides: dict[str, Annotated[str, Field(pattern=r"^\d{1,9}(\.\d{1,12})?$")]] = Field(
         {},
-        description="Amounts of this contract by name, such as base_fee, in place of the plan's.",
+        description="Amounts of this contract by name, such as base_fee, in place of the plan's. "
+        "On the same plan those agreed before stay unless some are given.",
+    )
+    starts_at: datetime | None = Field(
+        None, description="Start of the subscription; by default now. A later one waits."
     )
 
 

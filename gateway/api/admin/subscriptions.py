@@ -22,6 +22,7 @@ from gateway.api.admin.access import (
 )
 from gateway.api.admin.billing_records import account_of, record
 from gateway.api.admin.money_acts import MoneyAccess, submitted
+from gateway.api.datetimes import parse_datetime
 from gateway.api.dependencies import SettingsDep
 
 router = APIRouter(prefix="/admin/v1", tags=["billing-admin"])
@@ -126,9 +127,15 @@ def subscribe(
     settings: SettingsDep,
     response: Response,
 ) -> dict[str, Any]:
-    """Move the tenant to the plan now; the previous plan's fee is prorated. 202 if a second operator has
-    to confirm it."""
-    terms = {"plan": body.plan, "seats": body.seats, "overrides": body.overrides}
+    """Move the tenant to the plan now, or from `starts_at` on; the previous plan's fee is prorated. 202
+    if a second operator has to confirm it."""
+    terms: dict[str, Any] = {
+        "plan": body.plan,
+        "seats": body.seats,
+        "overrides": body.overrides,
+    }
+    if body.starts_at is not None:
+        terms["starts_at"] = parse_datetime(body.starts_at.isoformat(), "starts_at").isoformat()
     with ctx.database.transaction() as session:
         tenant_id = account_of(session, ctx, tenant)
         asked = ActRequest(Kind.PLAN, tenant_id, new_id("subscribe"), terms=terms)

@@ -16,7 +16,7 @@ _AMOUNTS = {
     "base_fee": "fee per interval",
     "seat_fee": "fee per seat and interval",
     "included_usage": "usage per billing period that the fee covers",
-    "minimum_commitment": "least amount of usage charged per interval",
+    "minimum_commitment": "least amount of usage charged per interval of the commitment",
 }
 _COLUMNS = ("name", "currency", "interval", "base_fee", "seat_fee", "minimum_commitment")
 
@@ -26,6 +26,11 @@ def add_billing_plans(verbs: Any) -> None:
     new.add_argument("name")
     new.add_argument("--currency", default="USD")
     new.add_argument("--interval", choices=[subscriptions.MONTH, subscriptions.YEAR])
+    new.add_argument(
+        "--commitment-interval",
+        choices=[subscriptions.MONTH, subscriptions.YEAR],
+        help="default: that of the fees",
+    )
     new.add_argument("--in-advance", action="store_true", help="bill the fees ahead")
     for name, about in _AMOUNTS.items():
         option = "--" + name.replace("_", "-")
@@ -45,6 +50,7 @@ def _create(arguments: argparse.Namespace) -> int:
         "name": arguments.name,
         "currency": arguments.currency.upper(),
         "interval": arguments.interval,
+        "commitment_interval": arguments.commitment_interval,
         "in_advance": arguments.in_advance,
         "included_seats": arguments.included_seats,
         "trial_days": arguments.trial_days,

@@ -1,7 +1,7 @@
 """`tollhouse tenant`: the verbs for subscriptions to billing plans."""
 
 import argparse
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from sqlalchemy.orm import Session
@@ -22,7 +22,12 @@ from gateway.cli.output import add_json, show
 def add_subscriptions(verbs: Any) -> None:
     shown = verbs.add_parser("subscriptions", help="list a tenant's subscriptions to billing plans")
     shown.set_defaults(run=_list)
-    begin = verbs.add_parser("subscribe", help="move a tenant to a billing plan now")
+    begin = verbs.add_parser(
+        "subscribe", help="move a tenant to a billing plan, now or from a date on"
+    )
+    begin.add_argument(
+        "--from", dest="start", metavar="DATE", help="ISO 8601 with a time zone; default: now"
+    )
     begin.add_argument("billing_plan", metavar="plan")
     begin.add_argument("--seats", type=int, default=0)
     begin.add_argument(
@@ -39,7 +44,10 @@ def add_subscriptions(verbs: Any) -> None:
     pause = verbs.add_parser("pause", help="pause a tenant's subscription until a date")
     pause.add_argument("--until", required=True, metavar="DATE", help="ISO 8601 with a time zone")
     pause.set_defaults(run=_pause)
-    resume = verbs.add_parser("resume", help="begin a paused subscription now")
+    resume = verbs.add_parser(
+        "resume",
+        help="begin a paused subscription now, or take back a cancellation to the term's end",
+    )
     resume.set_defaults(run=_resume)
     for each in (shown, begin, end, pause, resume):
         add_tenant(each)
@@ -54,7 +62,13 @@ def _list(arguments: argparse.Namespace) -> int:
 
 def _subscribe(arguments: argparse.Namespace) -> int:
     agreed = dict(_override(each) for each in arguments.override)
-    terms = {"plan": arguments.billing_plan, "seats": arguments.seats, "overrides": agreed}
+    terms: dict[str, Any] = {
+        "plan": arguments.billing_plan,
+        "seats": arguments.seats,
+        "overrides": agreed,
+    }
+    if arguments.start:
+        terms["starts_at"] = _moment("--from", arguments.start).isoformat()
     with command_context() as tools:
         act = submit(
             tools, ActRequest(Kind.PLAN, arguments.tenant, new_id("subscribe"), terms=terms)
@@ -83,15 +97,20 @@ def _cancel(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _pause(arguments: argparse.Namespace) -> int:
+def _moment(option: str, written: str) -> datetime:
     try:
-        until = datetime.fromisoformat(arguments.until)
+        found = datetime.fromisoformat(written)
     except ValueError as error:
-        raise BadRequest(f"--until: {error}.") from None
-    if until.tzinfo is None:
+        raise BadRequest(f"{option}: {error}.") from None
+    if found.tzinfo is None:
         raise BadRequest(
-            f"--until {arguments.until} has no time zone.", next_step="Append +00:00 for UTC."
+            f"{option} {written} has no time zone.", next_step="Append +00:00 for UTC."
         )
+    return found.astimezone(UTC)
+
+
+def _pause(arguments: argparse.Namespace) -> int:
+    until = _moment("--until", arguments.until)
     with command_context() as tools, tools.database.transaction() as session:
         tenant_id = _account(arguments, tools, session)
         subscriptions.pause(session, tenant_id, tools.clock.now(), until)

@@ -36,6 +36,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     run = verbs.add_parser("run", help="rate usage, finalise due invoices, draft the others")
     run.add_argument("--tenant", help="name or id; default: all tenants")
     run.add_argument("--closed-only", action="store_true", help="do not draft the current period")
+    run.add_argument(
+        "--now", action="store_true", help="finalise ended periods without waiting for late usage"
+    )
     run.set_defaults(run=_run)
     found = verbs.add_parser("list", help="list invoices, newest first")
     found.add_argument("--tenant", help="name or id; default: all tenants")
@@ -86,6 +89,7 @@ def _run(arguments: argparse.Namespace) -> int:
             tools.clock,
             chosen,
             current=not arguments.closed_only,
+            grace=not arguments.now,
             progress=lambda done, total: bar.update(shown, completed=done, total=total),
             taxes=make_taxes(tools.settings, tools.clock),
         )
@@ -204,6 +208,7 @@ def _show_lines(document: dict[str, Any]) -> None:
             "description": line["description"],
             "quantity": line["quantity"],
             "unit": line["unit"],
+            "unit price": line["unit_price"],
             "exact": line["exact"]["amount"],
             "billed": line["billed"]["text"],
         }

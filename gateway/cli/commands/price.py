@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import select
@@ -73,7 +74,7 @@ def _draft_options(parser: argparse.ArgumentParser) -> None:
             "--adapter-request" if component is Component.ADAPTER else f"--{name}",
             dest=f"price_{component.value}",
             metavar="PRICE",
-            help=f"in major units, {unit}; or JSON with scheme and tiers",
+            help=f"in major units, {unit}; or JSON with scheme and tiers; none removes it",
         )
 
 
@@ -102,6 +103,8 @@ def _draft(tools: CommandContext, arguments: argparse.Namespace) -> prices.Price
 
 
 def _price(component: str, value: str) -> Any:
+    if value == "none":
+        return None
     if not value.lstrip().startswith("{"):
         return value
     try:
@@ -117,7 +120,11 @@ def _set(arguments: argparse.Namespace) -> int:
     with command_context() as tools:
         draft = _draft(tools, arguments)
         with tools.database.transaction() as session:
+            stays = price_changes.kept(session, draft)
             version = price_changes.save(session, tools.clock, draft)
+        if stays and not arguments.json:
+            names = ", ".join(sorted(each.value for each in stays))
+            say(f"Kept from the version before: {names}. Give `none` to remove a rate.")
         with tools.database.read() as session:
             row = session.get_one(PriceVersionRow, version.id)
             shown = price_json(row) if arguments.json else _short(row)
@@ -127,7 +134,9 @@ def _set(arguments: argparse.Namespace) -> int:
 
 def _try(arguments: argparse.Namespace) -> int:
     with command_context() as tools:
-        version = prices.validate(_draft(tools, arguments))
+        draft = _draft(tools, arguments)
+        written = {name: each for name, each in draft.written.items() if each is not None}
+        version = prices.validate(replace(draft, written=written))
     counts = Counts.of_answer(
         arguments.prompt_tokens, arguments.cached_tokens, arguments.output_tokens
     )
