@@ -66,13 +66,17 @@ class Life:
         self.deployment.record(made)
         self.deployment.rate()
 
-    def run(self, when: str | datetime | None = None) -> list[dict[str, Any]]:
+    def run(
+        self, when: str | datetime | None = None, *, audit: bool = True
+    ) -> list[dict[str, Any]]:
         """The invoices that became final."""
         if when is not None:
             self.at(when)
         made = self.deployment
         result = invoice_run.run(made.database, made.clock)
         assert not result.failed, result.failed
+        if not audit:
+            return []
         with self.change() as session:
             recognition.recognise(session, self.now)
         with self.read() as session:

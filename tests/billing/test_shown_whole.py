@@ -166,6 +166,8 @@ def test_an_invoice_in_full(drafted: Session) -> None:
         "price_version": None,
         "quantity": 100,
         "unit": "token",
+        "unit_price": "",
+        "calculation": "",
         "exact": money(499_999_999_995, "0.499999999995"),
         "billed": minor(50, "0.50", "0.5"),
         "rounding_units": "5",
@@ -303,6 +305,7 @@ def test_a_plan_and_the_subscriptions_of_a_tenant(session: Session) -> None:
         "name": "team",
         "currency": "USD",
         "interval": "month",
+        "commitment_interval": "month",
         "in_advance": False,
         "trial_days": 0,
         "included_seats": 0,
@@ -339,7 +342,7 @@ def test_a_plan_and_the_subscriptions_of_a_tenant(session: Session) -> None:
         },
     }
     moment = timedelta(microseconds=1)
-    assert _shown(START - moment)["state"] == "paused"
+    assert _shown(START - moment)["state"] == "scheduled"
     held.ends_at, held.billed_from = START + 9 * DAY, START + DAY
     session.flush()
     times = (START, START + DAY - moment, START + DAY, START + 9 * DAY - moment, START + 9 * DAY)

@@ -151,13 +151,14 @@ def _choice(name: str, label: str, value: bool, options: list[tuple[str, str]]) 
 def _subscription_forms(tenant: Tenant, held: list[dict[str, Any]]) -> list[Form]:
     path = PATH.format(tenant_id=tenant.id)
     state = held[-1]["state"] if held else "none"
-    if state == "paused":
-        return [Form(path, "Resume now", act="resume", title="Subscription")]
-    if state not in ("active", "trial"):
-        return []
     ends = [("term", "at the end of its month or year"), ("now", "now")]
+    waits = state in ("paused", "scheduled")
+    if not waits and state not in ("active", "trial"):
+        return []
     return [
-        Form(
+        Form(path, "Resume now", act="resume", title="Subscription")
+        if waits
+        else Form(
             path,
             "Pause",
             inputs=[Input("until", "Until", "date", hint="00:00 UTC")],
