@@ -22,6 +22,7 @@ from billing import (
     usage,
 )
 from billing.reconcile import Check
+from billing.restores import numbers
 from core.clock import FakeClock
 from core.database import Database
 from core.events import CountedBy, EngineCount, UsageEvent
@@ -276,7 +277,7 @@ FAULTS = (
         units=(10**10, 10**10),
     ),
     Fault(
-        audit_ledger.numbers_have_no_gap,
+        numbers.numbers_have_no_gap,
         "a number is skipped",
         ("update invoices set number = number + 5 where id ="
          " (select id from invoices where number = (select max(number) from invoices))",),

@@ -20,6 +20,7 @@ from billing import (
 from billing.audit_parts import Part
 from billing.differences import EVERYTHING, Difference, Since
 from billing.models import ParkedEvent, UsageEventRow, UsageRetention
+from billing.restores import numbers
 from core.database import Database
 from core.events import CountedBy, EngineCount
 from tests.billing.conftest import START, Deployment
@@ -86,13 +87,13 @@ def test_each_total_of_an_invoice_is_compared(books: Session, column: str, units
 
 
 def test_numbers_of_each_seller_follow_each_other(books: Session) -> None:
-    assert audit_ledger.numbers_have_no_gap(books) == []
+    assert numbers.numbers_have_no_gap(books) == []
     run(books, "update invoices set number = number + 1 where number = 2")
     seller = one(books, "select max(seller_id) from invoices")
     message = f"seller {seller} has 2 numbers from 1 to 3"
-    assert audit_ledger.numbers_have_no_gap(books) == [Difference("invoices", "lost", message)]
+    assert numbers.numbers_have_no_gap(books) == [Difference("invoices", "lost", message)]
     run(books, "update invoices set seller_id = 'other' where number = 3")
-    assert audit_ledger.numbers_have_no_gap(books) == []
+    assert numbers.numbers_have_no_gap(books) == []
 
 
 def test_transactions_and_balances_are_told_with_their_size(books: Session) -> None:
