@@ -142,9 +142,22 @@ local function enter(key, id, lease, news)
   call('PEXPIRE', key, MARKED)
 end
 
+-- A slot's holders: the id, and one more member for each further slot that it takes.
+local function hold(slot, id, lease, news)
+  local key = base .. ':s:' .. slot[1]
+  enter(key, id, lease, news)
+  for number = 2, slot[4] or 1 do
+    call('ZADD', key, format('%d', now + lease), id .. ' ' .. number)
+  end
+end
+
 local function leave(id, slots)
   call('ZREM', base .. ':l', id)
-  for _, slot in ipairs(slots) do call('ZREM', base .. ':s:' .. slot[1], id) end
+  for _, slot in ipairs(slots) do
+    local key = base .. ':s:' .. slot[1]
+    call('ZREM', key, id)
+    for number = 2, slot[4] or 1 do call('ZREM', key, id .. ' ' .. number) end
+  end
 end
 
 local function give_back(caps, held)
@@ -181,7 +194,7 @@ local function sweep()
   end
 end
 
--- args: id, lease_ms, takes, slots {key, limit, shadow}, need, want, caps {key, cap, spent}, seeds
+-- args: id, lease_ms, takes, slots {key, limit, shadow, count}, need, want, caps {key, cap, spent}, seeds
 local function reserve(id, lease, takes, slots, need, want, caps, seeds)
   local raws = values(base .. ':h:' .. id, takes, caps)
   if raws[1] then
@@ -199,7 +212,7 @@ local function reserve(id, lease, takes, slots, need, want, caps, seeds)
   end
   for index, slot in ipairs(slots) do
     counts[index] = call('ZCOUNT', base .. ':s:' .. slot[1], '(' .. now_text, '(inf')
-    if counts[index] >= slot[2] then
+    if counts[index] + (slot[4] or 1) > slot[2] then
       full[#full + 1] = slot[1]
       refused = refused or not slot[3]
     end
@@ -234,8 +247,8 @@ local function reserve(id, lease, takes, slots, need, want, caps, seeds)
     end
   end
   for index, slot in ipairs(slots) do
-    counts[index] = counts[index] + 1
-    enter(base .. ':s:' .. slot[1], id, lease, 2)
+    counts[index] = counts[index] + (slot[4] or 1)
+    hold(slot, id, lease, 2)
   end
   local granted = #caps > 0 and least or 0
   if granted ~= 0 then
@@ -305,7 +318,7 @@ local function renew(ids, lease)
     if ends and tonumber(ends) > now then args, _, _, state = load(id) end
     if args and state ~= LATE then
       enter(base .. ':l', id, lease, 1)
-      for _, slot in ipairs(args[4]) do enter(base .. ':s:' .. slot[1], id, lease, 1) end
+      for _, slot in ipairs(args[4]) do hold(slot, id, lease, 1) end
     end
   end
   return 1
@@ -314,7 +327,7 @@ end
 -- A reservation of before this data began: its lease, slots and money, with no new take.
 local function restore(id, lease, takes, slots, held, caps)
   if call('EXISTS', base .. ':h:' .. id) == 1 then return 0 end
-  for _, slot in ipairs(slots) do enter(base .. ':s:' .. slot[1], id, lease, 2) end
+  for _, slot in ipairs(slots) do hold(slot, id, lease, 2) end
   for index, raw in ipairs(values(nil, {}, caps)) do
     local spent, others, seeded = money(raw)
     pay(caps[index], spent, others + held, seeded)

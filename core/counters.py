@@ -40,11 +40,16 @@ class Take(Struct, frozen=True):
 
 
 class Slot(Struct, frozen=True):
-    """One of `limit` concurrency slots, held until the reservation settles or its lease expires."""
+    """`count` of `limit` concurrency slots, held until the reservation settles or its lease expires."""
 
     key: str
     limit: int
     shadow: bool = False
+    count: int = 1
+
+    def members(self, id: str) -> list[str]:
+        """What a reservation with this id enters into the set of the slot's holders."""
+        return [id, *[f"{id} {number}" for number in range(2, self.count + 1)]]
 
 
 class Cap(Struct, frozen=True):

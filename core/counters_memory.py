@@ -127,7 +127,7 @@ class MemoryCounters:
             )
             self._leases.add((group, id), expires)
             for slot in bucket_request.slots:
-                self._slots.setdefault((group, slot.key), set()).add(id)
+                self._slots.setdefault((group, slot.key), set()).update(slot.members(id))
             for cap in bucket_request.hold.caps if bucket_request.hold else ():
                 account = self._accounts.setdefault(
                     (group, cap.key), _MoneyAccount(0, 0, seeded=False)
@@ -177,7 +177,7 @@ class MemoryCounters:
             if held is None:
                 held = self._slots[(group, slot.key)] = set()
             holders.append(held)
-            if len(held) >= slot.limit:
+            if len(held) + slot.count > slot.limit:
                 full.append(slot)
         shadow = tuple([each.key for each in full if each.shadow]) if full else ()
         refused = tuple([each.key for each in full if not each.shadow]) if full else ()
@@ -201,8 +201,11 @@ class MemoryCounters:
                 shadow,
                 max(0, min(free, default=0)),
             )
-        for held in holders:
-            held.add(bucket_request.id)
+        for slot, held in zip(bucket_request.slots, holders, strict=True):
+            if slot.count == 1:
+                held.add(bucket_request.id)
+            else:
+                held.update(slot.members(bucket_request.id))
         for account in accounts:
             account.held += granted
         used = tuple([len(held) for held in holders])
@@ -293,7 +296,8 @@ class MemoryCounters:
 
     def _release_slots(self, record: _Record) -> None:
         for slot in record.bucket_request.slots:
-            self._slots[(record.bucket_request.group, slot.key)].discard(record.bucket_request.id)
+            held = self._slots[(record.bucket_request.group, slot.key)]
+            held.difference_update(slot.members(record.bucket_request.id))
 
     def _sweep(self, now: int) -> None:
         for record in self._records.values():

@@ -95,7 +95,7 @@ class RedisCounters:
                 (t.key, t.capacity, t.period_ms, t.amount, t.keep, t.shadow)
                 for t in bucket_request.takes
             ],
-            [(s.key, s.limit, s.shadow) for s in bucket_request.slots],
+            [(s.key, s.limit, s.shadow, s.count) for s in bucket_request.slots],
             hold.need if hold else 0,
             hold.want if hold else 0,
             [(c.key, c.cap, c.spent) for c in hold.caps] if hold else [],
@@ -128,7 +128,7 @@ class RedisCounters:
                 (t.key, t.capacity, t.period_ms, t.amount, t.keep, t.shadow)
                 for t in bucket_request.takes
             ],
-            [(s.key, s.limit, s.shadow) for s in bucket_request.slots],
+            [(s.key, s.limit, s.shadow, s.count) for s in bucket_request.slots],
             held,
             [(c.key, c.cap, c.spent) for c in hold.caps] if hold else [],
         )

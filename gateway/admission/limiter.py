@@ -17,6 +17,7 @@ from core.counters import PICO_PER_NANO, Counters, Denial, nano_ceil
 from core.errors import DependencyDown, TollhouseError
 from gateway.admission.estimates import OutputEstimates
 from gateway.admission.leases import FailoverCounters, Leases, counters_down
+from gateway.admission.overshoot import Overshoot
 from gateway.admission.prices import CostBounds, PriceList
 from gateway.admission.queue import ConcurrencyLimiter, TenantQueues
 from gateway.admission.rejections import (
@@ -63,6 +64,7 @@ class Limiter:
         self.request_rate = RequestRate(self._counters)
         self._clock = clock
         self._estimates = OutputEstimates()
+        self._overshoot = Overshoot(processes)
         self._leases = Leases(counters)
         self.seeding: Seeding | None = None  # None: accounts start with what `MoneyLimit` tells
         self._concurrency = ConcurrencyLimiter(clock, max_in_flight)
@@ -128,6 +130,7 @@ class Limiter:
             return
         reservation.ended = True
         request = reservation.request
+        self._overshoot.end(request.tenant_id, reservation.beyond)
         if usage.output_tokens:  # a request without output says nothing about answers' length
             self._learn(request, usage.output_tokens)
         exact = bucket_amounts(reservation.planned.rules, request.plan, usage)
@@ -178,7 +181,10 @@ class Limiter:
         expected = self._estimates.expect(
             request.tenant_id, request.model, request.plan.expected_output
         )
-        estimate = request.estimated_output(expected)
+        worst = request.worst_output(expected)
+        estimate = self._overshoot.estimate(
+            request.tenant_id, request.plan, request.estimated_output(expected), worst
+        )
         counters, shares = self._counters.choose(needs_money=bool(request.money))
         planned = plan_buckets(request, estimate, shares=shares, seeds=self.seeding is None)
         answer, counters = await self._counters.reserve(counters, planned, request, estimate)
@@ -192,7 +198,10 @@ class Limiter:
         held = answer.held * PICO_PER_NANO
         mode = "shared" if counters is self._counters.shared else "local"
         covered = output_tokens_covered(request, held)
-        return Reservation(request, planned, answer, counters, self, covered, held, mode)
+        self._overshoot.begin(request.tenant_id, worst - estimate)
+        return Reservation(
+            request, planned, answer, counters, self, covered, held, mode, beyond=worst - estimate
+        )
 
     def _may_wait(self, request: AdmissionRequest, denial: Denial) -> bool:
         """Whether the known wait fits the plan's bound; a longer one is refused at once."""

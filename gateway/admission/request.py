@@ -45,7 +45,8 @@ class AdmissionRequest(Struct, frozen=True):
     base_cost_units: int = 0  # picounits of request and uncached prompt, at the pinned price
     output_cost_units: int = 0  # picounits of one output token, in the most expensive tier
     currency: str = "USD"  # in which the tenant is billed
-    choices: int = 1  # the output estimate covers all of them
+    choices: int = 1  # answers that are delivered
+    candidates: int = 0  # answers that are generated, where they are more than `choices`
     deadline_s: float | None = None  # seconds left, which bound the wait in a queue
     adapter: str | None = None
     on_disconnect: DisconnectWatch | None = None  # ends the wait in a queue
@@ -67,6 +68,7 @@ class AdmissionRequest(Struct, frozen=True):
             max_output_tokens=ctx.prompt.max_tokens,
             currency=principal.currency,
             choices=ctx.prompt.request.choices,
+            candidates=ctx.prompt.request.candidates,
             deadline_s=ctx.options.timeout_s,
             adapter=adapter.name if adapter is not None else None,
             on_disconnect=ctx.exchange.on_disconnect,
@@ -88,10 +90,21 @@ class AdmissionRequest(Struct, frozen=True):
             prompt_tokens=0,
         )
 
+    @property
+    def generated_choices(self) -> int:
+        return self.candidates if self.candidates > self.choices else self.choices
+
     def estimated_output(self, expected: int) -> int:
-        """Output tokens to reserve, where `expected` is usual for one choice."""
+        """Output tokens to reserve, where `expected` is usual for one choice. Of several answers, each
+        may be as long as the request allows."""
+        if self.generated_choices > 1:
+            return self.worst_output(expected)
         most = self.max_output_tokens
-        return (most if most and most < expected else expected) * self.choices
+        return most if most and most < expected else expected
+
+    def worst_output(self, expected: int) -> int:
+        """The most output tokens that it may generate; where it states no bound, what is usual."""
+        return (self.max_output_tokens or expected) * self.generated_choices
 
     @property
     def queue_cost(self) -> int:
@@ -122,6 +135,7 @@ class SettledUsage(Struct, frozen=True):
     output_tokens: int
     cost_units: int = 0
     requests: int = 1  # 0 if no engine has worked for the request
+    withheld_tokens: int = 0  # of candidates that were generated for the request and not delivered
 
     @classmethod
     def of_event(cls, event: UsageEvent, price: PriceVersion | None) -> "SettledUsage":

@@ -9,6 +9,7 @@ from operator import attrgetter
 from typing import Protocol
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from billing.pricing import PriceVersion
 from core.counters import (
@@ -76,6 +77,7 @@ class Reservation(Struct, eq=False):
     held_units: int  # picounits
     mode: str = "shared"  # or "local": counted in this process while Redis is down
     queued_ms: int = 0
+    beyond: int = 0  # output tokens that it may generate beyond those reserved
     ended: bool = False
     kept: bool = False  # its record is durable, so its money outlives its lease
     price: PriceVersion | None = None  # pinned for the request
@@ -129,6 +131,8 @@ class Reservation(Struct, eq=False):
         usage = UNUSED
         if event is not None:
             usage = SettledUsage.of_event(event, self.price if self.request.money else None)
+            if self.request.candidates > self.request.choices and usage.requests:
+                usage = replace(usage, withheld_tokens=event.waived_tokens)
         try:
             await self.settler.settle(self, usage)
         except TollhouseError as error:
@@ -194,8 +198,11 @@ def plan_buckets(
     if request.money:
         caps = layout.caps_of(request.money)
         hold = _build_hold(request, output_estimate, caps, seeds=seeds)
+    slots = layout.slots
+    if request.generated_choices > 1:  # as many requests, or as all that the limit has
+        slots = tuple([replace(s, count=min(request.generated_choices, s.limit)) for s in slots])
     bucket_request = BucketRequest(
-        request.tenant_id, request.request_id, LEASE_MS, takes, layout.slots, hold
+        request.tenant_id, request.request_id, LEASE_MS, takes, slots, hold
     )
     return PlannedBuckets(bucket_request, layout.rules)
 
@@ -265,8 +272,8 @@ def _amounts_by_unit(plan: Plan, usage: SettledUsage) -> dict[Unit, int]:
     return {
         _REQUESTS: usage.requests,
         _INPUT: weighted,
-        _OUTPUT: usage.output_tokens,
-        _TOTAL: weighted + usage.output_tokens,
+        _OUTPUT: usage.output_tokens + usage.withheld_tokens,
+        _TOTAL: weighted + usage.output_tokens + usage.withheld_tokens,
     }
 
 

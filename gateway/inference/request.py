@@ -92,6 +92,11 @@ class InferenceRequest(Struct, frozen=True):
         """Number of choices over all prompts, grouped by prompt."""
         return self.n * (len(self.prompts) or 1)
 
+    @property
+    def candidates(self) -> int:
+        """Number of answers that are generated, of which `choices` are delivered."""
+        return max(self.n, self.best_of or 0) * (len(self.prompts) or 1)
+
 
 class Usage(Struct, frozen=True):
     """Token counts, as reported to the client and as billed."""

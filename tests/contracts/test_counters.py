@@ -183,6 +183,25 @@ async def test_settling_returns_or_charges_the_difference(
     assert (denial.buckets[0].remaining, denial.wait_ms) == (0, 84_000)
 
 
+async def test_a_reservation_may_take_several_slots(
+    counters: Counters, clock: FakeClock, bucket_request: Make
+) -> None:
+    three, two = (Slot("s", 4, count=3),), (Slot("s", 4, count=2),)
+    first = await _granted(counters, bucket_request(slots=three, id="first", lease_ms=5_000))
+    assert first.slots_used == (3,)
+    assert (await _denied(counters, bucket_request(slots=two))).slots_used == (3,)
+    await _granted(counters, bucket_request(slots=(Slot("s", 4),), id="one", lease_ms=60_000))
+    clock.advance(4)
+    await counters.renew("org_a", ["first"], 5_000)
+    clock.advance(2)
+    assert (await _denied(counters, bucket_request(slots=two))).keys == ("s",)
+    await counters.settle("org_a", "first", [], 0)
+    await _granted(counters, bucket_request(slots=two, id="two", lease_ms=5_000))
+    assert (await _denied(counters, bucket_request(slots=two))).slots_used == (3,)
+    clock.advance(6)
+    await _granted(counters, bucket_request(slots=three, id="last", lease_ms=5_000))
+
+
 async def test_slots_come_back_with_the_lease(
     counters: Counters, clock: FakeClock, bucket_request: Make
 ) -> None:
