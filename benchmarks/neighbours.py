@@ -48,8 +48,8 @@ class Site:
     url: str
     operator: str
 
-    def tenant(self, name: str) -> str:
-        """The key of a new tenant on the lowest plan."""
+    def tenant(self, name: str) -> tuple[str, str]:
+        """The key of a new tenant on the lowest plan, and its project."""
         answer = httpx.post(
             f"{self.url}/admin/v1/tenants",
             json={"name": f"{name}-{next(_numbers)}", "plan": PLAN, "key": "k"},
@@ -57,7 +57,8 @@ class Site:
             timeout=60,
         )
         answer.raise_for_status()
-        return str(answer.json()["key"]["secret"])
+        made = answer.json()
+        return str(made["key"]["secret"]), str(made["project_id"])
 
 
 @dataclass
@@ -67,6 +68,7 @@ class Attack:
     site: Site
     key: str
     client: httpx.AsyncClient
+    project: str
     accepted: int = 0  # calls that were not refused
 
     async def post(self, path: str, body: Any, **options: Any) -> httpx.Response | None:
@@ -202,7 +204,10 @@ async def _webhook(attack: Attack) -> None:
             "/admin/v1/webhooks", {"url": f"http://127.0.0.1:{port}/", "events": ["*"]}
         )
         while True:
-            await attack.post("/admin/v1/keys", {"name": f"k{next(_numbers)}", "role": "viewer"})
+            await attack.post(
+                "/admin/v1/keys",
+                {"project_id": attack.project, "name": f"k{next(_numbers)}", "role": "viewer"},
+            )
             await asyncio.sleep(0.1)
 
 
@@ -221,13 +226,13 @@ HOSTILE = (
         response_format=_schema(), max_tokens=4, ignore_eos=False
     ))),
     Hostile("gateway threads", "archives that are slow to unpack", times(
-        7, lambda a: _upload(a, 14 << 20)
+        7, lambda a: _upload(a, 4 << 20)
     )),
     Hostile("event loop", "streams that nobody reads", times(5, lambda a: a.unread(
         n=16, max_tokens=400, logprobs=True, top_logprobs=20
     ))),
     Hostile("write lock", "changes of keys", times(8, lambda a: a.post(
-        "/admin/v1/keys", {"name": f"k{next(_numbers)}", "role": "viewer"}
+        "/admin/v1/keys", {"project_id": a.project, "name": f"k{next(_numbers)}", "role": "viewer"}
     ))),
     Hostile("outbox", "a receiver of a byte in five seconds", _webhook),
     Hostile("database connections", "reports of long spans", times(16, lambda a: a.client.get(
@@ -281,13 +286,13 @@ async def suffer(client: httpx.AsyncClient, until: float) -> Felt:
 
 async def meet(site: Site, hostile: Hostile, seconds: float) -> Felt:
     """The victim's waits under one attack."""
-    async with _client(site, site.tenant("victim")) as victim:
+    async with _client(site, site.tenant("victim")[0]) as victim:
         await suffer(
             victim, time.monotonic() + 0.1
         )  # what only the first request of a tenant takes
-        key = site.tenant("hostile")
+        key, project = site.tenant("hostile")
         async with _client(site, key) as client:
-            attack = Attack(site, key, client)
+            attack = Attack(site, key, client, project)
 
             async def note(answer: httpx.Response) -> None:
                 attack.accepted += answer.status_code < 400 or hostile.resource == "log"
