@@ -169,8 +169,8 @@ async def _use_adapter(attack: Attack) -> None:
     await attack.chat(model=await _upload(attack), max_tokens=400)
 
 
-async def _keep_file(attack: Attack) -> None:
-    files = {"file": (f"{next(_numbers)}.jsonl", os.urandom(4 << 20))}
+async def _keep_file(attack: Attack, size: int = 4 << 20) -> None:
+    files = {"file": (f"{next(_numbers)}.jsonl", os.urandom(size))}
     with suppress(httpx.HTTPError):
         await attack.client.post("/v1/files", data={"purpose": "batch"}, files=files)
 
@@ -231,9 +231,7 @@ HOSTILE = (
     Hostile("event loop", "streams that nobody reads", times(5, lambda a: a.unread(
         n=16, max_tokens=400, logprobs=True, top_logprobs=20
     ))),
-    Hostile("write lock", "changes of keys", times(8, lambda a: a.post(
-        "/admin/v1/keys", {"project_id": a.project, "name": f"k{next(_numbers)}", "role": "viewer"}
-    ))),
+    Hostile("write lock", "small files", times(16, lambda a: _keep_file(a, 100))),
     Hostile("outbox", "a receiver of a byte in five seconds", _webhook),
     Hostile("database connections", "reports of long spans", times(16, lambda a: a.client.get(
         "/v1/organization/usage/completions?start_time=1500000000&bucket_width=1m&limit=1440"
