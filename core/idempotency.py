@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Index, LargeBinary, String, delete, func, select, update
+from sqlalchemy import BigInteger, Index, LargeBinary, String, delete, func, select, update
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
 from core.database import Base, Json, UtcDateTime, insert_new
@@ -25,6 +25,7 @@ class StoredResponseRow(Base):
     __table_args__ = (
         Index("ix_idempotency_records_tenant_id", "tenant_id", "claimed_at"),
         Index("ix_idempotency_records_expires_at", "expires_at"),
+        Index("ix_idempotency_records_stored_bytes", "tenant_id", "stored_bytes"),
     )
 
     id: Mapped[str] = mapped_column(String(64), primary_key=True)  # SHA-256 of tenant and key
@@ -35,6 +36,7 @@ class StoredResponseRow(Base):
     status: Mapped[int | None]  # None while the first request runs
     headers: Mapped[list[list[str]]] = mapped_column(Json)
     response: Mapped[bytes | None] = mapped_column(LargeBinary)
+    stored_bytes: Mapped[int] = mapped_column(BigInteger, server_default="0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +120,7 @@ def store_response(session: Session, claim_id: str, response: StoredResponse) ->
             status=response.status,
             headers=[[name, value] for name, value in response.headers],
             response=response.answer,
+            stored_bytes=len(response.answer),
         )
     )
 

@@ -22,6 +22,9 @@ PREFIX = "TOLLHOUSE_"
 _OTHER_NAMES = ("ENV_FILE", "SPECS_DIR", "BENCH_HOME", "MODERATION_DATA", "TEST_", "DEBUG")
 
 
+NEEDS = ("disk", "serving", "database", "redis")  # parts that `ready_needs` may name
+
+
 class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="ignore")
 
@@ -236,6 +239,18 @@ class Settings(BaseSettings):
     max_file_mb: int = Field(
         200, ge=1, le=4096, description="Largest file accepted by /v1/files, MiB."
     )
+    ready_needs: Annotated[tuple[str, ...], NoDecode] = Field(
+        ("disk", "serving"),
+        description="Parts that `/readyz` needs to answer 200, comma-separated: disk, serving (a "
+        "request of some model can be answered now), database, redis. A gateway without engines, for "
+        "pages and finance, sets disk alone.",
+    )
+    file_days: int = Field(
+        30,
+        ge=0,
+        le=3_650,
+        description="Days after which a file without `expires_after` is deleted; 0: never.",
+    )
     max_media_mb: int = Field(
         32, ge=1, le=512, description="Largest upload of audio or images to an upstream, MiB."
     )
@@ -356,6 +371,17 @@ class Settings(BaseSettings):
         if value and not (bare and bracketed and port.isdecimal() and int(port) < 1 << 16):
             raise ValueError("it is not an address of the form host:port")
         return value
+
+    @field_validator("ready_needs", mode="before")
+    @classmethod
+    def _split_needs(cls, value: object) -> object:
+        names = value.split(",") if isinstance(value, str) else value
+        if isinstance(names, list | tuple):
+            names = tuple(str(each).strip() for each in names if str(each).strip())
+            for each in names:
+                if each not in NEEDS:
+                    raise ValueError(f"{each!r} is none of {', '.join(NEEDS)}")
+        return names
 
     @field_validator("webhook_networks", "trusted_proxies", mode="before")
     @classmethod

@@ -80,6 +80,8 @@ def _idempotency_keys(services: Services) -> IdempotencyKeys:
     return IdempotencyKeys(
         services.access_database,
         services.clock,
+        services.limiter.request_rate,
+        services.storage,
         longest_s=services.pipeline.limits.timeout_s,
         max_keys=services.settings.idempotency_keys,
     )

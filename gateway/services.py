@@ -13,7 +13,8 @@ from core import tallies
 from core.clock import Clock
 from core.counters import Counters
 from core.database import Database
-from core.settings import Settings
+from core.settings import NEEDS, Settings
+from core.storage import StorageQuotas
 from core.tenants.key_cache import KeyCache
 from core.tenants.roles import Roles
 from gateway.admission.limiter import Limiter
@@ -46,6 +47,7 @@ from moderation.screener import Screener
 
 _RECOVERY_TIMEOUT_S = 60.0
 _FOLD_S = 1.0
+_SILENT_S = 3.0  # without an answer of the database, which is asked every 0.4 s
 
 
 @dataclass
@@ -54,6 +56,7 @@ class Services:
     clock: Clock
     database: Database
     access_database: Database  # connections of their own for keys and idempotency
+    storage: StorageQuotas
     key_cache: KeyCache
     roles: Roles
     operator_token: str
@@ -157,9 +160,35 @@ class Services:
         return AlertTargets(self.settings.webhook_networks, bool(self.settings.smtp_url))
 
     async def readiness(self) -> dict[str, dict[str, Any]]:
-        """Readiness per component: `ready`, and its state when it is not ready."""
+        """Each component: `ready`, its state, and whether it is `needed` for the verdict."""
         parts = self.engines.readiness()
-        parts["spool"] = {"ready": True, "waiting": self.shipper.backlog()}
+        has_room = self.spool.file.has_room()
+        parts["spool"] = {"ready": has_room, "needed": False, "waiting": self.shipper.backlog()}
+        parts["disk"] = {
+            "ready": has_room,
+            "state": "has room"
+            if has_room
+            else "too full to record usage: free TOLLHOUSE_DATA_DIR",
+        }
+        polled_s = self.key_cache.polled_s_ago()
+        answers = polled_s is not None and polled_s < _SILENT_S
+        parts["database"] = {
+            "ready": answers,
+            "state": "answers" if answers else "does not answer; known keys are served",
+        }
+        counted = not getattr(self.counters, "down", False)
+        if self.settings.redis_url:
+            mode = f"does not answer; limits are {self.settings.limits_when_redis_down}"
+            parts["redis"] = {"ready": counted, "state": "answers" if counted else mode}
+        admits = counted or self.settings.limits_when_redis_down != "closed"
+        models = self.engines.served_models()
+        parts["serving"] = {
+            "ready": bool(models) and has_room and admits and not self.pipeline.draining,
+            "models": models,
+        }
+        for name in NEEDS:
+            if name in parts:
+                parts[name]["needed"] = name in self.settings.ready_needs
         parts["gateway"] = {"ready": not self.pipeline.draining}
         return parts
 

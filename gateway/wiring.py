@@ -23,6 +23,7 @@ from core.events import EngineCount
 from core.queue import TaskContext
 from core.sealing import Sealer
 from core.settings import Settings
+from core.storage import StorageQuotas
 from core.tenants.key_cache import KeyCache
 from core.tenants.operator import operator_token
 from core.tenants.roles import Roles
@@ -96,6 +97,7 @@ class _Base:
     token: str  # the operator's
     database: Database
     access_database: Database
+    storage: StorageQuotas
     counters: Counters
     spool: Spool
     router: Router
@@ -161,6 +163,7 @@ def _build_base(
         token=token,
         database=database,
         access_database=access_database,
+        storage=StorageQuotas(clock),
         counters=counters,
         spool=spool,
         router=router,
@@ -241,7 +244,12 @@ def _build_request_path(base: _Base, moderator: Moderator | None) -> _RequestPat
             clock=clock,
             request_log=RequestLog(SinkView(database), clock, Receivers(settings)),
             completions=StoredCompletions(
-                ResponseStore(database=database, clock=clock, sealer=Sealer(base.token))
+                ResponseStore(
+                    database=database,
+                    clock=clock,
+                    sealer=Sealer(base.token),
+                    quotas=base.storage,
+                )
             ),
         ),
         clock=clock,
@@ -294,6 +302,7 @@ def _build_services(base: _Base, path: _RequestPath) -> Services:
         clock=clock,
         catalog=base.catalog,
         store=AdapterStore(settings.data_dir / "adapters", settings.adapter_dirs),
+        quotas=base.storage,
         refresh=CatalogRefresher(database, base.catalog).refresh,
     )
     base.router.suspects.on_quarantine = adapters.quarantine_soon
@@ -302,6 +311,7 @@ def _build_services(base: _Base, path: _RequestPath) -> Services:
         clock=clock,
         database=database,
         access_database=base.access_database,
+        storage=base.storage,
         key_cache=path.key_cache,
         roles=roles,
         operator_token=base.token,
@@ -336,7 +346,10 @@ def _build_services(base: _Base, path: _RequestPath) -> Services:
             max_line_bytes=settings.max_body_mb * 2**20,
         ),
         background=BackgroundResponses(
-            ResponseStore(database=database, clock=clock, sealer=Sealer(base.token)), pipeline
+            ResponseStore(
+                database=database, clock=clock, sealer=Sealer(base.token), quotas=base.storage
+            ),
+            pipeline,
         ),
         opinions=path.opinions,
     )

@@ -56,6 +56,7 @@ def append(session: Session, sealer: Sealer, row: ResponseRecord, events: Sequen
         ResponseEventRecord(response_id=row.id, first=first, count=len(events), sealed=sealed)
     )
     row.status = IN_PROGRESS
+    row.stored_bytes += len(sealed)
     session.flush()
 
 

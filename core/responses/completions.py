@@ -50,6 +50,7 @@ class Completions:
         content = self._opened(row)
         content["completion"]["metadata"] = dict(metadata)
         row.sealed = self.sealer.seal(row.tenant_id, row.id, orjson.dumps(content))
+        row.stored_bytes = len(row.sealed)
         return content["completion"]  # type: ignore[no-any-return]
 
     def remove(self, completion_id: str) -> None:
@@ -116,6 +117,7 @@ def save(
 ) -> None:
     """`content`: the `completion` in OpenAI's format, and the `messages` of its request."""
     completion = content["completion"]
+    sealed = sealer.seal(principal.tenant_id, completion["id"], orjson.dumps(content))
     session.add(
         CompletionRecord(
             id=completion["id"],
@@ -125,7 +127,8 @@ def save(
             model=completion["model"],
             created_at=now,
             expires_at=now + KEPT,
-            sealed=sealer.seal(principal.tenant_id, completion["id"], orjson.dumps(content)),
+            sealed=sealed,
+            stored_bytes=len(sealed),
         )
     )
 

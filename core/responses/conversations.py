@@ -118,6 +118,7 @@ class Conversations:
         for position, item in enumerate(added, (-1 if last is None else last) + 1):
             name = _sealed_name(row.id, item["id"])
             sealed = self._sealer.seal(row.tenant_id, name, orjson.dumps(item))
+            row.stored_bytes += len(sealed)
             self._session.add(
                 ConversationItemRecord(
                     conversation_id=row.id, position=position, item_id=item["id"], sealed=sealed
@@ -129,12 +130,16 @@ class Conversations:
 
     def remove_item(self, conversation_id: str, item_id: str) -> ConversationRecord:
         row = self.get(conversation_id, to_change=True)
-        self._session.delete(self._item_row(row, item_id))
+        item = self._item_row(row, item_id)
+        row.stored_bytes -= len(item.sealed)
+        self._session.delete(item)
         row.expires_at = self._now + KEPT
         return row
 
     def _set_metadata(self, row: ConversationRecord, metadata: dict[str, str]) -> None:
+        before = len(row.sealed) if row.sealed else 0
         row.sealed = self._sealer.seal(row.tenant_id, row.id, orjson.dumps(metadata))
+        row.stored_bytes = (row.stored_bytes or 0) + len(row.sealed) - before
 
     def _item_row(self, row: ConversationRecord, item_id: str) -> ConversationItemRecord:
         found = self._session.scalar(

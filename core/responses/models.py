@@ -2,7 +2,7 @@
 
 from datetime import datetime
 
-from sqlalchemy import ForeignKey, Index, LargeBinary, String
+from sqlalchemy import BigInteger, ForeignKey, Index, LargeBinary, String
 from sqlalchemy.orm import Mapped, mapped_column
 
 from core.database import Base, UtcDateTime
@@ -16,6 +16,7 @@ class ResponseRecord(Base):
         Index("ix_stored_responses_tenant_id", "tenant_id", "id"),
         Index("ix_stored_responses_expires_at", "expires_at"),
         Index("ix_stored_responses_lease_until", "lease_until"),
+        Index("ix_stored_responses_stored_bytes", "tenant_id", "stored_bytes"),
     )
 
     id: Mapped[str] = mapped_column(ID, primary_key=True)
@@ -29,6 +30,7 @@ class ResponseRecord(Base):
     # Of a background response: queued or in_progress, and how long its process holds it.
     status: Mapped[str | None] = mapped_column(String(20))
     lease_until: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    stored_bytes: Mapped[int] = mapped_column(BigInteger, server_default="0")  # with its events
 
 
 class ResponseEventRecord(Base):
@@ -60,6 +62,7 @@ class CompletionRecord(Base):
     __table_args__ = (
         Index("ix_stored_completions_tenant_created", "tenant_id", "created_at", "id"),
         Index("ix_stored_completions_expires_at", "expires_at"),
+        Index("ix_stored_completions_stored_bytes", "tenant_id", "stored_bytes"),
     )
 
     id: Mapped[str] = mapped_column(ID, primary_key=True)
@@ -70,6 +73,7 @@ class CompletionRecord(Base):
     created_at: Mapped[datetime] = mapped_column(UtcDateTime)
     expires_at: Mapped[datetime] = mapped_column(UtcDateTime)
     sealed: Mapped[bytes] = mapped_column(LargeBinary)
+    stored_bytes: Mapped[int] = mapped_column(BigInteger, server_default="0")
 
 
 class ConversationRecord(Base):
@@ -77,6 +81,7 @@ class ConversationRecord(Base):
     __table_args__ = (
         Index("ix_conversations_tenant_id", "tenant_id", "id"),
         Index("ix_conversations_expires_at", "expires_at"),
+        Index("ix_conversations_stored_bytes", "tenant_id", "stored_bytes"),
     )
 
     id: Mapped[str] = mapped_column(ID, primary_key=True)
@@ -86,6 +91,7 @@ class ConversationRecord(Base):
     created_at: Mapped[datetime] = mapped_column(UtcDateTime)
     expires_at: Mapped[datetime] = mapped_column(UtcDateTime)
     sealed: Mapped[bytes] = mapped_column(LargeBinary)  # its metadata
+    stored_bytes: Mapped[int] = mapped_column(BigInteger, server_default="0")  # with its items
 
 
 class ConversationItemRecord(Base):

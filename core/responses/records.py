@@ -45,6 +45,7 @@ def save(
 ) -> None:
     response_id, tenant_id = given.response["id"], principal.tenant_id
     content = orjson.dumps({"response": given.response, "input": given.input})
+    sealed = sealer.seal(tenant_id, response_id, content)
     session.add(
         ResponseRecord(
             id=response_id,
@@ -54,7 +55,8 @@ def save(
             previous_id=given.response.get("previous_response_id"),
             created_at=now,
             expires_at=now + KEPT,
-            sealed=sealer.seal(tenant_id, response_id, content),
+            sealed=sealed,
+            stored_bytes=len(sealed),
         )
     )
     session.flush()
@@ -66,7 +68,9 @@ def replace(
 ) -> None:
     """Stores the response in place of the row's, with the same input."""
     content = orjson.dumps({"response": response, "input": opened(sealer, row).input})
-    row.sealed = sealer.seal(row.tenant_id, row.id, content)
+    sealed = sealer.seal(row.tenant_id, row.id, content)
+    row.stored_bytes += len(sealed) - len(row.sealed)
+    row.sealed = sealed
     _name_items(session, row.id, response["output"])
 
 

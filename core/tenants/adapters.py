@@ -157,6 +157,15 @@ def get(session: Session, scope: TenantScope, name_or_id: str) -> Adapter:
     return row
 
 
+def is_registered(session: Session, scope: TenantScope, digest: str) -> bool:
+    query = select(Adapter.id).where(
+        Adapter.tenant_id == scope.tenant_id,
+        Adapter.digest == digest,
+        Adapter.removed_at.is_(None),
+    )
+    return session.scalar(query.limit(1)) is not None
+
+
 def all_of(session: Session, scope: TenantScope) -> list[Adapter]:
     query = select(Adapter).where(
         Adapter.tenant_id == scope.tenant_id, Adapter.removed_at.is_(None)

@@ -46,6 +46,11 @@ class KeyCache:
         self._cached: OrderedDict[str, Principal] = OrderedDict()
         self._last_used: dict[str, datetime] = {}
         self._epoch = -1
+        self._polled_at: float | None = None
+
+    def polled_s_ago(self) -> float | None:
+        """How long ago the database answered a poll; None if it has not yet."""
+        return None if self._polled_at is None else self._clock.monotonic() - self._polled_at
 
     @property
     def epoch(self) -> int:
@@ -86,6 +91,7 @@ class KeyCache:
         """Drop the keys of the tenants that changed. Call it in a thread, every POLL_S seconds."""
         with self._database.read() as session:
             epoch = epochs.current(session)
+            self._polled_at = self._clock.monotonic()
             if epoch == self._epoch:
                 return NOTHING_CHANGED
             changed = epochs.changed_since(session, self._epoch)

@@ -18,6 +18,7 @@ _NUMBERS = (
     "queue_wait_s",
     "queue_length",
     "expected_output",
+    "storage_mb",
 )
 
 
@@ -97,7 +98,8 @@ def from_body(name: str, body: dict[str, Any]) -> Plan:
         )
         for each in body["limits"]
     )
-    return Plan(name, rules, **{each: body[each] for each in _NUMBERS})
+    # A plan that was stored before a number existed has its default.
+    return Plan(name, rules, **{each: body[each] for each in _NUMBERS if each in body})
 
 
 def _plan(row: PlanRow) -> Plan:

@@ -58,6 +58,7 @@ class Plan:
     queue_wait_s: float = 0.0  # how long a request over a limit may wait; 0: reject at once
     queue_length: int = 0  # per tenant and gateway process
     expected_output: int = 256  # tokens, until the tenant's own average is known
+    storage_mb: int = 10_240  # of all that the API stores for the tenant
 
 
 def _rates(requests: int, tokens: int, concurrent: int) -> tuple[LimitRule, ...]:
@@ -73,6 +74,7 @@ FREE = Plan(
     (*_rates(20, 20_000, 2), LimitRule(Scope.TENANT, Unit.REQUESTS, 1_000, DAY)),
     priority=0,
     weight=1,
+    storage_mb=512,
 )
 STANDARD = Plan(
     "standard",
@@ -89,6 +91,7 @@ PREMIUM = Plan(
     cached_permille=0,
     queue_wait_s=20.0,
     queue_length=1_000,
+    storage_mb=102_400,
 )
 PLANS = {plan.name: plan for plan in (FREE, STANDARD, PREMIUM)}
 

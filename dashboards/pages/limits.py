@@ -11,6 +11,7 @@ from starlette.routing import Route
 
 from billing import budgets
 from billing.models import BillingAccount, Budget
+from core import storage
 from core.errors import BadRequest, NotFound
 from core.money import Money, units_of
 from core.tenants import audit, keys, limits, organisations, rejections
@@ -98,6 +99,7 @@ def page_of(request: Request) -> Response:
         ]
         spent = _budgets(session, viewer, deps.clock.now()) if sees_money else []
         targets = _targets(session, viewer.scope)
+        stored = storage.used(session, viewer.scope.tenant_id)
     used = {each.rule: each for each in deps.backend.used(viewer.scope, plan.rules)}
     may_set = deps.auth.may(viewer, "limits", "write")
     may_spend = deps.auth.may(viewer, "budgets", "write")
@@ -137,7 +139,11 @@ def page_of(request: Request) -> Response:
     page_data = PageData(
         "Limits and budgets",
         f"Plan {plan.name}. Rate limits are token buckets that refill continuously.",
-        tiles=[*_rate_tiles(used), *_budget_tiles(spent, viewer.currency)],
+        tiles=[
+            *_rate_tiles(used),
+            _storage_tile(stored, storage.quota_of(plan)),
+            *_budget_tiles(spent, viewer.currency),
+        ],
         tables=tables,
         forms=forms,
     )
@@ -157,6 +163,28 @@ def _rate_tiles(used: dict[str, LimitUsage]) -> list[Tile]:
         )
         for each in used.values()
     ]
+
+
+def _storage_tile(stored: dict[str, int], quota: int) -> Tile:
+    total = sum(stored.values())
+    largest = max(stored, key=stored.__getitem__)
+    return Tile(
+        "Storage",
+        f"{total / 2**20:,.1f} of {quota / 2**20:,.0f} MiB",
+        f"most of it {_STORED[largest]}" if total else "unused",
+        state="bad" if total >= quota else "",
+        meter=svg(charts.meter("Storage", total / 2**20, quota / 2**20)),
+    )
+
+
+_STORED = {
+    "files": "files",
+    "conversations": "conversations",
+    "responses": "stored responses",
+    "completions": "stored completions",
+    "idempotency": "answers to Idempotency-Keys",
+    "adapters": "adapters",
+}
 
 
 def _budget_tiles(spent: list[dict[str, Any]], currency: str) -> list[Tile]:

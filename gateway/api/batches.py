@@ -15,7 +15,7 @@ from core.database import Database
 from core.errors import BadRequest, UnsupportedParameter
 from core.tenants.keys import Principal
 from gateway.api.bodies import read_body
-from gateway.api.dependencies import Caller, ClockDep, DatabaseDep, LimitsDep
+from gateway.api.dependencies import ClockDep, CountedCaller, DatabaseDep, LimitsDep
 from gateway.api.files import list_page
 from gateway.inference.decoding import Metadata
 from gateway.inference.decoding import Request as Body
@@ -40,7 +40,11 @@ _decoder = msgspec.json.Decoder(BatchBody)
 
 @router.post("/batches")
 async def create_batch(
-    request: Request, caller: Caller, limits: LimitsDep, database: DatabaseDep, clock: ClockDep
+    request: Request,
+    caller: CountedCaller,
+    limits: LimitsDep,
+    database: DatabaseDep,
+    clock: ClockDep,
 ) -> dict[str, Any]:
     body = await read_body(request, limits, _decoder)
     if body.endpoint not in _ENDPOINTS:
@@ -69,7 +73,7 @@ async def create_batch(
 @router.get("/batches")
 def list_batches(
     database: DatabaseDep,
-    caller: Caller,
+    caller: CountedCaller,
     after: str | None = None,
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
 ) -> dict[str, Any]:
@@ -79,14 +83,14 @@ def list_batches(
 
 
 @router.get("/batches/{batch_id}")
-def get_batch(batch_id: str, database: DatabaseDep, caller: Caller) -> dict[str, Any]:
+def get_batch(batch_id: str, database: DatabaseDep, caller: CountedCaller) -> dict[str, Any]:
     with database.read() as session:
         return batch_json(jobs.get(session, caller.scope, batch_id))
 
 
 @router.post("/batches/{batch_id}/cancel")
 def cancel_batch(
-    batch_id: str, database: DatabaseDep, clock: ClockDep, caller: Caller
+    batch_id: str, database: DatabaseDep, clock: ClockDep, caller: CountedCaller
 ) -> dict[str, Any]:
     with database.transaction() as session:
         return batch_json(jobs.cancel(session, caller.scope, clock, batch_id))

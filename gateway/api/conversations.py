@@ -35,14 +35,15 @@ async def create_conversation(request: Request, store: StoreDep, limits: LimitsD
             next_step="Send all items in the input of each request.",
             code="store_not_allowed",
         )
-    body, items = await _items_of(await read_raw(request, limits) or b"{}")
+    raw = await read_raw(request, limits) or b"{}"
+    body, items = await _items_of(raw)
 
     def _create(found: Conversations) -> dict[str, Any]:
         row = found.create(store.caller, dict(body.metadata or {}))
         found.add(row.id, items)
         return found.describe(row)
 
-    return await asyncio.to_thread(store.change, _create)
+    return await asyncio.to_thread(store.grow, len(raw), _create)
 
 
 @router.get("/{conversation_id}")
@@ -54,7 +55,8 @@ def get_conversation(conversation_id: str, store: StoreDep) -> dict[str, Any]:
 async def update_conversation(
     conversation_id: str, request: Request, store: StoreDep, limits: LimitsDep
 ) -> dict[str, Any]:
-    body, items = await _items_of(await read_raw(request, limits))
+    raw = await read_raw(request, limits)
+    body, items = await _items_of(raw)
     if items or body.metadata is None:
         raise BadRequest(
             "A conversation's metadata is what can be changed.",
@@ -64,7 +66,9 @@ async def update_conversation(
         )
     metadata = dict(body.metadata)
     return await asyncio.to_thread(
-        store.change, lambda found: found.describe(found.update(conversation_id, metadata))
+        store.grow,
+        len(raw),
+        lambda found: found.describe(found.update(conversation_id, metadata)),
     )
 
 
@@ -78,7 +82,8 @@ def delete_conversation(conversation_id: str, store: StoreDep) -> dict[str, Any]
 async def add_items(
     conversation_id: str, request: Request, store: StoreDep, limits: LimitsDep
 ) -> dict[str, Any]:
-    body, items = await _items_of(await read_raw(request, limits))
+    raw = await read_raw(request, limits)
+    body, items = await _items_of(raw)
     if not items or body.metadata is not None:
         raise BadRequest(
             "items is missing." if not items else "Items are added without metadata.",
@@ -86,7 +91,9 @@ async def add_items(
             param="items" if not items else "metadata",
             code="missing_required_parameter" if not items else "invalid_value",
         )
-    added = await asyncio.to_thread(store.change, lambda found: found.add(conversation_id, items))
+    added = await asyncio.to_thread(
+        store.grow, len(raw), lambda found: found.add(conversation_id, items)
+    )
     return item_page(added, after=None, limit=MAX_ADDED, order="asc")
 
 

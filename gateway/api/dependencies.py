@@ -12,11 +12,14 @@ from billing.alert_targets import AlertTargets
 from billing.payments.base import PaymentProvider
 from core.clock import Clock
 from core.database import Database
+from core.ids import REQUEST, new_id
 from core.settings import Settings
+from core.storage import StorageQuotas
 from core.tenants.keys import Principal
 from core.tenants.roles import Roles
 from gateway.admission.limiter import Admission
 from gateway.admission.rejections import RejectionCounter
+from gateway.admission.request import AdmissionRequest
 from gateway.admission.request_rate import RequestRate
 from gateway.auth.authenticator import Authenticator
 from gateway.auth.dashboard_auth import DashboardAuth
@@ -70,6 +73,7 @@ UpstreamReloadDep = Annotated[UpstreamReload, _from(lambda services: services.up
 BackgroundDep = Annotated[BackgroundResponses, _from(lambda services: services.background)]
 CardPagesDep = Annotated[CardPages, _from(lambda services: services.card_pages)]
 PaymentsDep = Annotated[PaymentProvider, _from(lambda services: services.payments)]
+QuotasDep = Annotated[StorageQuotas, _from(lambda services: services.storage)]
 ReadinessDep = Annotated[Readiness, _from(lambda services: services.readiness)]
 
 
@@ -81,3 +85,13 @@ async def principal_of(request: Request, auth: AuthDep) -> Principal:
 
 
 Caller = Annotated[Principal, Depends(principal_of)]
+
+
+async def counted_caller(request: Request, caller: Caller, rate: RequestRateDep) -> Principal:
+    """A call that changes something counts against the limits on requests."""
+    if request.method not in ("GET", "HEAD"):
+        await rate.count(AdmissionRequest.without_prompt(new_id(REQUEST), caller, ""))
+    return caller
+
+
+CountedCaller = Annotated[Principal, Depends(counted_caller)]

@@ -1,17 +1,18 @@
 """Exception handlers of the FastAPI routes: the API's error object, a request id, no traceback."""
 
 import difflib
+import errno
 import logging
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from sqlalchemy.exc import DataError
+from sqlalchemy.exc import DataError, OperationalError
 from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
 from core.database import unstorable
-from core.errors import BadRequest, NotFound, TollhouseError
+from core.errors import BadRequest, DependencyDown, NotFound, TollhouseError
 from core.ids import REQUEST, new_id
 from gateway.http.headers import error_headers
 from gateway.inference.messages.response import anthropic_error, is_of_messages
@@ -39,6 +40,8 @@ def add_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(RequestValidationError, _validation_error)
     app.add_exception_handler(HTTPException, _http_exception)
     app.add_exception_handler(DataError, _data_error)
+    app.add_exception_handler(OperationalError, _operational_error)
+    app.add_exception_handler(OSError, _os_error)
     app.add_exception_handler(Exception, _unhandled)
 
 
@@ -64,6 +67,37 @@ async def _data_error(request: Request, error: Exception) -> JSONResponse:
     refused = unstorable(error)
     log.warning("%s: %s", request.url.path, refused.message)
     return error_response(request, refused)
+
+
+async def _operational_error(request: Request, error: Exception) -> JSONResponse:
+    """The database is away, locked, or its disk is full: nothing that the request could change."""
+    assert isinstance(error, OperationalError)
+    if "disk is full" in str(error.orig) or getattr(error.orig, "sqlstate", "") == "53100":
+        return error_response(request, _disk_full(request))
+    log.error("%s: the database failed: %s", request.url.path, str(error).partition("\n")[0])
+    return error_response(
+        request,
+        DependencyDown(
+            "The database does not answer.", next_step="Try again shortly.", retry_after_s=2.0
+        ),
+    )
+
+
+async def _os_error(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, OSError)
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return error_response(request, _disk_full(request))
+    return await _unhandled(request, error)
+
+
+def _disk_full(request: Request) -> DependencyDown:
+    log.error("%s: the disk is full", request.url.path)
+    return DependencyDown(
+        "The gateway cannot store this: its disk is full.",
+        next_step="Try again later; the operator frees space in TOLLHOUSE_DATA_DIR.",
+        code="storage_unavailable",
+        retry_after_s=5.0,
+    )
 
 
 async def _validation_error(request: Request, error: Exception) -> JSONResponse:

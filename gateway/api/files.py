@@ -13,7 +13,14 @@ from core.batches.models import StoredFile
 from core.database import Database
 from core.errors import BadRequest, UnsupportedParameter
 from core.tenants.keys import Principal
-from gateway.api.dependencies import Caller, ClockDep, DatabaseDep, SettingsDep
+from gateway.api.dependencies import (
+    Caller,
+    ClockDep,
+    CountedCaller,
+    DatabaseDep,
+    QuotasDep,
+    SettingsDep,
+)
 from gateway.http.uploads import bounded_form
 from gateway.threads import Work, run_as
 
@@ -43,12 +50,15 @@ _UPLOAD: dict[str, Any] = {
 class _Store:
     database: DatabaseDep
     clock: ClockDep
+    quotas: QuotasDep
 
     def take(
         self, caller: Principal, given: UploadFile, lifetime_s: int | None, max_bytes: int
     ) -> dict[str, Any]:
         name = (given.filename or "file").rpartition("/")[2][:255]
+        size = given.size or 0
         with self.database.transaction() as session:
+            self.quotas.check(session, caller.tenant_id, caller.plan, size)
             result = files.store(
                 session,
                 self.clock,
@@ -67,7 +77,7 @@ class _Store:
 @router.post("/files", openapi_extra=_UPLOAD)
 async def upload(
     request: Request,
-    caller: Caller,
+    caller: CountedCaller,
     settings: SettingsDep,
     store: Annotated[_Store, Depends(_Store)],
 ) -> dict[str, Any]:
@@ -82,7 +92,8 @@ async def upload(
             )
         if not isinstance(given, UploadFile):
             raise BadRequest("The form has no file.", next_step="Add it as `file`.", param="file")
-        return await run_as(Work.UPLOADS, store.take, caller, given, _lifetime(form), max_bytes)
+        lifetime_s = _lifetime(form) or settings.file_days * 86_400 or None
+        return await run_as(Work.UPLOADS, store.take, caller, given, lifetime_s, max_bytes)
 
 
 @router.get("/files")
@@ -119,7 +130,7 @@ def get_file(
 
 @router.delete("/files/{file_id}")
 def delete_file(
-    file_id: str, database: DatabaseDep, clock: ClockDep, caller: Caller
+    file_id: str, database: DatabaseDep, clock: ClockDep, caller: CountedCaller
 ) -> dict[str, Any]:
     with database.transaction() as session:
         files.remove(session, caller.scope, file_id, clock.now())

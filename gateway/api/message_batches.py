@@ -10,15 +10,22 @@ import orjson
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import StreamingResponse
 from msgspec import Meta
+from sqlalchemy.orm import Session
 
 from core.batches import files, jobs
 from core.batches.models import Batch
 from core.clock import Clock
-from core.database import Database
 from core.errors import BadRequest, Conflict, NotFound
 from core.tenants.keys import Principal
 from gateway.api.bodies import read_body
-from gateway.api.dependencies import Caller, ClockDep, DatabaseDep, LimitsDep, SettingsDep
+from gateway.api.dependencies import (
+    ClockDep,
+    CountedCaller,
+    DatabaseDep,
+    LimitsDep,
+    QuotasDep,
+    SettingsDep,
+)
 from gateway.batches.lines import CANCELLED
 from gateway.inference.decoding import Request as Body
 from gateway.inference.messages.request import ROUTE
@@ -43,16 +50,29 @@ _decoder = msgspec.json.Decoder(MessageBatchBody)
 
 @router.post("")
 async def create_message_batch(
-    request: Request, caller: Caller, limits: LimitsDep, database: DatabaseDep, clock: ClockDep
+    request: Request,
+    caller: CountedCaller,
+    limits: LimitsDep,
+    database: DatabaseDep,
+    clock: ClockDep,
+    quotas: QuotasDep,
 ) -> dict[str, Any]:
     body = await read_body(request, limits, _decoder)
-    return await asyncio.to_thread(_create, database, clock, caller, body)
+
+    def _created() -> dict[str, Any]:
+        lines = _checked_lines(body)
+        size = sum(map(len, lines))
+        with database.transaction() as session:
+            quotas.check(session, caller.tenant_id, caller.plan, size)
+            return _create(session, clock, caller, lines)
+
+    return await asyncio.to_thread(_created)
 
 
 @router.get("")
 def list_message_batches(
     database: DatabaseDep,
-    caller: Caller,
+    caller: CountedCaller,
     after_id: str | None = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 20,
 ) -> dict[str, Any]:
@@ -65,14 +85,16 @@ def list_message_batches(
 
 
 @router.get("/{batch_id}")
-def get_message_batch(batch_id: str, database: DatabaseDep, caller: Caller) -> dict[str, Any]:
+def get_message_batch(
+    batch_id: str, database: DatabaseDep, caller: CountedCaller
+) -> dict[str, Any]:
     with database.read() as session:
         return _shown(jobs.get(session, caller.scope, _own_id(batch_id)))
 
 
 @router.post("/{batch_id}/cancel")
 def cancel_message_batch(
-    batch_id: str, database: DatabaseDep, clock: ClockDep, caller: Caller
+    batch_id: str, database: DatabaseDep, clock: ClockDep, caller: CountedCaller
 ) -> dict[str, Any]:
     with database.transaction() as session:
         return _shown(jobs.cancel(session, caller.scope, clock, _own_id(batch_id)))
@@ -80,7 +102,7 @@ def cancel_message_batch(
 
 @router.delete("/{batch_id}")
 def delete_message_batch(
-    batch_id: str, database: DatabaseDep, clock: ClockDep, caller: Caller
+    batch_id: str, database: DatabaseDep, clock: ClockDep, caller: CountedCaller
 ) -> dict[str, Any]:
     with database.transaction() as session:
         batch = jobs.get(session, caller.scope, _own_id(batch_id))
@@ -95,7 +117,11 @@ def delete_message_batch(
 
 @router.get("/{batch_id}/results")
 def message_batch_results(
-    batch_id: str, database: DatabaseDep, clock: ClockDep, settings: SettingsDep, caller: Caller
+    batch_id: str,
+    database: DatabaseDep,
+    clock: ClockDep,
+    settings: SettingsDep,
+    caller: CountedCaller,
 ) -> StreamingResponse:
     """JSON Lines, in no particular order."""
     with database.read() as session:
@@ -117,9 +143,8 @@ def message_batch_results(
     return StreamingResponse(_lines(), media_type="application/x-jsonl")
 
 
-def _create(
-    database: Database, clock: Clock, caller: Principal, body: MessageBatchBody
-) -> dict[str, Any]:
+def _checked_lines(body: MessageBatchBody) -> list[bytes]:
+    """The lines of the batch's input file."""
     seen: set[str] = set()
     for each in body.requests:
         if each.custom_id in seen:
@@ -135,36 +160,40 @@ def _create(
                 next_step="Set model, and leave stream out.",
                 param="requests[].params",
             )
-    lines = (
+    return [
         orjson.dumps(
             {"custom_id": each.custom_id, "method": "POST", "url": ROUTE, "body": each.params}
         )
         + b"\n"
         for each in body.requests
+    ]
+
+
+def _create(
+    session: Session, clock: Clock, caller: Principal, lines: list[bytes]
+) -> dict[str, Any]:
+    file = files.store(
+        session,
+        clock,
+        tenant_id=caller.tenant_id,
+        project_id=caller.project_id,
+        key_id=caller.key_id,
+        filename="message_batch.jsonl",
+        purpose="batch",
+        content=lines,
+        lifetime_s=_LIFETIME_S,
     )
-    with database.transaction() as session:
-        file = files.store(
-            session,
-            clock,
-            tenant_id=caller.tenant_id,
-            project_id=caller.project_id,
-            key_id=caller.key_id,
-            filename="message_batch.jsonl",
-            purpose="batch",
-            content=lines,
-            lifetime_s=_LIFETIME_S,
-        )
-        batch = jobs.create(
-            session,
-            caller.scope,
-            clock,
-            project_id=caller.project_id,
-            endpoint=ROUTE,
-            input_file_id=file.id,
-            labels={},
-        )
-        batch.total = len(body.requests)
-        return _shown(batch)
+    batch = jobs.create(
+        session,
+        caller.scope,
+        clock,
+        project_id=caller.project_id,
+        endpoint=ROUTE,
+        input_file_id=file.id,
+        labels={},
+    )
+    batch.total = len(lines)
+    return _shown(batch)
 
 
 def _own_id(batch_id: str) -> str:

@@ -11,7 +11,13 @@ from core.errors import UnsupportedParameter
 from core.responses import records
 from core.responses.records import Exchanged
 from core.sealing import Sealer
-from gateway.api.dependencies import BackgroundDep, Caller, ClockDep, DatabaseDep, OperatorToken
+from gateway.api.dependencies import (
+    BackgroundDep,
+    ClockDep,
+    CountedCaller,
+    DatabaseDep,
+    OperatorToken,
+)
 from gateway.api.item_lists import item_page
 from gateway.stored_responses.charged_usage import with_charged_usage
 
@@ -23,7 +29,7 @@ class _Stored:
     database: DatabaseDep
     clock: ClockDep
     token: OperatorToken
-    caller: Caller
+    caller: CountedCaller
 
     def get(self, response_id: str) -> Exchanged:
         with self.database.read() as session:
@@ -70,7 +76,7 @@ async def cancel_response(
 
 @router.delete("/{response_id}")
 def delete_response(
-    response_id: str, database: DatabaseDep, clock: ClockDep, caller: Caller
+    response_id: str, database: DatabaseDep, clock: ClockDep, caller: CountedCaller
 ) -> dict[str, Any]:
     with database.transaction() as session:
         records.remove(session, caller.scope, response_id, clock.now())

@@ -7,7 +7,13 @@ from typing import Any, ClassVar, Generic, TypeVar
 from sqlalchemy.orm import Session
 
 from core.sealing import Sealer
-from gateway.api.dependencies import Caller, ClockDep, DatabaseDep, OperatorToken
+from gateway.api.dependencies import (
+    ClockDep,
+    CountedCaller,
+    DatabaseDep,
+    OperatorToken,
+    QuotasDep,
+)
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -21,7 +27,8 @@ class SealedStore(Generic[R]):
     database: DatabaseDep
     clock: ClockDep
     token: OperatorToken
-    caller: Caller
+    caller: CountedCaller
+    quotas: QuotasDep
 
     def read(self, act: Callable[[R], T]) -> T:
         with self.database.read() as session:
@@ -29,6 +36,12 @@ class SealedStore(Generic[R]):
 
     def change(self, act: Callable[[R], T]) -> T:
         with self.database.transaction() as session:
+            return act(self._of(session))
+
+    def grow(self, size: int, act: Callable[[R], T]) -> T:
+        """As `change`, for what adds `size` bytes. InsufficientQuota if they do not fit."""
+        with self.database.transaction() as session:
+            self.quotas.check(session, self.caller.tenant_id, self.caller.plan, size)
             return act(self._of(session))
 
     def _of(self, session: Session) -> R:

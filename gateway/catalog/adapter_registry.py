@@ -9,8 +9,11 @@ from typing import Any
 from core import metrics
 from core.clock import Clock
 from core.database import Database
-from core.errors import ModelNotFound
+from core.errors import ModelNotFound, TollhouseError
+from core.storage import StorageQuotas
 from core.tenants import adapters
+from core.tenants.limits import plan_of
+from core.tenants.models import Tenant
 from core.tenants.scope import TenantScope
 from gateway.catalog.adapter_files import AdapterFiles
 from gateway.catalog.adapter_store import AdapterStore
@@ -28,6 +31,7 @@ class AdapterRegistry:
     clock: Clock
     catalog: Catalog
     store: AdapterStore
+    quotas: StorageQuotas
     refresh: Callable[[], None]  # of the catalog
 
     def base_model(self, name: str) -> str:
@@ -46,11 +50,23 @@ class AdapterRegistry:
     def register(
         self, scope: TenantScope, name: str, base_model: str, files: AdapterFiles
     ) -> dict[str, Any]:
-        """The adapter as the API shows it."""
+        """The adapter as the API shows it. InsufficientQuota if the plan has no room for its files."""
+        try:
+            return self._register(scope, name, base_model, files)
+        except TollhouseError:
+            self._discard(scope, files.digest)
+            raise
+
+    def _register(
+        self, scope: TenantScope, name: str, base_model: str, files: AdapterFiles
+    ) -> dict[str, Any]:
         model = self.catalog.served(base_model)
         if model is not None and model.parameters is None:
             files.check_served(model.spec)
         with self.database.transaction() as session:
+            if not adapters.is_registered(session, scope, files.digest):
+                plan = plan_of(session, session.get_one(Tenant, scope.tenant_id))
+                self.quotas.check(session, scope.tenant_id, plan, files.bytes)
             adapter = adapters.register(
                 session,
                 scope,
@@ -91,9 +107,18 @@ class AdapterRegistry:
 
     def remove(self, scope: TenantScope, name: str) -> dict[str, Any]:
         with self.database.transaction() as session:
-            shown = adapters.describe(adapters.remove(session, scope, self.clock, name))
+            removed = adapters.remove(session, scope, self.clock, name)
+            shown = adapters.describe(removed)
         self.refresh()
+        self._discard(scope, removed.digest)
         return shown
+
+    def _discard(self, scope: TenantScope, digest: str) -> None:
+        """Delete uploaded files that no adapter of the tenant names."""
+        with self.database.read() as session:
+            if adapters.is_registered(session, scope, digest):
+                return
+        self.store.discard(scope.tenant_id, digest)
 
 
 def _written(writing: "asyncio.Future[None]") -> None:

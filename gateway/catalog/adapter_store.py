@@ -70,6 +70,10 @@ class AdapterStore:
             workdir.rename(target_dir)
         return read_adapter(target_dir)
 
+    def discard(self, tenant_id: str, digest: str) -> None:
+        """Delete uploaded files; those of a directory of the operator's stay."""
+        shutil.rmtree(self._root / tenant_id / digest, ignore_errors=True)
+
     @contextmanager
     def _temporary_directory(self) -> Iterator[Path]:
         self._root.mkdir(parents=True, exist_ok=True)

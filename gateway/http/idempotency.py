@@ -18,7 +18,10 @@ from core.database import Database
 from core.errors import BadRequest, DependencyDown, TollhouseError
 from core.idempotency import MAX_RESPONSE_BYTES, StoredResponse
 from core.ids import REQUEST, new_id
+from core.storage import StorageQuotas
 from core.tenants.keys import Principal
+from gateway.admission.request import AdmissionRequest
+from gateway.admission.request_rate import RequestRate
 from gateway.catalog.catalog import Catalog
 from gateway.http.exchange import ClientDisconnected, Exchange, Headers
 from gateway.http.headers import error_headers, response_headers
@@ -38,11 +41,20 @@ class IdempotencyKeys:
     """The keys of a process's tenants, in the database."""
 
     def __init__(
-        self, database: Database, clock: Clock, *, longest_s: float, max_keys: int
+        self,
+        database: Database,
+        clock: Clock,
+        rate: RequestRate,
+        quotas: StorageQuotas,
+        *,
+        longest_s: float,
+        max_keys: int,
     ) -> None:
         """`longest_s` is the longest that a request may run; `max_keys` is the limit on a tenant's
         keys in 24 hours."""
         self._database = database
+        self._rate = rate
+        self._quotas = quotas
         self._clock = clock
         self._longest = timedelta(seconds=longest_s + _CLAIM_GRACE_S)
         self._max_keys = max_keys
@@ -63,12 +75,18 @@ class IdempotencyKeys:
                 next_step="Try again shortly, or send the request without the key.",
                 retry_after_s=2.0,
             ) from None
-        return stored or Claim(self._database, claim_id)
+        if stored is None:
+            return Claim(self._database, claim_id)
+        # A replay counts as a request, which it is, though no engine runs.
+        counted = AdmissionRequest.without_prompt(new_id(REQUEST), principal, "")
+        await self._rate.count(counted)
+        return stored
 
     def _claim(
         self, principal: Principal, key: str, route: str, body: bytes
     ) -> tuple[str, StoredResponse | None]:
         with self._database.transaction() as session:
+            self._quotas.check(session, principal.tenant_id, principal.plan, 0)
             return idempotency.claim(
                 session,
                 tenant_id=principal.tenant_id,

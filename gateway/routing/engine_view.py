@@ -28,8 +28,8 @@ class EngineView:
                 )
 
     def readiness(self) -> dict[str, dict[str, Any]]:
-        """The engines' parts of /readyz. None is `needed`: a process without engines still answers
-        pages, finance and other models. `unserved` names models that no replica serves now."""
+        """The engines' parts of /readyz. None is `needed` by itself: `serving` is the verdict over all.
+        `unserved` names models that no replica serves now."""
         served: dict[str, bool] = {}
         for model, replicas in self._router.models():
             served[model] = any(replica.serves() for replica in replicas)
@@ -43,6 +43,14 @@ class EngineView:
         if loading:
             parts["adapters"] = {"ready": True, "loading": loading}
         return parts
+
+    def served_models(self) -> list[str]:
+        """Those of which a request can be answered now."""
+        return [
+            model
+            for model, replicas in self._router.models()
+            if any(replica.serves() and not replica.silent for replica in replicas)
+        ]
 
     def describe(self) -> list[dict[str, Any]]:
         """Engines with the load that they last reported; `in_flight` counts this process's requests."""

@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import orjson
 from sqlalchemy.exc import SQLAlchemyError
 
 from core.errors import TollhouseError
@@ -66,7 +67,9 @@ class StoredCompletions:
 
     def _write(self, principal: Principal, content: dict[str, Any]) -> None:
         store = self._store
+        adding = len(orjson.dumps(content))
         with store.database.transaction() as session:
+            store.quotas.check(session, principal.tenant_id, principal.plan, adding)
             completions.save(session, store.sealer, principal, content, store.clock.now())
 
 

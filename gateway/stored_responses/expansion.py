@@ -13,6 +13,7 @@ from core.errors import BadRequest, DependencyDown
 from core.responses import records
 from core.responses.conversations import Conversations
 from core.sealing import Sealer
+from core.storage import StorageQuotas
 from core.tenants.keys import Principal
 
 SETTING = "store_responses"  # of a tenant; false: nothing is stored
@@ -25,6 +26,22 @@ class ResponseStore:
     database: Database
     clock: Clock
     sealer: Sealer
+    quotas: StorageQuotas
+
+    async def check_room(self, principal: Principal, adding: int) -> None:
+        """InsufficientQuota if what a request wants to store does not fit."""
+        tenant_id, plan = principal.tenant_id, principal.plan
+        if self.quotas.has_room(tenant_id, plan, adding):
+            return
+
+        def _check() -> None:
+            with self.database.read() as session:
+                self.quotas.check(session, tenant_id, plan, adding)
+
+        try:
+            await asyncio.to_thread(_check)
+        except SQLAlchemyError:
+            raise unreachable() from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,6 +52,8 @@ class StoringPipeline:
             raw = await exchange.body(self.limits.max_body)
             body = await parse_body(_object_of, raw)
             expanded = await expand(self._store, principal, body) if body is not None else None
+            if expanded is not None and (expanded.fields["store"] or expanded.conversation_id):
+                await self._store.check_room(principal, len(expanded.body))
             if expanded is not None and expanded.background:
                 await self._background.serve(exchange, principal, expanded)
                 exchange.done()
@@ -113,7 +115,9 @@ def save_response(
 ) -> None:
     """Stores a response, and appends its items to its conversation, unless it failed."""
     items, now = [with_id(each) for each in expanded.own], store.clock.now()
+    adding = len(orjson.dumps([items, response]))
     with store.database.transaction() as session:
+        store.quotas.check(session, caller.tenant_id, caller.plan, adding)
         if expanded.fields["store"]:
             given = Exchanged(response, items)
             records.save(session, store.sealer, caller, given, now)

@@ -160,7 +160,7 @@ def _listening(
         while not server.started:
             assert thread.is_alive() and time.monotonic() < deadline, "the server did not start"
             time.sleep(0.01)
-        assert httpx.get(f"{url}/readyz", timeout=60).status_code == 200
+        assert httpx.get(f"{url}/healthz", timeout=60).status_code == 200
         yield url, loop
     finally:  # also where a test fails: its database is dropped next
         server.should_exit = True

@@ -54,7 +54,7 @@ def test_a_stream_gets_keep_alives_until_the_model_is_there(tmp_path: Path) -> N
         )
         put_to_sleep(deployment, engine, 3.0)
         ready = httpx.get(f"{deployment.url}/readyz", timeout=10)
-        assert ready.status_code == 200, "readiness is about the process"
+        assert ready.status_code == 503, "no request is answered now"
         part = ready.json()["parts"]["engine fake"]
         assert not part["ready"] and part["unserved"] == [MODEL]
         assert part["state"] == "loading" and 0 < part["expected_in_s"] <= 3.0

@@ -4,6 +4,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends
 
+from core import storage
 from core.tenants import limits, organisations, plan_store
 from core.tenants.plans import LimitRule, Scope, Unit
 from gateway.api.admin.access import (
@@ -52,6 +53,21 @@ def list_limits(ctx: ReadAccess) -> dict[str, Any]:
         plan = limits.plan_of(session, tenant)
     listed = [limits.describe(rule) | {"own": rule in own} for rule in plan.rules]
     return {"object": "list", "plan": plan.name, "data": listed}
+
+
+@router.get("/storage")
+def show_storage(ctx: ReadAccess) -> dict[str, Any]:
+    """What the API stores for the tenant, in bytes by kind, and its plan's quota."""
+    with ctx.database.read() as session:
+        tenant = organisations.get_tenant(session, ctx.scope)
+        plan = limits.plan_of(session, tenant)
+        used = storage.used(session, ctx.scope.tenant_id)
+    return {
+        "object": "storage",
+        "quota_bytes": storage.quota_of(plan),
+        "used_bytes": sum(used.values()),
+        "used_by_kind": used,
+    }
 
 
 @router.put("/limits")

@@ -200,6 +200,9 @@ class PlanBody(_Body):
     )
     queue_length: int = Field(0, ge=0, le=100_000)
     expected_output: int = Field(256, ge=1, le=100_000)
+    storage_mb: int = Field(
+        10_240, ge=0, le=10**9, description="MiB that the API stores for a tenant, at most."
+    )
 
 
 class EngineName(_Body):

@@ -207,6 +207,7 @@ class Gateway:
 
     def __init__(self, directory: Path, upstreams: Sequence[Upstream] = ()) -> None:
         """`upstreams` are models of their own beside the two scripted ones."""
+        self.refused = 0  # requests that were wrong in themselves, so that no event is of them
         self.clock = FakeClock()  # it stands still, so no bucket refills
         settings = Settings(data_dir=directory, fallbacks=f"{FIRST}={SECOND}")
         self.database = migrated(settings.effective_database_url)
@@ -279,6 +280,7 @@ class Gateway:
         for replica in self.services.router.replicas():
             replica.answered(self.principal.tenant_id)
         await self.services.pipeline.serve(self.surface, exchange)
+        self.refused += way.bad
         return exchange.status
 
     def events(self) -> list[UsageEvent]:

@@ -297,7 +297,9 @@ async def test_a_refused_prompt_keeps_its_request_and_a_good_one_returns_it() ->
 
 async def test_the_limits_on_requests_are_held_while_a_large_prompt_is_prepared() -> None:
     limited, asked = rate(1)
-    owner = SimpleNamespace(tenant_id="org_a", project_id="proj_a", key_id="key_a", plan=asked.plan)
+    owner = SimpleNamespace(
+        tenant_id="org_a", project_id="proj_a", key_id="key_a", origin_id="key_a", plan=asked.plan
+    )
     target = SimpleNamespace(model=SimpleNamespace(name="demo"))
     ctx = SimpleNamespace(large=True, request_id="req_1", principal=owner, target=target)
     async with limited.hold_for_large(ctx)():  # type: ignore[arg-type]

@@ -142,13 +142,19 @@ def test_failures_of_the_server_itself_do_open_the_breaker(
     assert reseller.services.router.of(MODEL)[0].breaker.state in ("open", "half_open")
 
 
-def test_a_model_without_an_engine_does_not_make_the_process_unready(tmp_path: Any) -> None:
-    settings = {"upstreams": json.dumps([{"url": "http://127.0.0.1:9", "model": MODEL}])}
+@pytest.mark.parametrize(("needs", "status"), [("disk,serving", 503), ("disk", 200)])
+def test_a_process_without_an_engine_is_ready_where_pages_are_all_that_it_serves(
+    tmp_path: Any, needs: str, status: int
+) -> None:
+    settings = {
+        "upstreams": json.dumps([{"url": "http://127.0.0.1:9", "model": MODEL}]),
+        "ready_needs": needs,
+    }
     with running_deployment(tmp_path, engines=None, settings=settings) as deployment:
         replica = deployment.services.router.of(MODEL)[0]
         for _ in range(3):
             replica.breaker.failed()
         ready = httpx.get(f"{deployment.url}/readyz", timeout=10)
-        assert ready.status_code == 200
+        assert ready.status_code == status
         (part,) = [p for name, p in ready.json()["parts"].items() if name.startswith("engine")]
         assert not part["ready"] and part["unserved"] == [MODEL]
