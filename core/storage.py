@@ -62,6 +62,11 @@ class StorageQuotas:
         fresh = self._clock.monotonic() - read_at <= _FRESH_S
         return fresh and size + adding <= _NEAR * quota_of(plan)
 
+    def add(self, tenant_id: str, size: int) -> None:
+        """Counts what was stored without a check, because its size was not known before."""
+        read_at, known = self._sums.get(tenant_id, (float("-inf"), 0))
+        self._sums[tenant_id] = read_at, known + size
+
     def check(self, session: Session, tenant_id: str, plan: Plan, adding: int) -> None:
         """Counts what is about to be stored. InsufficientQuota if it does not fit."""
         quota, now = quota_of(plan), self._clock.monotonic()

@@ -7,7 +7,9 @@ so that an immediate retry sees the result.
 
 import asyncio
 import logging
+from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 
 import orjson
 from sqlalchemy.exc import SQLAlchemyError
@@ -76,7 +78,8 @@ class IdempotencyKeys:
                 retry_after_s=2.0,
             ) from None
         if stored is None:
-            return Claim(self._database, claim_id)
+            added = partial(self._quotas.add, principal.tenant_id)
+            return Claim(self._database, claim_id, added)
         # A replay counts as a request, which it is, though no engine runs.
         counted = AdmissionRequest.without_prompt(new_id(REQUEST), principal, "")
         await self._rate.count(counted)
@@ -141,8 +144,10 @@ class IdempotencyHandler:
 class Claim:
     """A request's claim on its key, settled once: with a response to store, or released."""
 
-    def __init__(self, database: Database, claim_id: str) -> None:
+    def __init__(self, database: Database, claim_id: str, added: Callable[[int], None]) -> None:
+        """`added` is called with the bytes of what is stored."""
         self._database = database
+        self._added = added
         self._id = claim_id
         self._settled = False
 
@@ -163,6 +168,7 @@ class Claim:
                 idempotency.release(session, self._id)
             else:
                 idempotency.store_response(session, self._id, answer)
+                self._added(len(answer.answer))
 
 
 class Recorder(RelayExchange):
