@@ -6,11 +6,9 @@ auth -> request options -> prompt -> admission (limits and money) -> moderation 
 
 from contextlib import nullcontext
 from dataclasses import dataclass
-from http import HTTPStatus
 
 from core import logs, metrics
 from core.clock import Clock
-from core.errors import TollhouseError
 from core.ids import REQUEST, new_id
 from gateway.admission.limiter import Admission
 from gateway.admission.request import AdmissionRequest
@@ -33,7 +31,6 @@ from gateway.spans import NO_TRACER, Tracer
 from gateway.streaming.deadlines import shutting_down
 from gateway.upstreams.base import Job
 
-_WRONG = (HTTPStatus.BAD_REQUEST, HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY)
 _LARGE_BODY = 16_384  # bytes, from which on a prompt may take milliseconds to encode
 
 
@@ -74,7 +71,8 @@ class Pipeline:
         except ClientDisconnected:
             pass
         except Exception as error:
-            status = await self.responses.send_error(ctx, await self._counted(ctx, error))
+            error = await self.admission.request_rate.count_refused(ctx, error)
+            status = await self.responses.send_error(ctx, error)
         finally:
             ctx.exchange.done()
             if ctx.meter is not None and ctx.meter.event is None:
@@ -102,25 +100,6 @@ class Pipeline:
             finally:
                 await ctx.settle()
             await self._prepare(ctx)
-
-    async def _counted(self, ctx: RequestContext, error: Exception) -> Exception:
-        """A request that is refused as wrong before its reservation counts against the limits on
-        requests; over them, the refusal is that of the limit."""
-        wrong = isinstance(error, TollhouseError) and error.status in _WRONG
-        target = getattr(ctx, "target", None)
-        # Those of a large request are taken before its prompt is encoded.
-        is_counted = ctx.reservation is not None or (ctx.large and target is not None)
-        is_known = ctx.tenant_id is not None and ctx.exchange.batch_job is None
-        if not (wrong and is_known) or is_counted:
-            return error
-        model = target.model.name if target is not None else ""
-        try:
-            await self.admission.request_rate.count(
-                AdmissionRequest.without_prompt(ctx.request_id, ctx.principal, model)
-            )
-        except TollhouseError as refusal:
-            return refusal
-        return error
 
     async def _authenticate(self, ctx: RequestContext) -> None:
         with ctx.trace.span("auth"):

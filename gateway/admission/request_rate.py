@@ -9,11 +9,13 @@ import dataclasses
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from core.counters import BucketRequest, Counters, Denial
+from core.errors import TollhouseError
 from core.tenants.plans import Plan, Unit
 from gateway.admission.leases import FailoverCounters
 from gateway.admission.rejections import over_limit_error
@@ -22,6 +24,9 @@ from gateway.admission.reservation import plan_buckets
 
 if TYPE_CHECKING:
     from gateway.context import RequestContext
+
+
+_WRONG = (HTTPStatus.BAD_REQUEST, HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +78,23 @@ class RequestRate:
         taken = await self.take(request, may_wait=False)
         if taken is not None:
             await taken.keep()
+
+    async def count_refused(self, ctx: "RequestContext", error: Exception) -> Exception:
+        """A request that is refused as wrong before its reservation counts; over the limits, the
+        refusal is that of the limit."""
+        wrong = isinstance(error, TollhouseError) and error.status in _WRONG
+        target = getattr(ctx, "target", None)
+        # Those of a large request are taken before its prompt is encoded.
+        is_counted = ctx.reservation is not None or (ctx.large and target is not None)
+        is_known = ctx.tenant_id is not None and ctx.exchange.batch_job is None
+        if not (wrong and is_known) or is_counted:
+            return error
+        model = target.model.name if target is not None else ""
+        try:
+            await self.count(AdmissionRequest.without_prompt(ctx.request_id, ctx.principal, model))
+        except TollhouseError as refusal:
+            return refusal
+        return error
 
     async def take(self, request: AdmissionRequest, *, may_wait: bool) -> TakenRequest | None:
         """None where the plan limits no requests, or where the request `may_wait` in the plan's
