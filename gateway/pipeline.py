@@ -71,8 +71,7 @@ class Pipeline:
         except ClientDisconnected:
             pass
         except Exception as error:
-            error = await self.admission.request_rate.count_refused(ctx, error)
-            status = await self.responses.send_error(ctx, error)
+            status = await self.responses.send_error(ctx, await self.admission.refused(ctx, error))
         finally:
             ctx.exchange.done()
             if ctx.meter is not None and ctx.meter.event is None:

@@ -258,6 +258,7 @@ class Admission:
         self._prices = prices
         self._clock = clock
         self._bounds = CostBounds()
+        self.refused = limiter.request_rate.count_refused
 
     async def reserve(self, request: AdmissionRequest) -> Reservation:
         """May wait in the plan's queue. Raises RateLimited, InsufficientQuota or Unavailable."""
