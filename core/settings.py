@@ -273,6 +273,12 @@ class Settings(BaseSettings):
         description="Origins (comma-separated, such as https://app.example.com, or *) whose pages may "
         "call the API from a browser; empty: none.",
     )
+    drain_delay_s: float = Field(
+        0,
+        ge=0,
+        description="How long a gateway that got SIGTERM still accepts connections, seconds: /readyz "
+        "answers 503 and each answer closes its connection, so that balancers leave it first.",
+    )
     drain_timeout_s: float = Field(
         30, ge=0, description="How long open streams may continue at shutdown, seconds."
     )

@@ -51,6 +51,7 @@ class Pipeline:
     operator_token: str
     tracer: Tracer = NO_TRACER
     draining: bool = False
+    leaving: bool = False  # it serves on, but /readyz asks balancers to send nothing more
 
     async def serve(self, surface: Surface, exchange: Exchange) -> None:
         request_id = exchange.request_id or new_id(REQUEST)

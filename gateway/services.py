@@ -189,7 +189,7 @@ class Services:
         for name in NEEDS:
             if name in parts:
                 parts[name]["needed"] = name in self.settings.ready_needs
-        parts["gateway"] = {"ready": not self.pipeline.draining}
+        parts["gateway"] = {"ready": not (self.pipeline.draining or self.pipeline.leaving)}
         return parts
 
     def spool_state(self) -> tuple[int, int]:

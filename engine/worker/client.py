@@ -57,6 +57,7 @@ class EngineClient:
         heartbeat_s: float = 1.0,
         silence_s: float = 30.0,
         grace_s: float = 3.0,
+        unanswered_s: float = 10.0,
         on_receipt: Callable[[Receipt], None] | None = None,
         on_kv_events: Callable[[list[KvEvent]], None] | None = None,
     ) -> None:
@@ -73,6 +74,7 @@ class EngineClient:
         self._heartbeat_s = heartbeat_s
         self._silence_s = silence_s
         self._grace_s = grace_s
+        self._unanswered_ms = round(unanswered_s * 1000)
         self._on_receipt = on_receipt
         self._on_kv_events = on_kv_events
         self._streams: dict[str, tuple[Sink, int]] = {}  # with the number of Hellos sent before
@@ -215,6 +217,11 @@ class EngineClient:
         socket.setsockopt(zmq.RCVHWM, 0)  # unbounded: a slow gateway uses memory, loses no token
         socket.setsockopt(zmq.RECONNECT_IVL, 50)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
+        # A connection whose other end is gone can stay open, as behind a balancer that answers for it:
+        # one that answers no heartbeat, or finishes no handshake, is replaced.
+        socket.setsockopt(zmq.HEARTBEAT_IVL, round(self._heartbeat_s * 1000))
+        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, self._unanswered_ms)
+        socket.setsockopt(zmq.HANDSHAKE_IVL, self._unanswered_ms)
         if self._keys is not None:
             self._keys.apply(socket)
         self._monitor = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)

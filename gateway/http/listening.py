@@ -1,4 +1,7 @@
-"""The sockets that a gateway listens on, bound before anything is started or imported for it."""
+"""The sockets that a gateway listens on, bound before anything is started or imported for it.
+
+A bound socket refuses connections until the server listens, so that nobody waits for a start.
+"""
 
 import errno
 import socket
@@ -35,15 +38,25 @@ def _bound(host: str, port: int) -> socket.socket:
     # asyncio disables Nagle's algorithm only on sockets with an explicit protocol; with it, each
     # response on a kept-alive connection waits 40 ms for the client's delayed acknowledgement.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listener.bind((host, port))
+        _bind(listener, host, port)
     except OSError:
         listener.close()
         raise
-    listener.listen(BACKLOG)
     listener.set_inheritable(True)
     return listener
+
+
+def _bind(listener: socket.socket, host: str, port: int) -> None:
+    """With connections of an earlier process that linger, only where nothing else has the port: two
+    sockets that both reuse addresses could both be bound until one listens."""
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
 
 
 def url_of(listener: socket.socket, host: str) -> str:

@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable, Coroutine, Iterator
 from types import FrameType
 from typing import Any
@@ -50,10 +51,11 @@ def serve_on(
     beside = None
     if metrics_listener is not None:
         beside = _serve_beside(create_metrics_app(services), metrics_listener)
+    server = Server(config, services.pipeline, settings.drain_timeout_s, settings.drain_delay_s)
     for number in (signal.SIGTERM, signal.SIGINT):
-        # uvicorn re-raises the signal that stopped it; these handlers make that a clean exit.
-        signal.signal(number, _ignore)
-    server = Server(config, services.pipeline, settings.drain_timeout_s)
+        # One that comes before the server listens stops it then. uvicorn raises the signal that
+        # stopped it again, which these handlers make a clean exit.
+        signal.signal(number, server.handle_early)
     with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
         runner.run(_serve(server, listener, beside, ready, parent))
 
@@ -86,14 +88,40 @@ async def _serve_beside(app: FastAPI, listener: socket.socket) -> None:
 
 
 class Server(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config, pipeline: Pipeline, drain_s: float) -> None:
+    def __init__(
+        self, config: uvicorn.Config, pipeline: Pipeline, drain_s: float, delay_s: float = 0.0
+    ) -> None:
         super().__init__(config)
         self._pipeline = pipeline
         self._drain_s = drain_s
+        self._delay_s = delay_s
+        self._leaves_at: float | None = None
+        self._early: int | None = None  # a signal that came before the server listened
 
-    def handle_exit(self, sig: int, frame: object) -> None:
+    def handle_early(self, sig: int, frame: FrameType | None) -> None:
+        self._early = sig
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if sig == signal.SIGTERM and self._delay_s and not self._pipeline.leaving:
+            self._pipeline.leaving = True
+            self._leaves_at = time.monotonic() + self._delay_s
+            self.config.encoded_headers.append((b"connection", b"close"))
+            self.server_state.default_headers = [
+                *self.server_state.default_headers,
+                (b"connection", b"close"),
+            ]
+            return
         self._pipeline.draining = True
-        super().handle_exit(sig, frame)  # type: ignore[arg-type]
+        super().handle_exit(sig, frame)
+
+    async def on_tick(self, counter: int) -> bool:
+        if self._early is not None:
+            early, self._early = self._early, None
+            self.handle_exit(early, None)
+        if self._leaves_at is not None and time.monotonic() >= self._leaves_at:
+            self._leaves_at = None
+            self.handle_exit(signal.SIGTERM, None)
+        return await super().on_tick(counter)
 
     def _end_running(self) -> None:
         self._pipeline.responses.deadlines.end(shutting_down())
@@ -108,10 +136,6 @@ class Server(uvicorn.Server):
             timer.cancel()
 
 
-def _ignore(number: int, frame: FrameType | None) -> None:
-    return
-
-
 async def _serve(
     server: uvicorn.Server,
     listener: socket.socket,
@@ -120,6 +144,8 @@ async def _serve(
     parent: int | None,
 ) -> None:
     memory.bound_threads(asyncio.get_running_loop())
+    # Its connections, which have this from it, may linger without keeping the next start from the port.
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     tasks = [
         asyncio.create_task(_watch(server, ready, parent)),
         asyncio.create_task(memory.keep_trimmed(lambda: len(server.server_state.tasks))),

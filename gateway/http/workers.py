@@ -83,6 +83,12 @@ class _WorkerPool:
                     self._workers[index] = self._spawn(index)
         self._stop()
 
+    def _wait(self, seconds: float) -> None:
+        """Until the time has passed or all workers have ended."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until and any(each.poll() is None for each in self._workers):
+            time.sleep(0.05)
+
     def _spawn(self, index: int) -> "subprocess.Popen[bytes]":
         environment = dict(os.environ)
         for name in _PASSED_NAMES:
@@ -96,6 +102,9 @@ class _WorkerPool:
     def _stop(self) -> None:
         for worker in self._workers:
             worker.send_signal(signal.SIGTERM)
+        self._wait(self._settings.drain_delay_s)
+        # A socket that anybody holds open takes connections that nobody would accept.
+        self._listeners[0].close()
         deadline = time.monotonic() + self._settings.drain_timeout_s + 15
         for worker in self._workers:
             try:

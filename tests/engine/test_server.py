@@ -19,6 +19,7 @@ from engine.protocol import GenerateRequest, Grammar, KvEvent, Receipt, TokenChu
 from engine.worker.client import EngineClient
 from engine.worker.server import Server
 from tests.engine.helpers import ask, make_config, run_alone, write_adapter
+from tests.silent_proxy import SilentProxy
 
 
 class Worker:
@@ -373,3 +374,18 @@ async def receipt_of(queue: "asyncio.Queue") -> Receipt:
         item = await asyncio.wait_for(queue.get(), 20)
         if not isinstance(item, TokenChunk):
             return item
+
+
+async def test_a_connection_that_goes_silent_is_replaced(worker: Worker) -> None:
+    """A balancer keeps its side of a connection open although the engine's side is gone."""
+    host, port = worker.server.address.removeprefix("tcp://").split(":")
+    async with SilentProxy((host, int(port))) as proxy:
+        near = "tcp://{}:{}".format(*proxy.address)
+        client = EngineClient(near, heartbeat_s=0.1, unanswered_s=0.5, grace_s=0.2)
+        await client.connect(10)
+        assert (await gather(client, ask("before", [1] * 9, max_tokens=3)))[1].generated == 3
+        proxy.silence()
+        await wait_until(lambda: proxy.connections > 1)
+        await client.connect(10)
+        assert (await gather(client, ask("after", [2] * 9, max_tokens=3)))[1].generated == 3
+        await client.close()
