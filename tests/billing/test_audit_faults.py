@@ -284,6 +284,16 @@ FAULTS = (
         "numbers from",
         "lost",
     ),
+    Fault(
+        numbers.restored_invoices,
+        "an invoice of before a restore is made again with another amount",
+        ("insert into reserved_numbers (seller_id, kind, number, label, tenant_id, document_id,"
+         " currency, due_minor, reason, reserved_at, used_at) select seller_id, 'invoice', number,"
+         " label, tenant_id, id, currency, due_minor - 1, 'it', drafted_at, drafted_at from invoices"
+         " where number = (select max(number) from invoices)",),
+        "before a restore",
+        units=(10**10,),
+    ),
 )  # fmt: skip
 
 
