@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 
 from core.clock import Clock
 from core.errors import Conflict, Unauthenticated
-from core.tenants import audit, key_bounds, members, passwords, sessions
+from core.tenants import audit, key_bounds, members, sessions
 from core.tenants.access import Actor, scope_for
 from core.tenants.models import Member, Tenant
 from core.tenants.scope import TenantScope
@@ -109,11 +109,6 @@ def active() -> Select[Member]:
     """Members who may sign in."""
     joined = select(Member).join(Tenant, Tenant.id == Member.tenant_id)
     return joined.where(Member.disabled_at.is_(None), Tenant.status != "closed")
-
-
-def check_password(password: str) -> None:
-    """BadRequest for one that is too short or too long, before anything is looked up."""
-    passwords.check(password)
 
 
 def _make(session: Session, clock: Clock, member: Member, lifetime: timedelta) -> Invitation:

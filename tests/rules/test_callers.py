@@ -63,7 +63,7 @@ def _definitions(
     for node in body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             decorators = " ".join(ast.unparse(each) for each in node.decorator_list)
-            registered = "." in decorators or "validator(" in decorators
+            registered = any(each in decorators for each in (".", "validator(", "compiles("))
             if isinstance(node, ast.ClassDef):
                 yield from _definitions(node.body)
             if not node.name.startswith("__") and not registered:

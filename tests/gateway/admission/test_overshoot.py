@@ -81,8 +81,9 @@ async def test_what_short_answers_did_not_use_is_open_to_the_next() -> None:
     limiter = make_limiter()
     await learn_short_answers(limiter)
     for _ in range(200):
-        (held,) = await admitted(limiter, replace(REQUEST, max_output_tokens=4096))
-        await limiter.settle(held, SettledUsage(10, 0, 5))
+        held = await admitted(limiter, replace(REQUEST, max_output_tokens=4096))
+        assert len(held) == 1
+        await limiter.settle(held[0], SettledUsage(10, 0, 5))
 
 
 @pytest.mark.parametrize(
