@@ -18,6 +18,7 @@ from tokenizers import Tokenizer
 
 from gateway.prompts.beginnings import LEAST, NOTHING, TAIL, Beginning, Beginnings
 from gateway.prompts.encoding import TextEncoder, TooManyTokens
+from gateway.prompts.split_tokens import split_pattern
 from gateway.prompts.word_cache import WordCache
 
 # Characters; for a shorter piece a lookup costs as much as encoding it.
@@ -221,25 +222,9 @@ def _cuts(tokenizer: Tokenizer) -> re.Pattern[str] | None:
     if any(token.single_word for token in added):  # these depend on their neighbours
         return None
     texts = [token.content for token in added if token.content]
-    safe = [
+    candidates = [
         token.content
         for token in added
-        if token.content
-        and token.special
-        and not (token.normalized or token.lstrip)
-        and not any(_overlap(other, token.content) for other in texts if other != token.content)
-        and not _begins_within(
-            token.content, token.content
-        )  # so that a search may begin anywhere in the text
+        if token.content and token.special and not (token.normalized or token.lstrip)
     ]
-    return re.compile("|".join(map(re.escape, safe))) if safe else None
-
-
-def _overlap(other: str, token: str) -> bool:
-    """Whether a match of `other` can span the start of `token`."""
-    return token in other or _begins_within(other, token)
-
-
-def _begins_within(other: str, token: str) -> bool:
-    """Whether the token begins with an end of `other`, which is not the whole of it."""
-    return any(token.startswith(other[at:]) for at in range(1, len(other)))
+    return split_pattern(candidates, texts)
