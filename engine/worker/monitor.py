@@ -1,8 +1,12 @@
 """The worker's /metrics and /healthz, served from a thread beside the loop."""
 
+import contextlib
+import os
+import socket
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socketserver import TCPServer
 from typing import Protocol
 
 from engine.config import EngineConfig
@@ -21,8 +25,18 @@ class MonitoredServer(Protocol):
     last_turn: float
 
 
+class _UnixServer(ThreadingHTTPServer):
+    """For a gateway on the same machine."""
+
+    address_family = socket.AF_UNIX
+
+    def server_bind(self) -> None:
+        TCPServer.server_bind(self)  # HTTPServer's own looks up the name of a host
+        self.server_name, self.server_port = "localhost", 0
+
+
 class Monitor:
-    """Serves until closed. Port 0 chooses a free one."""
+    """Serves until closed, on `metrics_port` (0 chooses a free one), `metrics_socket`, or both."""
 
     def __init__(self, server: MonitoredServer) -> None:
         class Handler(BaseHTTPRequestHandler):
@@ -40,25 +54,47 @@ class Monitor:
             def log_message(self, format: str, *args: object) -> None:
                 """Logs nothing: scrapes arrive every few seconds."""
 
-        port = server.config.metrics_port or 0
-        host = _host(server.config.listen)
+        self.url: str | None = None
+        self._servers: list[ThreadingHTTPServer] = []
+        config = server.config
         try:
-            self._server = ThreadingHTTPServer((host, port), Handler)
+            if config.metrics_port is not None:
+                host = _host(config.listen)
+                self._servers.append(ThreadingHTTPServer((host, config.metrics_port), Handler))
+                shown = "127.0.0.1" if host == "0.0.0.0" else host
+                self.url = f"http://{shown}:{self._servers[0].server_port}/metrics"
+            if config.metrics_socket is not None:
+                _remove(config.metrics_socket)  # an engine that was killed leaves it
+                self._servers.append(_UnixServer(config.metrics_socket, Handler))  # type: ignore[arg-type]
         except OSError as error:
+            for each in self._servers:
+                each.server_close()
+            where = f"metrics_socket {config.metrics_socket}"
+            if self.url is None and config.metrics_port is not None:
+                where = f"metrics_port {config.metrics_port}"
             raise EngineError(
-                "cannot_listen",
-                f"cannot listen on metrics_port {port}: {error}; choose another port",
+                "cannot_listen", f"cannot listen on {where}: {error}; choose another one"
             ) from error
-        self._server.daemon_threads = True
-        shown = "127.0.0.1" if host == "0.0.0.0" else host
-        self.url = f"http://{shown}:{self._server.server_port}/metrics"
-        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
-        self._thread.start()
+        self._socket = config.metrics_socket
+        self._threads = []
+        for each in self._servers:
+            each.daemon_threads = True
+            self._threads.append(threading.Thread(target=each.serve_forever, daemon=True))
+            self._threads[-1].start()
 
     def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join(5)
+        for each in self._servers:
+            each.shutdown()
+            each.server_close()
+        for thread in self._threads:
+            thread.join(5)
+        if self._socket is not None:
+            _remove(self._socket)
+
+
+def _remove(path: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
 
 
 def _host(listen: str) -> str:

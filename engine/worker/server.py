@@ -69,7 +69,8 @@ class Server:
                 public_prefixes=config.public_prefixes,
             )
             self._stats = self._current_stats()
-            self.monitor = Monitor(self) if config.metrics_port is not None else None
+            shown = config.metrics_port is not None or config.metrics_socket is not None
+            self.monitor = Monitor(self) if shown else None
             self._beats = Beats(self._send_last_stats, config.heartbeat_s)
         except BaseException:
             self._listener.close()

@@ -15,10 +15,11 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from billing import measures
 from core.errors import NotFound, Unauthenticated
 from core.tenants.operator import is_operator_token
-from gateway import own_metrics
+from gateway import engine_pages, own_metrics
 from gateway.api.dependencies import (
     ClockDep,
     DatabaseDep,
+    EnginesDep,
     OperatorToken,
     ReadinessDep,
     SettingsDep,
@@ -64,6 +65,7 @@ def metrics_page(
     clock: ClockDep,
     settings: SettingsDep,
     operator: OperatorToken,
+    engines: EnginesDep,
 ) -> Response:
     if not _is_operator(request, operator):
         if not request.app.state.shows_details:
@@ -77,7 +79,9 @@ def metrics_page(
                 next_step="Send TOLLHOUSE_METRICS_TOKEN as `Authorization: Bearer`.",
             )
     measures.refresh(database, clock, settings.events_days)
-    return Response(generate_latest(own_metrics.registry()), media_type=CONTENT_TYPE_LATEST)
+    own = generate_latest(own_metrics.registry())
+    local = engine_pages.page(engines.addresses()).encode()
+    return Response(own + local, media_type=CONTENT_TYPE_LATEST)
 
 
 def _has_token(request: Request, token: str) -> bool:

@@ -52,6 +52,11 @@ class EngineView:
             if any(replica.serves() and not replica.silent for replica in replicas)
         ]
 
+    def addresses(self) -> dict[str, str]:
+        """By name, of the engines in use that have one."""
+        found = {each.name: getattr(each.client, "address", "") for each in self._router.replicas()}
+        return {name: address for name, address in found.items() if address}
+
     def describe(self) -> list[dict[str, Any]]:
         """Engines with the load that they last reported; `in_flight` counts this process's requests."""
         rows = []

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from gateway.engine_pages import socket_of
 from gateway.http import cpu_affinity
 
 log = logging.getLogger("tollhouse.engine")
@@ -45,6 +46,7 @@ class EngineOptions:
         arguments += ["--model", self.model, "--listen", self.address, "--dtype", self.dtype]
         arguments += ["--quantization", self.quantization, "--receipts", str(self.receipts)]
         arguments += ["--kv-dtype", self.kv_dtype]
+        arguments += ["--metrics-socket", socket_of(self.address)]
         if self.kv_window is not None:
             arguments += ["--kv-window", str(self.kv_window), "--kv-sinks", str(self.kv_sinks)]
         if self.kv_heavy:
