@@ -91,7 +91,7 @@ def costs_query(parameters: dict[str, list[str]], now: datetime) -> tuple[Bucket
     width = _one(parameters, "bucket_width") or "1d"
     if width != "1d":
         raise BadRequest(f"bucket_width is {width!r}; costs support 1d only.", param="bucket_width")
-    ours = [COST_GROUPS[name] for name in groups if name != "line_item"]
+    ours = [COST_GROUPS[name] for name in groups if name in COST_GROUPS and name != "line_item"]
     if "line_item" in groups:
         ours.append("model")
     return _query(parameters, now, (*ours, "currency")), groups

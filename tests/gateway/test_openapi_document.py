@@ -44,6 +44,11 @@ def test_every_parameter_that_the_document_lists_is_taken(
         asked = {"start_time": named["start_time"], name: value}
         answer = httpx.get(f"{deployment.url}{path}", params=asked, headers=deployment.headers)
         assert answer.status_code == 200, (name, answer.text)
+    groups = next(each["schema"]["items"]["enum"] for each in listed if each["name"] == "group_by")
+    for group in groups:
+        asked = {"start_time": named["start_time"], "group_by": group}
+        answer = httpx.get(f"{deployment.url}{path}", params=asked, headers=deployment.headers)
+        assert answer.status_code == 200, (group, answer.text)
     for name in ("bucket_width", "group_by"):  # it is read, and not only taken
         asked = {"start_time": named["start_time"], name: "nonsense"}
         answer = httpx.get(f"{deployment.url}{path}", params=asked, headers=deployment.headers)
