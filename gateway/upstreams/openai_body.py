@@ -9,13 +9,13 @@ from typing import Any
 from gateway.inference.chat.media_parts import CAPABILITIES
 from gateway.inference.plain_messages import PlainMessages
 from gateway.inference.request import InferenceRequest
+from gateway.prompts.tool_lists import GATEWAY_MARKS
 from gateway.upstreams.base import Job
 from gateway.upstreams.config import SALTED_ENGINES
 from gateway.upstreams.upstream_scores import ROUTES as SCORES
 from gateway.upstreams.upstream_scores import scores_body
 
-# Hints of ours for prompt order: removed, since some servers refuse unknown fields.
-GATEWAY_FIELDS = ("volatile", "rank")
+_TOOL_FIELDS = frozenset(("type", "function"))  # OpenAI's own, of a function
 _PLAIN_FIELDS = ("role", "content")  # those of most messages
 # What a request needs, which its tools and parts say themselves.
 _NOT_SENT = frozenset(("strict", *CAPABILITIES))
@@ -181,7 +181,9 @@ def _chat(request: InferenceRequest, body: dict[str, Any]) -> None:
         ]
     )
     if request.tools:
-        body["tools"] = request.tools
+        body["tools"] = [
+            tool if tool.keys() <= _TOOL_FIELDS else _without(tool) for tool in request.tools
+        ]
         if request.single_tool_call:
             body["parallel_tool_calls"] = False
     body |= {
@@ -203,8 +205,10 @@ def _text_of(parts: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
 def _without_gateway_fields(message: dict[str, Any]) -> dict[str, Any]:
     content = message.get("content")
     if isinstance(content, list):
-        parts = [{k: v for k, v in part.items() if k not in GATEWAY_FIELDS} for part in content]
-        message = {**message, "content": _text_of(parts)}
-    if "volatile" in message:
-        message = {k: v for k, v in message.items() if k != "volatile"}
-    return message
+        message = {**message, "content": _text_of([_without(part) for part in content])}
+    return message if message.keys().isdisjoint(GATEWAY_MARKS) else _without(message)
+
+
+def _without(holder: dict[str, Any]) -> dict[str, Any]:
+    """Without hints for prompt order, which some servers refuse as unknown fields."""
+    return {name: value for name, value in holder.items() if name not in GATEWAY_MARKS}

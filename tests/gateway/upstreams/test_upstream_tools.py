@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import openai
 import pytest
 from openai import OpenAI
@@ -98,6 +99,62 @@ def test_a_whole_answers_calls_come_back_with_their_ids(
     assert answer.choices[0].finish_reason == "tool_calls"
     event = able_deployment.event(answer._request_id)
     assert (event["input_tokens"], event["output_tokens"], event["waived_tokens"]) == (7, 9, 0)
+
+
+MARK = {"cache_control": {"type": "ephemeral"}}
+MARKED_CHAT = {
+    "messages": [
+        {"role": "system", "content": "Be brief.", **MARK},
+        {"role": "user", "content": [{"type": "text", "text": "One", **MARK}]},
+        {"role": "assistant", "content": None, "tool_calls": [CALL], **MARK},
+        {"role": "tool", "tool_call_id": "call_theirs", "content": "dry", **MARK, "volatile": True},
+    ],
+    "tools": [TOOLS[0] | MARK],
+}
+MARKED_MESSAGES = {
+    "system": [{"type": "text", "text": "Be brief.", **MARK}],
+    "messages": [
+        {"role": "user", "content": [{"type": "text", "text": "One", **MARK}]},
+        {
+            "role": "assistant",
+            "content": [{"type": "tool_use", "id": "t", "name": "weather", "input": {}, **MARK}],
+        },
+        {
+            "role": "user",
+            "content": [{"type": "tool_result", "tool_use_id": "t", "content": "dry", **MARK}],
+        },
+    ],
+    "tools": [{"name": "weather", "input_schema": {"type": "object"}, **MARK}],
+    **MARK,
+}
+
+
+def keys_in(part: Any) -> set[str]:
+    if isinstance(part, dict):
+        return set(part).union(*map(keys_in, part.values()))
+    return set().union(*map(keys_in, part)) if isinstance(part, list) else set()
+
+
+@pytest.mark.parametrize(("path", "body"), [(PATH, MARKED_CHAT), ("/v1/messages", MARKED_MESSAGES)])
+def test_hints_for_prompt_order_do_not_go_upstream(
+    able_deployment: Deployment, server: Server, path: str, body: dict[str, Any]
+) -> None:
+    choice = {
+        "index": 0,
+        "message": {"role": "assistant", "content": "Hi"},
+        "finish_reason": "stop",
+    }
+    server.answers[PATH] = {"choices": [choice], "usage": USAGE}
+    answer = httpx.post(
+        able_deployment.url + path,
+        json={"model": "able", "max_tokens": 9} | body,
+        headers=able_deployment.headers,
+        timeout=60,
+    )
+    assert answer.status_code == 200, answer.text
+    sent = server.asked[-1][1]
+    assert len(sent["messages"]) == 4 and len(sent["tools"]) == 1
+    assert keys_in(sent).isdisjoint({"cache_control", "volatile", "rank", "custom"})
 
 
 def test_pieces_of_a_stream_become_whole_calls(able: OpenAI, server: Server) -> None:
