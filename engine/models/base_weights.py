@@ -9,6 +9,7 @@ import torch
 from engine.layers.matrices import MODULES
 from engine.model_spec import ModelSpec
 from engine.models.checkpoint import model_path, open_checkpoint
+from engine.models.tied_head import head_is_table
 from engine.models.usual_names import usual_names
 from engine.models.weights import TensorSource
 
@@ -37,7 +38,7 @@ class BaseWeights:
     def head(self) -> torch.Tensor:
         """[vocab, hidden]"""
         with self._open() as source:
-            if not self.spec.tied and self.spec.head in source:
+            if not head_is_table(self.spec, source):
                 return source.read(self.spec.head, torch.float32)
         return self.table()
 

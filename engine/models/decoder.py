@@ -15,6 +15,7 @@ from engine.model_spec import ModelSpec
 from engine.models.experts import mixture
 from engine.models.latent import latent_attention
 from engine.models.linears import Matrix, embedding_and_head, gated_linear, linear
+from engine.models.tied_head import head_is_table
 from engine.models.weights import Weights
 from engine.streams.decoder import Streams
 from engine.streams.steps import Halves
@@ -114,7 +115,7 @@ class Decoder:
 
     def __init__(self, spec: ModelSpec, weights: Weights) -> None:
         self.spec = spec
-        tied = spec.tied or spec.head not in weights
+        tied = head_is_table(spec, weights.source)
         shape = spec.vocab, spec.hidden
         names = f"{spec.root}.embed_tokens.weight", None if tied else spec.head
         self.embedding, self.head = embedding_and_head(weights, shape, *names)

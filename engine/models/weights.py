@@ -59,12 +59,12 @@ class Weights:
         self.by_row = by_row
         self._quantization = quantization
         self.device = device
-        self._source = source
+        self.source = source
         self._taken = 0
         self._bar = sys.stderr.isatty()
 
     def __contains__(self, name: str) -> bool:
-        return name in self._source
+        return name in self.source
 
     @property
     def on_device(self) -> bool:
@@ -78,7 +78,7 @@ class Weights:
         not a float tensor, or holds a value that is not finite.
         """
         place = self._place(name, shape)
-        tensor = self._source.read(name, self.dtype)
+        tensor = self.source.read(name, self.dtype)
         if not torch.isfinite(tensor).all():
             raise CheckpointError(f"{place} holds NaN or infinite values in {self.dtype}")
         self._count(tensor.nbytes)
@@ -92,9 +92,9 @@ class Weights:
             return None  # torch's products of codes save memory, but take many times as long
         place = self._place(name, shape)
         if self._quantization == "auto":
-            found = self._source.codes(name, self.on_device)
+            found = self.source.codes(name, self.on_device)
         else:
-            dense = self._source.read(name, torch.float32)
+            dense = self.source.read(name, torch.float32)
             if not torch.isfinite(dense).all():
                 raise CheckpointError(f"{place} holds NaN or infinite values")
             found = quantize(dense, "int8" if embedding else self._quantization)
@@ -108,8 +108,8 @@ class Weights:
 
     def _place(self, name: str, shape: tuple[int, ...]) -> str:
         if name not in self:
-            raise CheckpointError(f"{self._source.path}: tensor {name} is missing")
-        place, found = self._source.place(name), self._source.shape(name)
+            raise CheckpointError(f"{self.source.path}: tensor {name} is missing")
+        place, found = self.source.place(name), self.source.shape(name)
         if found != shape:
             raise CheckpointError(
                 f"{place} has shape {list(found)}, the configuration asks for {list(shape)}"
@@ -131,5 +131,5 @@ class Weights:
 
     def _progress(self) -> None:
         if self._bar:
-            sys.stderr.write(f"\rloading weights {self._taken}/{len(self._source)}")
+            sys.stderr.write(f"\rloading weights {self._taken}/{len(self.source)}")
             sys.stderr.flush()

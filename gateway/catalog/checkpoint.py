@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Any
 from tokenizers import Tokenizer
 
 from core.errors import SettingError
+from gateway.prompts.panics import is_panic
 
 if TYPE_CHECKING:
     from engine.model_spec import ModelSpec
 
 _NAMED_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
 _DEFAULT = "default"
+_SAMPLES = ("", "Hello, world 123\n", "a" * 64 + "!", " " * 256, "\u00e9\u4e16\U0001f600")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +89,12 @@ def _of_directory(path: Path) -> Checkpoint:
         raise SettingError(f"{path} has no tokenizer.json.", next_step=_NEXT)
     try:
         tokenizer = Tokenizer.from_file(str(file))
-    except Exception as error:  # the library raises nothing narrower
+        _try(tokenizer)
+    except BaseException as error:  # the library raises nothing narrower, and panics
+        if not isinstance(error, Exception) and not is_panic(error):
+            raise
         raise SettingError(
-            f"{file} is not a tokenizer: {error}.", next_step="Fetch the file again."
+            f"{file} is not a tokenizer that works: {error}.", next_step="Fetch the file again."
         ) from None
     written = _json(path / "tokenizer_config.json")
     tokens = {n: _token_text(written[n]) for n in _NAMED_TOKENS if written.get(n)}
@@ -109,6 +114,13 @@ def _of_directory(path: Path) -> Checkpoint:
         generation=generation,
         context_length=_context(path, config),
     )
+
+
+def _try(tokenizer: Tokenizer) -> None:
+    """Raises what the tokenizer's parts raise at plain texts: of some, the library checks nothing when
+    it reads them."""
+    for text in _SAMPLES:
+        tokenizer.decode(tokenizer.encode(text, add_special_tokens=True).ids)
 
 
 def _of_gguf(path: Path) -> Checkpoint:

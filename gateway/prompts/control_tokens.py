@@ -22,6 +22,7 @@ from tokenizers import Tokenizer
 from core.errors import BadRequest
 from gateway.inference.plain_messages import PlainMessages
 from gateway.prompts.encoding import TextEncoder
+from gateway.prompts.panics import not_encodable
 
 # Role markers that some publishers do not flag as special: <|user|>, <｜User｜>. This excludes tags
 # such as <think> and <tool_call>, which models read and write as text.
@@ -124,7 +125,10 @@ class ControlTokens:
         return value
 
     def _occur_when_normalized(self, serialized: str) -> bool:
-        normalized_text = str(self._tokenizer.normalizer.normalize_str(serialized))
+        try:
+            normalized_text = str(self._tokenizer.normalizer.normalize_str(serialized))
+        except BaseException as error:
+            raise not_encodable(error) from None
         if self._finder.find_matches_as_indexes(normalized_text.encode()):
             raise _not_encodable()
         return False

@@ -11,6 +11,7 @@ from string import ascii_letters, digits
 
 from tokenizers import Tokenizer
 
+from gateway.prompts.panics import not_encodable
 from gateway.prompts.word_patterns import ends_words_before_marks, keeps_bytes
 
 _SLICE = 32_768  # characters
@@ -78,7 +79,10 @@ class TextEncoder:
         return len(text) // (self._longest * self._shrinking)
 
     def _encode(self, text: str, at_most: int | None, *, special: bool) -> list[int]:
-        (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=special)
+        try:
+            (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=special)
+        except BaseException as error:
+            raise not_encodable(error) from None
         if at_most is not None and len(encoding) > at_most:
             raise TooManyTokens(len(encoding))
         return list(encoding.ids)

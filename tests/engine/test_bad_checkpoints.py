@@ -13,8 +13,9 @@ from engine.config import EngineConfig
 from engine.errors import CheckpointError, ConfigError
 from engine.execution.cpu_runner import load_runner
 from engine.models.checkpoint import model_path
-from engine.models.load import choose_dtype
-from tests.engine.checkpoints import save_checkpoint
+from engine.models.load import choose_dtype, load_model
+from tests.engine.checkpoints import reference, reference_logits, save_checkpoint
+from tests.engine.test_family_parity import LogitDriver
 
 WEIGHTS = "model.safetensors"
 
@@ -178,3 +179,32 @@ def test_a_wrong_value_of_a_family(
     checkpoint = save_checkpoint(tmp_path, family)
     change(checkpoint, **fields)
     assert told in refused(checkpoint)
+
+
+HEAD, TABLE = "lm_head.weight", "model.embed_tokens.weight"
+
+
+def test_a_missing_head_is_not_replaced_by_the_token_table(checkpoint: Path) -> None:
+    rewrite(checkpoint, lambda t: t.pop(HEAD))
+    message = refused(checkpoint)
+    assert HEAD in message and "tie_word_embeddings" in message
+
+
+@pytest.mark.parametrize("family", ["Llama", "Gemma2", "Cohere", "Qwen2"])
+def test_a_stored_head_that_differs_is_used_as_transformers_does(
+    tmp_path: Path, family: str
+) -> None:
+    directory = save_checkpoint(tmp_path / "model", family, tie_word_embeddings=True)
+    rewrite(directory, lambda t: t.update({HEAD: t[TABLE].flip(0).clone()}))
+    prompt = [5, 9, 12, 40]
+    expected = reference_logits(reference(directory), prompt)[-1]
+    driver = LogitDriver(directory, dtype="float32")
+    found = driver.logits(driver.sequence(prompt), len(prompt))[-1]
+    assert torch.allclose(found, expected, atol=1e-4)
+
+
+def test_a_stored_head_that_is_the_table_is_read_once(tmp_path: Path) -> None:
+    directory = save_checkpoint(tmp_path / "model", tie_word_embeddings=True)
+    before = load_model(EngineConfig(model=str(directory), threads=1)).bytes
+    rewrite(directory, lambda t: t.update({HEAD: t[TABLE].clone()}))
+    assert load_model(EngineConfig(model=str(directory), threads=1)).bytes == before

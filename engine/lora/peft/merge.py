@@ -21,6 +21,7 @@ from engine.models.base_weights import BaseWeights
 from engine.models.registry import model_spec
 from engine.models.registry import read_config as read_model_config
 from engine.models.safetensors_source import SafetensorsSource
+from engine.models.tied_head import head_is_table
 from engine.models.write_checkpoint import check_paths, write_beside, write_tensors
 
 _MOST_RANK = 1 << 16
@@ -70,7 +71,7 @@ class _Merged:
             usual = HEAD if module == HEAD else f"model.{full}"
             changes[name] = usual, each
         table = self._stored(f"{spec.root}.{TABLE}.weight")
-        tied = spec.tied or spec.head not in tensors
+        tied = head_is_table(spec, tensors, table)
         self.untied = tied and (spec.head in changes or table in changes)
         for name in tensors.names():
             if self.untied and name == spec.head:
