@@ -20,14 +20,15 @@ _TOOL = {"type": "function", "function": {"name": _NAME, "parameters": {"type": 
 
 
 class CallTurns(Struct, frozen=True):
-    null_content: bool  # an assistant's content that is null stays null
+    null_content: bool  # the content, if it is null, of a turn that only calls stays null
     objects: bool  # arguments are objects, as transformers documents
 
     def message(self, message: dict[str, Any]) -> dict[str, Any]:
         """The message as the template reads it; the given one is not changed."""
         result = message
         if message.get("content") is None:
-            keeps = self.null_content and message["role"] == "assistant"
+            calls = message["role"] == "assistant" and message.get("tool_calls")
+            keeps = self.null_content and calls
             result = {**message, "content": None if keeps else ""}
         if self.objects and (calls := message.get("tool_calls")):
             result = {**result, "tool_calls": [_with_object(call) for call in calls]}

@@ -28,6 +28,7 @@ from gateway.prompts.predictions import predicted_ids, text_of
 from gateway.prompts.prefix_tokens import Pieces
 from gateway.prompts.prompt_order import PromptOrder, Volatile, reorder
 from gateway.prompts.rendering import RenderedPrompt, render_prompt
+from gateway.prompts.template_limits import RenderingTakesLong
 from gateway.prompts.tokenizing import INLINE_CHARACTERS, TextCodec
 from gateway.prompts.tool_lists import tool_list
 from gateway.prompts.truncation import counted_texts, estimate, most_tokens, texts_of, truncate
@@ -173,7 +174,11 @@ def _prepare_now(request: InferenceRequest, target: _Target) -> Prompt:
 
 
 async def _prepare_one(request: InferenceRequest, target: _Target, held: Held) -> Prompt:
-    draft = _draft(request, target)
+    try:
+        draft = _draft(request, target)
+    except RenderingTakesLong:
+        async with held():
+            return await asyncio.to_thread(_prepare_now, request, target)
     marked = draft.text is not None and draft.text.mark is not None
     if marked or draft.new_characters > INLINE_CHARACTERS:
         async with held():

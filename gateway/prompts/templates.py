@@ -9,12 +9,12 @@ import jinja2
 from jinja2 import nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from core.clock import SystemClock
 from core.errors import BadRequest, SettingError
 from gateway.inference.plain_messages import PlainMessages
 from gateway.prompts.call_turns import CallTurns, call_turns
+from gateway.prompts.template_limits import LimitedEnvironment, compiled, render
 from gateway.prompts.turn_formats import turn_formats
 
 DEFAULT, TOOL_USE = "default", "tool_use"  # names that transformers gives a meaning
@@ -77,25 +77,28 @@ class ChatTemplate:
         *,
         tools: list[dict[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        is_trial: bool = False,
         **extra: Any,
     ) -> str:
-        """`extra` are further variables of the template, such as `enable_thinking`."""
+        """On an event loop it raises RenderingTakesLong early: then it belongs in a thread.
+        `extra` are further variables of the template, such as `enable_thinking`."""
         if type(messages) is PlainMessages and self._turns and not tools and not extra:
             text = self._turns.write(messages, begins_answer=add_generation_prompt)
             if text is not None:
                 return text
         template = self._with_tools if tools else self._template
+        variables = {
+            **extra,
+            **self._tokens,
+            "messages": messages,
+            "tools": tools,
+            "add_generation_prompt": add_generation_prompt,
+        }
         try:
-            return template.render(
-                **extra,
-                **self._tokens,
-                messages=messages,
-                tools=tools,
-                add_generation_prompt=add_generation_prompt,
-            )
+            return render(template, variables, is_trial=is_trial)
         except BadRequest:
             raise
-        except (jinja2.TemplateError, TypeError, KeyError, ValueError, ArithmeticError) as error:
+        except Exception as error:  # whatever the operations of a template raise
             raise BadRequest(
                 f"The model's chat template cannot render these messages: {error}.",
                 next_step="Use roles and content parts that the model supports.",
@@ -108,7 +111,7 @@ class ChatTemplate:
 
         def _render(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> str:
             offered = tools if self.supports_tools else None
-            return self.render(messages, tools=offered)
+            return self.render(messages, tools=offered, is_trial=True)
 
         return call_turns(_render)
 
@@ -124,27 +127,25 @@ class ChatTemplate:
                 )
 
 
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
+def _environment() -> LimitedEnvironment:
+    environment = LimitedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, GenerationBlock]
     )
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _refuse
     environment.globals["strftime_now"] = _strftime_now
+    environment.limit()
     return environment
 
 
-def _compiled(environment: ImmutableSandboxedEnvironment, source: str) -> jinja2.Template:
+def _compiled(environment: LimitedEnvironment, source: str) -> jinja2.Template:
     try:
-        template = environment.from_string(source)
-    except jinja2.TemplateError as error:
+        return compiled(environment, source)
+    except (jinja2.TemplateError, SyntaxError, RecursionError, ValueError, MemoryError) as error:
         raise SettingError(
             f"The model's chat template does not parse: {error}.",
             next_step="Correct chat_template in tokenizer_config.json, or chat_template.jinja.",
         ) from None
-    # They are copied at each rendering: of the chain of maps that Jinja keeps, item by item.
-    template.globals = dict(template.globals)
-    return template
 
 
 def _to_json(

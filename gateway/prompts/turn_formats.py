@@ -13,6 +13,7 @@ import jinja2
 from jinja2 import nodes
 
 from gateway.inference.plain_messages import ROLES, PlainMessages
+from gateway.prompts.template_limits import RenderingTakesLong, compiled, render
 
 _PROBE = "\x00text\x00"
 _Render = Callable[..., str]
@@ -60,13 +61,14 @@ def turn_formats(
         return None
 
     def _renderer(part: list[nodes.Node]) -> _Render:
-        code = environment.compile(nodes.Template(part, lineno=1))
-        template = jinja2.Template.from_code(environment, code, dict(environment.globals))
-        return lambda **variables: template.render(**tokens, tools=None, **variables)
+        template = compiled(environment, nodes.Template(part, lineno=1))
+        return lambda **variables: render(
+            template, {**tokens, "tools": None, **variables}, is_trial=True
+        )
 
     try:
         return TurnFormats(_renderer([loops[0]]), _renderer(begin), _renderer(end))
-    except (jinja2.TemplateError, TypeError, ValueError):
+    except (jinja2.TemplateError, TypeError, ValueError, RuntimeError, RenderingTakesLong):
         return None  # rendered as a whole it says what is wrong
 
 

@@ -4,6 +4,7 @@
 The operator bears the cost: guard requests are not metered to a tenant.
 """
 
+import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -131,7 +132,7 @@ class ModelGuardClient:
         )
         ids = [0] * max(1, len(question) // 4)
         if model.codec is not None:
-            ids = _ids(model.codec, question, chat)
+            ids = await asyncio.to_thread(_ids, model.codec, question, chat)
         request_id = new_id(REQUEST)
         sampling = SamplingParams(max_tokens=_ANSWER_TOKENS, temperature=0.0)
         engine_request = EngineRequest(
