@@ -12,6 +12,7 @@ import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
+from types import BuiltinMethodType
 from typing import Any
 
 from jinja2 import Environment, Template, nodes, pass_context
@@ -22,12 +23,25 @@ from jinja2.utils import generate_lorem_ipsum
 from core.clock import SystemClock
 from core.errors import BadRequest
 
-_STEPS, _SIZE, _SECONDS = 20_000, 2_000_000, 0.02  # on an event loop
-_MOST_STEPS, _MOST_SIZE, _MOST_SECONDS = 3_000_000, 200_000_000, 5.0
+# Characters that a template makes; a step of it counts as many.
+_STEP = 100
+_WORK, _SECONDS = 2_000_000, 0.02  # on an event loop
+_MOST_WORK, _MOST_SECONDS = 300_000_000, 5.0
 _MOST_NUMBER = 100_000  # of an argument that says how long something is
 _MOST_BITS = 10_000
 _WIDE = re.compile(r"[0-9]{5,}|\*|\{[^{}]*\{")  # a width that may be large
-_CHECKED = 64  # pieces or rounds between looks at the clock
+_PIECES, _CHECKED = 64, 16  # pieces that are counted at once, and rounds between looks at the clock
+# Methods whose result may be much longer than the text.
+_GROWING = frozenset(
+    ("format", "format_map", "translate", "expandtabs", "replace", "join", "ljust", "rjust", "center",
+     "zfill")
+)  # fmt: skip
+# Filters whose result is no longer than the value; the others are counted.
+_SMALL = frozenset(
+    ("length", "count", "trim", "upper", "lower", "capitalize", "title", "default", "d", "first",
+     "last", "string", "int", "float", "round", "abs", "safe", "escape", "e", "items")
+)  # fmt: skip
+_PLAIN = (int, float, bool, type(None))
 _WIDENING = frozenset(("indent", "tojson", "center", "wordwrap", "batch", "slice", "truncate"))
 _KEPT, _ROUNDS = "tollhouse_kept", "tollhouse_rounds"
 _now = SystemClock.monotonic
@@ -38,8 +52,7 @@ class RenderingTakesLong(BadRequest):
 
 
 class _Work(threading.local):
-    steps = 0
-    size = 0
+    left = 0
     until = 0.0
 
 
@@ -55,10 +68,10 @@ def compiled(environment: Environment, source: str | nodes.Template) -> Template
 
 def render(template: Template, variables: Mapping[str, Any], *, is_trial: bool = False) -> str:
     """Raises RenderingTakesLong. `is_trial`: with the large limits wherever it is called."""
-    limits = _MOST_STEPS, _MOST_SIZE, _MOST_SECONDS
+    limits = _MOST_WORK, _MOST_SECONDS
     if not is_trial and on_loop():
-        limits = _STEPS, _SIZE, _SECONDS
-    _work.steps, _work.size, seconds = limits
+        limits = _WORK, _SECONDS
+    _work.left, seconds = limits
     _work.until = _now() + seconds
     return template.render(variables)
 
@@ -81,13 +94,21 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         """To be called once all filters are set."""
         plain = ImmutableSandboxedEnvironment()
         plain.filters = dict(self.filters)
-        for name in plain.filters:
+        for name in plain.filters.keys() - _SMALL:
             self.filters[name] = _limited(plain, name)
         self.filters |= {_KEPT: _kept, _ROUNDS: _rounds}
         self.concat = _joined  # type: ignore[method-assign]
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
-        _before(__obj, (*args, *kwargs.values()))
+        if type(__obj) is BuiltinMethodType:
+            own = type(__obj.__self__)
+            if own is dict or (own is str and __obj.__name__ not in _GROWING):
+                kwargs.pop(
+                    "_loop_vars", None
+                )  # the compiler adds these for functions of the context
+                kwargs.pop("_block_vars", None)
+                return __obj(*args, **kwargs)  # it reached here, so the sandbox allows it
+        _before(__obj, (*args, *(v for k, v in kwargs.items() if k[0] != "_")))
         return _kept(super().call(__context, __obj, *args, **kwargs))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
@@ -123,19 +144,30 @@ def _limited(plain: Environment, name: str) -> Callable[..., Any]:
 
 
 def _spend(steps: int, size: int = 0) -> None:
-    _work.steps -= steps
-    _work.size -= size
-    if _work.steps < 0 or _work.size < 0 or _now() > _work.until:
-        raise RenderingTakesLong(
-            "The model's chat template takes too long, or makes too long a text, for these messages.",
-            next_step="Send fewer or shorter messages, or ask the operator to correct the template.",
-            param="messages",
-        )
+    left = _work.left = _work.left - steps * _STEP - size
+    if left < 0:
+        raise _too_long()
+
+
+def _look() -> None:
+    if _now() > _work.until:
+        raise _too_long()
+
+
+def _too_long() -> RenderingTakesLong:
+    return RenderingTakesLong(
+        "The model's chat template takes too long, or makes too long a text, for these messages.",
+        next_step="Send fewer or shorter messages, or ask the operator to correct the template.",
+        param="messages",
+    )
 
 
 def _kept(value: Any) -> Any:
     """Counts a value that the template made."""
-    if type(value) is str:
+    kind = type(value)
+    if kind in _PLAIN:
+        return value
+    if kind is str:
         _spend(1, len(value))
     elif isinstance(value, Iterator) and not isinstance(value, LoopContext):
         return _counted(value)
@@ -156,13 +188,11 @@ def _size(value: Any, depth: int = 0) -> int:
 
 
 def _sizes(values: Iterable[Any], depth: int) -> int:
-    total = 0
+    total, most = 0, _work.left
     for each in values:
-        _work.steps -= 1 if depth else 0
-        total += 8 + _size(each, depth + 1)
-        if total > _work.size or _work.steps < 0:
-            _spend(0, total)
-            _spend(1)
+        total += 8 + (len(each) if type(each) is str else _size(each, depth + 1))
+        if total > most:
+            raise _too_long()
     return total
 
 
@@ -172,6 +202,7 @@ def _rounds(values: Any) -> Any:
     except TypeError:
         return _counted(values)
     _spend(1 + count)
+    _look()
     return values if count < _CHECKED else _Rounds(values)
 
 
@@ -187,13 +218,14 @@ class _Rounds:
     def __iter__(self) -> Iterator[Any]:
         for place, value in enumerate(self._values):
             if not place % _CHECKED:
-                _spend(0)
+                _look()
             yield value
 
 
 def _counted(values: Iterable[Any]) -> Iterator[Any]:
     for value in values:
-        _spend(1, _size(value) if not isinstance(value, str) else len(value))
+        _spend(1, _size(value))
+        _look()
         yield value
 
 
@@ -201,7 +233,7 @@ def _joined(pieces: Iterable[str]) -> str:
     """What a template or a macro writes."""
     whole: list[str] = []
     found = iter(pieces)
-    while part := list(islice(found, _CHECKED)):
+    while part := list(islice(found, _PIECES)):
         _spend(1, sum(map(len, part)))
         whole += part
     return "".join(whole)
@@ -224,7 +256,7 @@ def _before_method(name: str, own: str | bytes, given: tuple[Any, ...], sizes: i
     numbers = sum(each for each in given if isinstance(each, int))
     if name in ("format", "format_map", "translate", "expandtabs"):
         if name.startswith("format") and _WIDE.search(str(own)):
-            _spend(0, _MOST_SIZE)
+            raise _too_long()
         _spend(1, (own.count("{") + 1 if name.startswith("f") else len(own)) * (sizes + numbers))  # type: ignore[arg-type]
     elif name == "replace":
         new = given[1] if len(given) > 1 else ""
@@ -247,7 +279,7 @@ def _before_filter(name: str, value: Any, given: tuple[Any, ...]) -> None:
         _spend(1, size + _occurrences(value, given[0]) * _size(given[1]))
     elif name == "format":
         if _WIDE.search(str(value)):
-            _spend(0, _MOST_SIZE)
+            raise _too_long()
         _spend(1, (str(value).count("%") + 1) * sizes)
     elif name == "join" and given:
         count = len(value) if hasattr(value, "__len__") else _MOST_NUMBER
@@ -266,18 +298,18 @@ def _before_operator(operator: str, left: Any, right: Any) -> None:
     if isinstance(left, int) and isinstance(right, int):
         bits = left.bit_length() * (abs(right) if operator == "**" else 1) + right.bit_length()
         if bits > _MOST_BITS:
-            _spend(0, _MOST_SIZE + 1)
+            raise _too_long()
     elif operator == "*":
         count = left if isinstance(left, int) else right if isinstance(right, int) else 1
         value = right if isinstance(left, int) else left
         _spend(1, max(0, count) * _size(value))
     elif operator == "%" and isinstance(left, str):
         if _WIDE.search(left):
-            _spend(0, _MOST_SIZE)
+            raise _too_long()
         _spend(1, (left.count("%") + 1) * _size(right))
 
 
 def _check_numbers(given: tuple[Any, ...]) -> None:
     for each in given:
         if isinstance(each, int) and abs(each) > _MOST_NUMBER:
-            _spend(0, _MOST_SIZE + 1)
+            raise _too_long()

@@ -42,6 +42,13 @@ def theirs(source: str, tools: list[dict[str, Any]] | None = None, **variables: 
         PLAIN,
         WITH_TOOLS,
         GENERATION,
+        "{% macro say(m, end) %}{{ m.content.strip() }}{{ end }}{% endmacro %}"
+        "{% for m in messages %}{% if m.content.startswith('H') and m.get('role') != 'x' %}"
+        "{{ '%s:' | format(m.role) }}{{ say(m, end='!') }}{% for k, v in m.items() %}{{ k.upper() }}"
+        "{{ loop.index }}{% if not loop.last %}, {% endif %}{% endfor %}"
+        "{{ m.content.replace('l', 'L') ~ ','.join(m | map('upper')) }}"
+        "{{ '{}-{n:>4}'.format(1, n=m.role) }}{{ m.content.split('e')[-1] * 2 }}{{ 7 % 4 }}{% endif %}"
+        "{% set outer = loop %}{{ outer.index }}{% endfor %}{{ messages[::-1][0].role }}",
         "{{ tools | tojson(indent=2) }}{{ tools | tojson(separators=(',', ':'), sort_keys=True) }}",
         "{% for m in messages %}{% if loop.index > 1 %}{% break %}{% endif %}{{ m.content }}{% endfor %}",
     ],
