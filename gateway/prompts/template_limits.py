@@ -173,6 +173,7 @@ def _kept(value: Any) -> Any:
         return _counted(value)
     else:
         _spend(1, _size(value))
+        _look()
     return value
 
 
@@ -190,7 +191,7 @@ def _size(value: Any, depth: int = 0) -> int:
 def _sizes(values: Iterable[Any], depth: int) -> int:
     total, most = 0, _work.left
     for each in values:
-        total += 8 + (len(each) if type(each) is str else _size(each, depth + 1))
+        total += 64 + (len(each) if type(each) is str else _size(each, depth + 1))
         if total > most:
             raise _too_long()
     return total
@@ -249,6 +250,7 @@ def _before(called: Any, given: tuple[Any, ...]) -> None:
     if isinstance(own, int) or called is generate_lorem_ipsum:
         _check_numbers(given)
     _spend(1, sizes)
+    _look()
 
 
 def _before_method(name: str, own: str | bytes, given: tuple[Any, ...], sizes: int) -> None:

@@ -49,34 +49,44 @@ HOSTILE = {
 HOSTILE["written"] += "{% endfor %}{% endfor %}"
 
 
-@pytest.mark.parametrize("name", sorted(HOSTILE))
-def test_a_hostile_template_is_refused_within_bounds(name: str) -> None:
+def refused(name: str) -> tuple[float, float]:
+    """Seconds of the processor and KiB of memory that the refusal took."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    began = time.monotonic()
-    template = ChatTemplate(HOSTILE[name] + "{{ messages[0].content }}", {})
+    began = time.thread_time()
     with pytest.raises(BadRequest):
-        template.render(CHAT)
-    assert time.monotonic() - began < 15
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1_000_000  # KiB
+        ChatTemplate(HOSTILE[name] + "{{ messages[0].content }}", {}).render(CHAT)
+    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return time.thread_time() - began, after - before
 
 
-def test_on_an_event_loop_a_rendering_ends_early() -> None:
-    template = ChatTemplate(HOSTILE["nested loops"], {})
+@pytest.mark.parametrize("name", sorted(HOSTILE))
+def test_on_an_event_loop_a_hostile_template_is_refused_early(name: str) -> None:
+    async def _refused() -> tuple[float, float]:
+        return refused(name)
 
-    async def _render() -> float:
-        began = time.monotonic()
-        with pytest.raises(RenderingTakesLong):
-            template.render(CHAT)
-        return time.monotonic() - began
+    seconds, memory = asyncio.run(_refused())
+    assert seconds < 1 and memory < 100_000
 
-    assert asyncio.run(_render()) < 1
+
+@pytest.mark.proof
+@pytest.mark.parametrize("name", sorted(HOSTILE))
+def test_in_a_thread_a_hostile_template_is_refused_within_bounds(name: str) -> None:
+    seconds, memory = refused(name)
+    assert seconds < 15 and memory < 1_000_000
 
 
 LONG = "{% for i in range(30000) %}{% set x = i %}{% endfor %}{{ messages[0].content }}"
 
 
-def test_in_a_thread_a_long_rendering_is_done() -> None:
-    assert ChatTemplate(LONG, {}).render(CHAT) == "Hi"
+def test_a_long_rendering_leaves_the_event_loop_and_is_done_in_a_thread() -> None:
+    template = ChatTemplate(LONG, {})
+
+    async def _render() -> str:
+        with pytest.raises(RenderingTakesLong):
+            template.render(CHAT)
+        return await asyncio.to_thread(template.render, CHAT)
+
+    assert asyncio.run(_render()) == "Hi"
 
 
 @pytest.mark.parametrize(
