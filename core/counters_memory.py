@@ -297,7 +297,10 @@ class MemoryCounters:
     def _release_slots(self, record: _Record) -> None:
         for slot in record.bucket_request.slots:
             held = self._slots[(record.bucket_request.group, slot.key)]
-            held.difference_update(slot.members(record.bucket_request.id))
+            if slot.count == 1:
+                held.discard(record.bucket_request.id)
+            else:
+                held.difference_update(slot.members(record.bucket_request.id))
 
     def _sweep(self, now: int) -> None:
         for record in self._records.values():

@@ -104,7 +104,7 @@ class Channel:
         self._screener = screener
         self._findings = findings
         self._index = index
-        self._fold = FoldStream.after(len(before))
+        self._fold = FoldStream.after(len(before)) if before else FoldStream()
         self._loose = LooseStream()
         self._foreign = 0  # view characters of `before` that are kept
         self._schedule(0)

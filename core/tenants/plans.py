@@ -48,6 +48,9 @@ class LimitRule:
         return (self.scope, self.unit, period, self.target)
 
 
+_OF_OUTPUT = (Unit.OUTPUT_TOKENS, Unit.TOTAL_TOKENS)
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     name: str
@@ -59,6 +62,12 @@ class Plan:
     queue_length: int = 0  # per tenant and gateway process
     expected_output: int = 256  # tokens, until the tenant's own average is known
     storage_mb: int = 10_240  # of all that the API stores for the tenant
+    # The lowest limit that counts output tokens, if there is one. Precomputed, as the rules' names are.
+    least_output_limit: int | None = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        counted = [r.limit for r in self.rules if r.unit in _OF_OUTPUT and not r.shadow]
+        object.__setattr__(self, "least_output_limit", min(counted, default=None))
 
 
 def _rates(requests: int, tokens: int, concurrent: int) -> tuple[LimitRule, ...]:

@@ -8,9 +8,7 @@ reserved is at most one limit, divided by the processes that grant it; others re
 
 from collections import defaultdict
 
-from core.tenants.plans import Plan, Unit
-
-_OUTPUT_UNITS = (Unit.OUTPUT_TOKENS, Unit.TOTAL_TOKENS)
+from core.tenants.plans import Plan
 
 
 class Overshoot:
@@ -22,10 +20,10 @@ class Overshoot:
         """The output tokens to reserve: the estimate, if the rest may be exceeded too."""
         if worst <= estimate:
             return estimate
-        limits = [r.limit for r in plan.rules if r.unit in _OUTPUT_UNITS and not r.shadow]
-        if not limits:
+        limit = plan.least_output_limit
+        if limit is None:
             return estimate
-        room = min(limits) // self._processes - self._open.get(tenant_id, 0)
+        room = limit // self._processes - self._open.get(tenant_id, 0)
         return estimate if worst - estimate <= room else worst
 
     def begin(self, tenant_id: str, tokens: int) -> None:

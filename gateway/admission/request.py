@@ -97,14 +97,15 @@ class AdmissionRequest(Struct, frozen=True):
     def estimated_output(self, expected: int) -> int:
         """Output tokens to reserve, where `expected` is usual for one choice. Of several answers, each
         may be as long as the request allows."""
-        if self.generated_choices > 1:
+        if self.candidates > 1 or self.choices > 1:
             return self.worst_output(expected)
         most = self.max_output_tokens
         return most if most and most < expected else expected
 
     def worst_output(self, expected: int) -> int:
         """The most output tokens that it may generate; where it states no bound, what is usual."""
-        return (self.max_output_tokens or expected) * self.generated_choices
+        most = self.max_output_tokens or expected
+        return most if self.candidates <= 1 and self.choices == 1 else most * self.generated_choices
 
     @property
     def queue_cost(self) -> int:

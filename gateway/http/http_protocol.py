@@ -73,11 +73,6 @@ class BoundedHttp(HttpToolsProtocol):
         self._body_bytes = 0
         super().on_message_begin()
 
-    def on_header(self, name: bytes, value: bytes) -> None:
-        """Fields behind a chunked body (trailers) are dropped: the head has been checked without them."""
-        if self._in_head:
-            super().on_header(name, value)
-
     def on_headers_complete(self) -> None:
         self._in_head = False
         if self._head_timer is not None:
@@ -86,18 +81,21 @@ class BoundedHttp(HttpToolsProtocol):
         if sum(map(len, chain.from_iterable(self.headers))) > MAX_HEADERS:
             self._refuse(_TOO_LARGE)
             return
-        if sum(name == b"host" for name, _ in self.headers) > 1:
+        listed = self.headers
+        fields = dict(listed)  # a second content-length is an error of the parser
+        if len(fields) < len(listed) and sum([name == b"host" for name, _ in listed]) > 1:
             self._refuse(_TWO_HOSTS)
             return
-        fields = dict(self.headers)  # a second content-length is an error of the parser
         if not self._expect_body(fields):
             return
         if self._proxies is not None and self.client is not None:
-            self._resolve_client(self._proxies, self.client[0])
+            self._resolve_client(self._proxies, self.client[0], listed)
         handler = self._direct_routes.get(self.url)
         if handler is None or not self._is_simple(fields):
             super().on_headers_complete()
+            self._drop_trailers()
             return
+        self._drop_trailers()
         scope: dict[str, Any] = self.scope  # type: ignore[assignment]
         scope["method"] = "POST"
         scope["http_version"] = self.parser.get_http_version()
@@ -119,13 +117,20 @@ class BoundedHttp(HttpToolsProtocol):
         task.add_done_callback(self._served)
         self.tasks.add(task)
 
-    def _resolve_client(self, proxies: TrustedProxies, peer: str) -> None:
+    def _drop_trailers(self) -> None:
+        """Fields behind a chunked body go to a list that nobody reads: the head was checked without
+        them."""
+        self.headers = []
+
+    def _resolve_client(
+        self, proxies: TrustedProxies, peer: str, listed: list[tuple[bytes, bytes]]
+    ) -> None:
         if not proxies.trusts(peer):
             return
-        client = proxies.client_of(peer, self.headers)
+        client = proxies.client_of(peer, listed)
         if client != peer:
             self.scope["client"] = (client, 0)
-        self.scope["scheme"] = proxies.scheme_of(peer, self.headers, self.scope["scheme"])
+        self.scope["scheme"] = proxies.scheme_of(peer, listed, self.scope["scheme"])
 
     def _expect_body(self, fields: Mapping[bytes, bytes]) -> bool:
         """Begins to watch the request's body. False if its declared length is refused."""

@@ -404,8 +404,9 @@ class ResponseParser:
 
 def _capped(usage: UsageCounter, texts: Sequence[str], *reasons: str) -> list[tuple[str, str]]:
     """The texts of a whole answer up to its cap, with their finish reasons."""
-    beyond, total = usage.beyond_cap(), sum(map(len, texts))
-    if beyond <= 0 or not total:
+    beyond = usage.beyond_cap()
+    total = sum(map(len, texts)) if beyond > 0 else 0
+    if not total:
         return list(zip(texts, reasons, strict=True))
     kept = [text[: len(text) - min(len(text), -(-beyond * len(text) // total))] for text in texts]
     usage.drop(total - sum(map(len, kept)))

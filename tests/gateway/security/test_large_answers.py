@@ -52,7 +52,7 @@ def chat(kind: str, **fields: Any) -> dict[str, Any]:
     return {
         "model": MODEL,
         "messages": [{"role": "user", "content": f"{kind} please"}],
-        "max_tokens": 100_000,
+        "max_tokens": 140_000,
         **fields,
     }
 
