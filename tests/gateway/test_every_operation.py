@@ -1,5 +1,5 @@
 """Every operation of the product's own OpenAPI document, with bodies and parameters drawn from it: no
-server error, and every client error in the shape that the errors have."""
+server error, and every client error in the shape that the errors have, with an announced status."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 
 from tests.gateway.deployment import Deployment
 
-EXAMPLES = 2
+EXAMPLES = 4
 _METHODS = ("get", "post", "put", "patch", "delete")
 _JSON_RPC = "/mcp"  # its errors have the shape of that protocol
 _SHAPES = ({"error"}, {"type", "error", "request_id"})  # OpenAI's, Anthropic's
@@ -34,6 +34,9 @@ def test_no_operation_has_a_server_error_or_an_error_of_another_shape(
             found += [
                 f"{method} {path}: {problem}" for each in answers for problem in _problem(each)
             ]
+            announced = operations[method]["responses"].keys()
+            statuses = {str(each.status_code) for each in answers if each.status_code >= 400}
+            found += [f"{method} {path}: {each} is unannounced" for each in statuses - announced]
             sent += len(answers)
     assert not found, "\n".join(found)
     assert sent > EXAMPLES * 100
