@@ -15,8 +15,11 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+from tests.vllm_suite import groups
 
 _TESTS = "tests/entrypoints/openai"
 # Checkpoints that cannot be here, or a schema of vLLM's own server.
@@ -72,12 +75,14 @@ def run_file(source: Path, name: str, out: Path, *, instruct: bool = False) -> l
     command += ["-c", os.devnull, "--rootdir", ".", "-q", "-W", "ignore", "-p", "no:cacheprovider"]
     command += ["--timeout", str(_TEST_S), "--continue-on-collection-errors", name]
     with kept.with_suffix(".log").open("w") as log:
-        started = subprocess.Popen(command, cwd=source, env=environment, stdout=log, stderr=log)
+        started = subprocess.Popen(
+            command, cwd=source, env=environment, stdout=log, stderr=log, start_new_session=True
+        )
         try:
-            started.wait(_FILE_S)
-        except subprocess.TimeoutExpired:
-            started.terminate()
-            started.wait()
+            with suppress(subprocess.TimeoutExpired):
+                started.wait(_FILE_S)
+        finally:
+            groups.end(started)  # with the gateway, which a file that is cut off does not end
     text = kept.read_text() if kept.exists() else ""
     return [json.loads(line) for line in text.splitlines()]
 
