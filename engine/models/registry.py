@@ -6,6 +6,7 @@ from typing import Any
 
 from engine.errors import CheckpointError
 from engine.model_spec import ModelSpec
+from engine.models.config_fields import check_fields
 from engine.models.families import (
     bloom,
     cohere,
@@ -54,7 +55,7 @@ def read_config(directory: Path) -> dict[str, Any]:
         raise CheckpointError(
             f"{path} is missing: use a directory in Hugging Face layout"
         ) from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from None
     if not isinstance(raw, dict):
         raise CheckpointError(f"{path} is not a JSON object")
@@ -63,6 +64,7 @@ def read_config(directory: Path) -> dict[str, Any]:
 
 def model_spec(raw: dict[str, Any]) -> ModelSpec:
     """The model's spec. Raises CheckpointError for a family or value that is not supported."""
+    check_fields(raw)
     names = raw.get("architectures") or []
     family = next((FAMILIES[name] for name in names if name in FAMILIES), None)
     if family is None:
@@ -76,5 +78,10 @@ def model_spec(raw: dict[str, Any]) -> ModelSpec:
         if needed not in (raw.get("text_config") or raw):
             raise CheckpointError(f"config.json: {needed} is missing")
     refuse_quantised(raw)
-    spec: ModelSpec = family.spec(raw)
+    try:
+        spec: ModelSpec = family.spec(raw)
+    except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
+        raise CheckpointError(
+            f"config.json: a value cannot be read as {family.ARCHITECTURE} has it: {error!r}"
+        ) from None
     return spec

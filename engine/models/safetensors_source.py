@@ -109,8 +109,10 @@ def _from_index(directory: Path, index: Path) -> dict[str, Path]:
     try:
         mapping = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         files = {name: directory / Path(file).name for name, file in mapping.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{index} cannot be read: {error!r}") from None
+    if not files:
+        raise CheckpointError(f"{index} names no tensors in weight_map")
     for path in sorted(set(files.values())):
         present = set(_names(path))
         absent = [name for name, file in files.items() if file == path and name not in present]

@@ -209,7 +209,7 @@ def _json(file: Path) -> dict[str, Any]:
         return {}
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise SettingError(
             f"{file} is not JSON: {error}.", next_step="Fetch the file again."
         ) from None

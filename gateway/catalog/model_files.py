@@ -12,7 +12,13 @@ from gateway.prompts.tokenizing import codec_of
 from gateway.upstreams.config import read_upstreams
 
 DEMO_NAME = "tollhouse-demo"
-_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+_SAMPLING = {
+    "temperature": (0.0, 100.0),
+    "top_k": (-1, 2**31 - 1),
+    "top_p": (0.0, 1.0),
+    "min_p": (0.0, 1.0),
+    "repetition_penalty": (1e-6, 1000.0),
+}  # with their ranges
 
 
 def model_name(settings: Settings) -> str:
@@ -73,6 +79,14 @@ def sampling_of(generation_config: dict[str, Any]) -> dict[str, float]:
         if isinstance(generation_config.get(name), int | float)
         and not isinstance(generation_config[name], bool)
     }
+    for name, value in result.items():
+        first, last = _SAMPLING[name]
+        if not first <= value <= last or (name == "top_k" and value != int(value)):
+            raise SettingError(
+                f"generation_config.json has {name} {value!r}: it must be from {first} to {last}"
+                f"{' and a whole number' if name == 'top_k' else ''}.",
+                next_step=f"Correct or remove {name}.",
+            )
     if generation_config.get("do_sample") is False:
         result["temperature"] = 0.0
     return result
