@@ -41,6 +41,24 @@ _MODULES = (
     deepseek_v3, gemma3n, gemma3n_conditional,
 )  # fmt: skip
 FAMILIES = {module.ARCHITECTURE: module for module in _MODULES}
+# What transformers 5 assumes of a field that config.json leaves out, where base_spec does not.
+_ABSENT: dict[str, dict[str, Any]] = {
+    "CohereForCausalLM": {"rope_theta": 500000.0},
+    "DeepseekV2ForCausalLM": {"q_lora_rank": 1536},
+    "DeepseekV3ForCausalLM": {"q_lora_rank": 1536},
+    "Gemma2ForCausalLM": {
+        "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, "head_dim": 256,
+        "hidden_activation": "gelu_pytorch_tanh", "num_key_value_heads": 4,
+    },
+    "GptOssForCausalLM": {"num_key_value_heads": 8},
+    "MistralForCausalLM": {"num_key_value_heads": 8, "sliding_window": 4096},
+    "MixtralForCausalLM": {"num_key_value_heads": 8},
+    "Qwen2ForCausalLM": {"num_key_value_heads": 32},
+    "Qwen2MoeForCausalLM": {"num_key_value_heads": 16},
+    "Qwen3ForCausalLM": {"head_dim": 128, "num_key_value_heads": 32},
+    "Qwen3MoeForCausalLM": {"num_key_value_heads": 4},
+    "SmolLM3ForCausalLM": {"num_key_value_heads": 4},
+}  # fmt: skip
 
 
 def read_config(directory: Path) -> dict[str, Any]:
@@ -77,6 +95,7 @@ def model_spec(raw: dict[str, Any]) -> ModelSpec:
     for needed in ("num_hidden_layers", "model_type"):
         if needed not in (raw.get("text_config") or raw):
             raise CheckpointError(f"config.json: {needed} is missing")
+    raw = _ABSENT.get(family.ARCHITECTURE, {}) | raw
     refuse_quantised(raw)
     try:
         spec: ModelSpec = family.spec(raw)
