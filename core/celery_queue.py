@@ -6,6 +6,7 @@ at once by RabbitMQ, after the visibility time-out by Redis.
 """
 
 import logging
+import socket
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -21,6 +22,10 @@ from core.queue import QUEUES, TASKS, DeadLetterHandler, Task, TaskContext
 
 log = logging.getLogger("tollhouse.queue")
 _SENT_AT = "tollhouse_sent_at"
+# A publisher whose message is not confirmed in time connects again and sends it again.
+_HEARTBEAT_S = 10
+_CONFIRM_S = 5.0
+_USER_TIMEOUT_MS = 15_000  # how long sent data may stay unacknowledged by TCP
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +50,7 @@ class CeleryQueue:
             kwargs=arguments,
             queue=_queue_name(self._app, task.queue),
             headers={_SENT_AT: time.time_ns()},
+            confirm_timeout=_CONFIRM_S,
             retry=True,
             retry_policy={"max_retries": 3, "interval_start": 0.2, "interval_max": 1.0},
         )
@@ -90,6 +96,7 @@ def make_app(
         worker_hijack_root_logger=False,
         broker_connection_retry_on_startup=True,
         broker_connection_timeout=5,
+        broker_heartbeat=_HEARTBEAT_S,
         broker_pool_limit=4,
         broker_transport_options=_transport(
             broker_url, prefix, visibility_timeout_s or longest + 60.0
@@ -107,7 +114,11 @@ def schedule(tasks: dict[str, Task], prefix: str = "tollhouse") -> dict[str, dic
         each.name: {
             "task": each.name,
             "schedule": each.every_s,
-            "options": {"queue": f"{prefix}.{each.queue}", "expires": max(each.every_s, 1.0)},
+            "options": {
+                "queue": f"{prefix}.{each.queue}",
+                "expires": max(each.every_s, 1.0),
+                "confirm_timeout": _CONFIRM_S,
+            },
         }
         for each in tasks.values()
         if each.every_s is not None
@@ -196,10 +207,16 @@ def _queue_name(app: Celery, queue: str) -> str:
 
 def _transport(broker_url: str, prefix: str, visibility_timeout_s: float) -> dict[str, Any]:
     if not broker_url.startswith("redis"):
-        return {"socket_settings": {}}
+        return {
+            # Without confirms a message to a connection that passes nothing on is lost without an error.
+            "confirm_publish": True,
+            "socket_settings": {socket.TCP_USER_TIMEOUT: _USER_TIMEOUT_MS},
+        }
     return {
         "visibility_timeout": visibility_timeout_s,
         "global_keyprefix": f"{prefix}:",
+        "socket_keepalive": True,
+        "health_check_interval": 10,
         "socket_timeout": 30,
         "socket_connect_timeout": 5,
     }

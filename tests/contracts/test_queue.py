@@ -1,15 +1,19 @@
 """What every queue does with tasks: in-process, Celery on RabbitMQ, Celery on Redis."""
 
+import asyncio
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -22,6 +26,7 @@ from core.queue import QUEUES, InProcessQueue, TaskContext, TaskQueue
 from core.settings import Settings
 from tests.conftest import RABBITMQ, REDIS, need_rabbitmq, need_redis
 from tests.contracts.queue_tasks import marks, tasks
+from tests.silent_proxy import SilentProxy
 
 ROOT = Path(__file__).parents[2]
 VISIBILITY_S = 2.0
@@ -96,9 +101,11 @@ def _celery(broker: str, folder: Path, database: Database) -> Iterator[Bench]:
             worker.wait(10)
 
     bench.start, bench.kill = _start, _kill
-    yield bench
-    _kill()
-    _sweep(app, prefix)
+    try:
+        yield bench
+    finally:
+        _kill()
+        _sweep(app, prefix)
 
 
 def _sweep(app: Any, prefix: str) -> None:
@@ -153,13 +160,59 @@ def test_a_worker_killed_in_the_middle_loses_nothing(bench: Bench) -> None:
     bench.wait(lambda: wanted <= set(bench.marks()))
 
 
+async def _silenced(proxy: SilentProxy) -> None:
+    proxy.silence()
+
+
+@pytest.fixture
+def silent_broker() -> Iterator[tuple[str, Callable[[], None]]]:
+    """RabbitMQ behind a proxy in another thread: its address, and what silences the connections."""
+    need_rabbitmq()
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+
+    def _wait(work: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, loop).result(10)
+
+    target = urlsplit(RABBITMQ)
+    assert target.hostname is not None
+    proxy = SilentProxy((target.hostname, target.port or 5672))
+    try:
+        _wait(proxy.__aenter__())
+        host, port = proxy.address
+        login = RABBITMQ.rpartition("@")[0]
+        yield f"{login}@{host}:{port}", lambda: _wait(_silenced(proxy))
+        _wait(proxy.__aexit__())
+        _wait(asyncio.sleep(0.2))  # the aborted connections close
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(10)
+        loop.close()
+
+
+def test_a_message_sent_over_a_connection_that_went_silent_is_sent_again(
+    silent_broker: tuple[str, Callable[[], None]], tmp_path: Path, sqlite_database: Database
+) -> None:
+    broker, silence = silent_broker
+    with contextmanager(_celery)(RABBITMQ, tmp_path, sqlite_database) as bench:
+        prefix = bench.queue._app.conf.tollhouse_prefix  # type: ignore[attr-defined]
+        sender = CeleryQueue(make_app(broker, prefix=prefix, tasks=tasks()), tasks())
+        sender.enqueue("test.mark", word="before")
+        silence()
+        sender.enqueue("test.mark", word="after")
+        sender.stop()
+        bench.start()
+        bench.wait(lambda: {"before", "after"} <= set(bench.marks()), 30)
+
+
 def test_the_schedule_is_the_registry_s() -> None:
     entries = schedule(tasks(), "p")
     assert entries == {
         "test.tick": {
             "task": "test.tick",
             "schedule": 0.5,
-            "options": {"queue": "p.exports", "expires": 1.0},
+            "options": {"queue": "p.exports", "expires": 1.0, "confirm_timeout": 5.0},
         }
     }
 
