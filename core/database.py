@@ -53,6 +53,14 @@ _NAMING = {
 
 # What every PostgreSQL transaction runs with; the time-outs are in milliseconds.
 _SESSION = {"timezone": "UTC", "lock_timeout": "30000", "statement_timeout": "300000"}
+# Of a connection whose other side is gone without a word: libpq ends it, and the pool opens another.
+# The last one is in milliseconds.
+_KEEPALIVES = {
+    "keepalives_idle": 10,
+    "keepalives_interval": 3,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 15_000,
+}
 SQLITE_OVERFLOW = "integer overflow"  # what SQLite says of a sum that is too large
 # Of SQLite, for each connection: of a list of ids of another length each, a hundred take megabytes.
 _CACHED_STATEMENTS = 32
@@ -369,6 +377,7 @@ def _make_postgres_engine(url: str, pool_size: int, connect_timeout_s: int) -> E
             next_step="Write ?pooler=transaction behind PgBouncer in transaction mode, else nothing.",
         )
     arguments: dict[str, Any] = {"connect_timeout": connect_timeout_s}
+    arguments |= {name: n for name, n in _KEEPALIVES.items() if name not in address.query}
     if pooler:
         arguments["prepare_threshold"] = None
     else:

@@ -25,6 +25,7 @@ def connect(url: str, *, timeout_s: float, connections: int) -> Client:
     options: dict[str, Any] = {
         "socket_timeout": timeout_s,
         "socket_connect_timeout": 1.0,
+        "socket_keepalive": True,
         "protocol": 2,
         "max_connections": connections,
     }
