@@ -104,10 +104,13 @@ def _source(directory: Path, config: dict[str, Any]) -> SafetensorsSource:
 
 def _generation_eos(directory: Path) -> tuple[int, ...]:
     """End ids of generation_config.json, which chat models keep there."""
+    path = directory / "generation_config.json"
+    if not path.is_file():
+        return ()
     try:
-        raw = json.loads((directory / "generation_config.json").read_text(encoding="utf-8"))
+        raw = json.loads(path.read_text(encoding="utf-8"))
         return eos_ids(raw.get("eos_token_id"))
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError, AttributeError, TypeError, RecursionError):
         return ()
 
 

@@ -67,6 +67,8 @@ def read_config(directory: Path) -> dict[str, Any]:
     Raises CheckpointError when the file is absent or is not a JSON object.
     """
     path = directory / "config.json"
+    if path.exists() and not path.is_file():  # a pipe or a device would never end
+        raise CheckpointError(f"{path} is not a regular file")
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -106,6 +106,8 @@ def _files_by_tensor(directory: Path) -> dict[str, Path]:
 
 
 def _from_index(directory: Path, index: Path) -> dict[str, Path]:
+    if not index.is_file():
+        raise CheckpointError(f"{index} is not a regular file")
     try:
         mapping = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         files = {name: directory / Path(file).name for name, file in mapping.items()}
@@ -124,6 +126,8 @@ def _from_index(directory: Path, index: Path) -> dict[str, Path]:
 def _names(path: Path) -> list[str]:
     if not path.exists():
         raise CheckpointError(f"{path} is missing")
+    if not path.is_file():  # a pipe or a device would never end
+        raise CheckpointError(f"{path} is not a regular file")
     try:
         with safe_open(path, framework="pt") as file:
             return list(file.keys())

@@ -1,6 +1,7 @@
 """A checkpoint that cannot be served is refused with a message that names the file or field."""
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -208,3 +209,14 @@ def test_a_stored_head_that_is_the_table_is_read_once(tmp_path: Path) -> None:
     before = load_model(EngineConfig(model=str(directory), threads=1)).bytes
     rewrite(directory, lambda t: t.update({HEAD: t[TABLE].clone()}))
     assert load_model(EngineConfig(model=str(directory), threads=1)).bytes == before
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", ["config.json", WEIGHTS, f"{WEIGHTS}.index.json"])
+def test_a_pipe_or_a_device_in_place_of_a_file(checkpoint: Path, name: str) -> None:
+    (checkpoint / name).unlink(missing_ok=True)
+    os.mkfifo(checkpoint / name)
+    assert name in refused(checkpoint)
+    (checkpoint / name).unlink()
+    (checkpoint / name).symlink_to("/dev/zero")
+    assert name in refused(checkpoint)
