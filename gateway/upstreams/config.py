@@ -168,7 +168,11 @@ def _checked(upstreams: list[Upstream]) -> list[Upstream]:
             raise _invalid(f"{each.url!r} does not begin with one of {', '.join((*WIRE, *HTTP))}")
         name = each.name or each.url
         if name in names:
-            raise _invalid(f"two entries have the name {name!r}")
+            raise _invalid(
+                f"two entries have the name {name!r}"
+                if each.name
+                else f"two entries have the url {name!r} and no name: set `name` in each of them"
+            )
         names.add(name)
     _check_prices(upstreams)
     _check_canaries(upstreams)

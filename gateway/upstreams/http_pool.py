@@ -14,6 +14,7 @@ import select
 import ssl
 import time
 from collections.abc import Callable
+from contextvars import Context, copy_context
 from functools import lru_cache
 from typing import Protocol, cast
 from urllib.parse import urlsplit
@@ -115,8 +116,12 @@ class HttpPool:
 
     async def _connect(self) -> "Connection":
         async with asyncio.timeout(CONNECT_S):
-            _, connection = await asyncio.get_running_loop().create_connection(
-                lambda: Connection(self), self._host, self._port, ssl=self._tls
+            # The connection outlives the request that opens it, so it has no context of that request.
+            _, connection = await asyncio.create_task(
+                asyncio.get_running_loop().create_connection(
+                    lambda: Connection(self), self._host, self._port, ssl=self._tls
+                ),
+                context=Context(),
             )
         self._connections.add(connection)
         return connection
@@ -127,6 +132,8 @@ class Call:
 
     def __init__(self, receiver: Receiver, request: bytes) -> None:
         self.receiver = receiver
+        # A connection serves many requests, and log lines have the id of this one's context.
+        self.run = copy_context().run
         self.request = request
         self.connection: Connection | None = None
         self.over = False
@@ -140,7 +147,7 @@ class Call:
     def fail(self, error: Exception) -> None:
         if not self.over:
             self.over = True
-            self.receiver.on_error(error)
+            self.run(self.receiver.on_error, error)
 
 
 class Connection(asyncio.Protocol):
@@ -196,7 +203,7 @@ class Connection(asyncio.Protocol):
         call.connection = None
         if self._received and not self._framed and exc is None:
             call.over = True  # a response without a length ends with its connection
-            call.receiver.on_end()
+            call.run(call.receiver.on_end)
         else:
             call.fail(ServerDisconnected(str(exc) if exc else "it closed the connection"))
 
@@ -221,7 +228,7 @@ class Connection(asyncio.Protocol):
 
     def on_body(self, data: bytes) -> None:
         if self._call is not None and not self._call.over:
-            self._call.receiver.on_data(data)
+            self._call.run(self._call.receiver.on_data, data)
 
     def on_message_complete(self) -> None:
         if self._parser.get_status_code() < 200:
@@ -233,7 +240,7 @@ class Connection(asyncio.Protocol):
             self.close()
         if call is not None and not call.over:
             call.over, call.connection = True, None
-            call.receiver.on_end()
+            call.run(call.receiver.on_end)
 
     def _fail(self, error: Exception) -> None:
         call, self._call = self._call, None

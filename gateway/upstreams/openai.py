@@ -13,7 +13,7 @@ import orjson
 
 from core.clock import SystemClock
 from core.counters_memory import MemoryCounters
-from core.errors import Unavailable
+from core.errors import ContextLengthExceeded, TollhouseError, Unavailable
 from engine.protocol import AdapterState, EngineInfo, EngineStats, Receipt
 from gateway.upstreams.base import Generation, Job, Mailbox, StartupProgress, reporting
 from gateway.upstreams.config import Upstream
@@ -64,6 +64,7 @@ class OpenAIEngine:
         self._headers = headers
         self._pool = HttpPool(self._base, headers)
         self._running: dict[str, ResponseParser] = {}
+        self._retries: set[asyncio.Task[None]] = set()
         self._healthy = True
         self._adapters: dict[str, AdapterState] = {}
         self._stats: EngineStats | None = None  # from its /metrics
@@ -121,28 +122,45 @@ class OpenAIEngine:
     async def generate(self, job: Job) -> Generation:
         request_id = job.engine_request.request_id
         upstream = self._upstream
-        body = orjson.dumps(
-            upstream_body(
-                job,
-                self.upstream_model,
-                upstream.engine,
-                shared_cache=bool(upstream.shared_cache),
-                open_context=not self._context,
-            )
+        body = upstream_body(
+            job, self.upstream_model, upstream.engine, shared_cache=bool(upstream.shared_cache)
         )
         permit = await self._limits.acquire() if self._is_limited else None
         mailbox = Mailbox(request_id, self._cancel, self._report)
         on_close = partial(self._release, permit)
         answer = ResponseParser(self.engine_id, job, mailbox, on_close, self._count_tokens)
+        if job.request.clamp_max_tokens and "max_tokens" in body:
+            answer.retry = partial(self._retry, path_of(job.request), body, answer)
         self._running[request_id] = answer
+        await self._post(path_of(job.request), body, answer)
+        return mailbox
+
+    async def _post(self, path: str, body: dict[str, Any], answer: ResponseParser) -> None:
         try:
-            answer.terminate = await self._pool.post(path_of(job.request), body, answer)
+            terminate = await self._pool.post(path, orjson.dumps(body), answer)
         except (OSError, TimeoutError) as error:
             answer.on_error(error)
         except asyncio.CancelledError:  # while it connected: nothing was sent, or is to be paid
             answer.on_error(ConnectionAbortedError("the request ended before it was sent"))
             raise
-        return mailbox
+        else:
+            answer.sent(terminate)
+
+    def _retry(
+        self, path: str, body: dict[str, Any], answer: ResponseParser, refusal: TollhouseError
+    ) -> bool:
+        """Whether the request is sent once more, with what the server's refusal says that its context
+        has left: a `max_tokens` that may be reduced fitted by our estimate, and not by its count."""
+        if not isinstance(refusal, ContextLengthExceeded):
+            return False
+        prompt, limit = refusal.prompt_tokens, refusal.limit
+        left = limit - prompt if prompt is not None and limit is not None else 0
+        if not 0 < left < body["max_tokens"]:
+            return False
+        task = asyncio.create_task(self._post(path, {**body, "max_tokens": left}, answer))
+        self._retries.add(task)
+        task.add_done_callback(self._retries.discard)
+        return True
 
     @asynccontextmanager
     async def forward(

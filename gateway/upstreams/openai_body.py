@@ -110,9 +110,9 @@ def upstream_body(
     kind: str = "",
     *,
     shared_cache: bool = False,
-    open_context: bool = False,
 ) -> dict[str, Any]:
-    """With `open_context` the server decides how long an answer may be that the client left open."""
+    """The server decides how long an answer may be that the client left open, or whose `max_tokens` is
+    reduced to the rest of the context: it alone knows exactly how long the prompt is."""
     request, adapter = job.request, job.engine_request.adapter
     named = lora_name(adapter) if adapter is not None else model
     if request.route in SCORES:
@@ -122,8 +122,10 @@ def upstream_body(
         first = request.truncate_prompt_tokens
         return texts if first is None else {**texts, "truncate_prompt_tokens": first}
     body: dict[str, Any] = {"model": named, "stream": request.stream}
-    if request.max_tokens is not None or not open_context:
-        body["max_tokens"] = job.engine_request.sampling.max_tokens
+    if request.max_tokens is not None:
+        limit = job.engine_request.sampling.max_tokens
+        if limit >= request.max_tokens:
+            body["max_tokens"] = limit
     if request.messages is not None:
         _chat(request, body)
     else:
@@ -205,7 +207,9 @@ def _text_of(parts: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
 def _without_gateway_fields(message: dict[str, Any]) -> dict[str, Any]:
     content = message.get("content")
     if isinstance(content, list):
-        message = {**message, "content": _text_of([_without(part) for part in content])}
+        # A turn of calls may have no text, which OpenAI's API writes as null.
+        parts = [_without(part) for part in content]
+        message = {**message, "content": _text_of(parts) if parts else None}
     return message if message.keys().isdisjoint(GATEWAY_MARKS) else _without(message)
 
 

@@ -51,6 +51,8 @@ class ResponseParser:
     servers ignore the `stream` field."""
 
     terminate: Callable[[], None] | None = None
+    # Given the error of a refusal, says whether the request is sent once more, to this parser.
+    retry: Callable[[TollhouseError], bool] | None = None
     _status = 0
     _retry_after = ""  # the header's value
     _streams = False
@@ -81,6 +83,13 @@ class ResponseParser:
         self._choices = StreamedChoices()
         self._event: list[bytes] = []  # data lines of an event that has not ended
         self._waiting: deque[bytes] = deque()  # whole lines of a stream, not parsed yet, by read
+
+    def sent(self, terminate: Callable[[], None]) -> None:
+        """The request is sent, and `terminate` cancels it."""
+        if self._on_close is None:
+            terminate()
+        else:
+            self.terminate = terminate
 
     def on_headers(self, status: int, content_type: str, retry_after: str = "") -> None:
         self._status, self._retry_after = status, retry_after
@@ -123,7 +132,12 @@ class ResponseParser:
             request_id = self._mailbox.request_id
             head = body[:_INLINE_BYTES]
             told = self._retry_after
-            self._fail(error_of_status(self._engine_id, request_id, self._status, head, told))
+            error = error_of_status(self._engine_id, request_id, self._status, head, told)
+            retry, self.retry = self.retry, None
+            if self._on_close is not None and retry is not None and retry(error):
+                self._size = 0
+            else:
+                self._fail(error)
         elif self._streams:
             self._after_lines(partial(self._finish, FinishReason.STOP))
         elif len(body) <= _INLINE_BYTES:
@@ -341,7 +355,7 @@ class ResponseParser:
         self._texts.closed = True
         on_close, self._on_close = self._on_close, None
         # The call refers to this parser: the request and its prompt would wait for the collector.
-        self.terminate = None
+        self.terminate = self.retry = None
         if on_close is not None:
             on_close(self._mailbox.request_id)
         return on_close is not None

@@ -35,19 +35,19 @@ _TOO_LONG = re.compile(
 # The counts, as OpenAI, vLLM, SGLang, llama.cpp, TGI and Anthropic write them.
 _LIMIT = re.compile(
     r"context (?:length|size|window|limit)(?: is| of|:)?\s*\(?(?:only )?(\d+)\b(?! \+)"
-    r"|\"n_ctx\":\s*(\d+)|tokens > (\d+) maximum|\d+ \+ \d+ > (\d+)"
+    r"|\"n_ctx\":\s*(\d+)|tokens > (\d+) maximum|\d+ \+ \d+ > (\d+)|context is (\d+)"
     r"|must be <= (\d+)",
     re.IGNORECASE,
 )
 _PROMPT = re.compile(
     r"(\d+) (?:tokens )?in (?:the|your) (?:messages|prompt|input)|\"n_prompt_tokens\":\s*(\d+)"
-    r"|prompt (?:contains|has)(?: at least)? (\d+)|too long: (\d+) tokens"
+    r"|prompt (?:contains|has)(?: at least)? (\d+)|too long: (\d+) tokens|has (\d+) input tokens"
     r"|(\d+) \+ \d+ > \d+|(\d+) `?inputs`? tokens|input \((\d+) tokens\)",
     re.IGNORECASE,
 )
 _OUTPUT = re.compile(
     r"(\d+) (?:tokens )?(?:in|for) the completion|requested (\d+) output|\d+ \+ (\d+) > \d+"
-    r"|(\d+) `?max_new_tokens",
+    r"|(\d+) `?max_new_tokens|max_(?:output_)?tokens is (\d+)|tokens' is too large: (\d+)",
     re.IGNORECASE,
 )
 _TOTAL = re.compile(r"(?:requested|resulted in) (?:about )?(\d+) tokens", re.IGNORECASE)

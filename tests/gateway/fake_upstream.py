@@ -1,4 +1,5 @@
-"""An OpenAI-compatible server for tests: says what it is told to, and keeps what it was asked."""
+"""An OpenAI-compatible server for tests: says what it is told to, and keeps what it was asked. A body
+that OpenAI's schema refuses fails the test that the server was started for."""
 
 import json
 import threading
@@ -6,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+from tests.gateway.openai_schema import faults
 
 
 class Server(ThreadingHTTPServer):
@@ -20,6 +23,8 @@ class Server(ThreadingHTTPServer):
         self.statuses: dict[str, int] = {}
         self.headers: dict[str, str] = {}  # of every answer
         self.pages: dict[str, Any] = {}  # of GET
+        self.faults: list[str] = []  # of the bodies, by OpenAI's schema
+        self.also: frozenset[str] = frozenset()  # fields that the schema lacks and the test sends
 
     @property
     def url(self) -> str:
@@ -40,6 +45,7 @@ class _Handler(BaseHTTPRequestHandler):
         server = self.server
         assert isinstance(server, Server)
         server.asked.append((self.path, body))
+        server.faults += faults(self.path, body, server.also)
         answer = server.answers[self.path]
         answer = answer(body) if callable(answer) else answer
         if isinstance(answer, list) and answer and isinstance(answer[0], bytes):
@@ -86,3 +92,4 @@ def upstream() -> Iterator[Server]:
     server.shutdown()
     thread.join(5)
     server.server_close()
+    assert not server.faults, server.faults

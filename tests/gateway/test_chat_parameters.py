@@ -121,6 +121,7 @@ def server() -> Iterator[Server]:
     with upstream() as made:
         message = {"role": "assistant", "content": "yes"}
         choice = {"index": 0, "message": message, "finish_reason": "stop"}
+        made.also = frozenset(("route",))
         made.answers[PATH] = {"choices": [choice], "usage": USAGE}
         yield made
 

@@ -51,6 +51,16 @@ SAID: list[tuple[str, tuple[int | None, int | None, int | None]]] = [
         "The input (5000 tokens) is longer than the model's context length (4096 tokens).",
         (5000, None, 4096),
     ),
+    (
+        "'max_tokens' or 'max_completion_tokens' is too large: 4000. This model's maximum context "
+        "length is 4096 tokens and your request has 200 input tokens (4000 > 4096 - 200).",
+        (200, 4000, 4096),
+    ),
+    (
+        "context_length_exceeded: The model's context is 4096 tokens; the prompt has 200 and "
+        "max_tokens is 4000.",
+        (200, 4000, 4096),
+    ),
     ("context length exceeded", (None, None, None)),
 ]
 

@@ -69,7 +69,7 @@ def test_the_server_is_asked_for_its_context(server: Server, tmp_path: Path) -> 
         assert caught.value.code == "context_length_exceeded"
         assert client.models.retrieve("far").to_dict()["context_length"] == 2048
         client.chat.completions.create(model="far", messages=[{"role": "user", "content": "Hi"}])
-        assert 0 < server.asked[-1][1]["max_tokens"] < 2048
+        assert "max_tokens" not in server.asked[-1][1]
 
 
 @pytest.mark.parametrize(
