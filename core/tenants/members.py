@@ -79,6 +79,8 @@ def change(
         if member.password_by is not None and not may_grant(member.password_by, role):
             # Whoever set the password knows it, and may not have this role.
             member.password_hash = member.password_by = None
+        if member.oidc_by is not None and not may_grant(member.oidc_by, role):
+            member.oidc_subject = member.oidc_by = None
     if name is not None:
         member.name = name[:200]
     if disabled is not None:
@@ -106,7 +108,11 @@ def set_password(
     if scope.actor != member.id:
         check_grant(scope, member.role)
     member.password_hash = hash_for(session, member.email, password)
-    member.password_by = None if scope.actor == member.id else scope.role
+    if scope.actor != member.id:
+        member.password_by = scope.role
+    elif member.password_by is None:
+        # Who signed in with an account that another may have linked may be that other person.
+        member.password_by = member.oidc_by
     session.flush()
     sessions.revoke_all(session, clock, member.id)
     audit.record(session, scope, clock, "member.password", member.id, before=None, after=None)

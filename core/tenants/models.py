@@ -122,6 +122,8 @@ class Member(Base):
     password_by: Mapped[str | None] = mapped_column(String(20))
     # The role of the person who saw the link of the invitation; None if it was only mailed.
     invitation_by: Mapped[str | None] = mapped_column(String(20))
+    # The role of the person who saw the link by which `oidc_subject` was linked; None as above.
+    oidc_by: Mapped[str | None] = mapped_column(String(20))
 
 
 class TenantDomain(Base):

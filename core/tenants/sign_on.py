@@ -60,6 +60,9 @@ def _accept(session: Session, clock: Clock, identity: ExternalIdentity) -> Membe
         )
     if member.oidc_subject not in (None, identity.subject):
         sessions.revoke_all(session, clock, member.id)
+    # Who saw the link may have linked an account of their own.
+    if member.oidc_subject != identity.subject or member.invitation_by is None:
+        member.oidc_by = member.invitation_by
     invitations.use(member)
     return member
 

@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -12,7 +13,7 @@ from core.clock import FakeClock
 from core.counters_memory import MemoryCounters
 from core.database import Database
 from core.errors import BadRequest, Conflict, Forbidden, RateLimited, Unauthenticated
-from core.tenants import audit, invitations, keys, members, passwords, sessions
+from core.tenants import audit, invitations, keys, members, passwords, sessions, sign_on
 from core.tenants.access import Actor, scope_for
 from core.tenants.key_scopes import KeyScopes
 from core.tenants.models import DashboardSession, Member, Tenant
@@ -276,3 +277,82 @@ def test_a_password_that_an_admin_set_ends_with_a_role_above_the_admins(
         fresh = invitations.invite(session, scope, clock, made.id)
         invitations.accept_with_password(session, clock, fresh.token, PASSWORD)
         assert members.authenticate_password(session, clock, "vi@acme.example", PASSWORD) == made
+
+
+def test_an_account_that_an_admin_may_have_linked_ends_with_a_role_above_the_admins(
+    sqlite_database: Database, clock: FakeClock, scope: TenantScope
+) -> None:
+    """The admin opens the link with an account of their own; so may a password set in that session be
+    the admin's. A link that was only mailed is the member's alone."""
+    tenant = scope.tenant_id
+    admin = scope_for(Actor("mem_admin", "admin", tenant), tenant)
+    with sqlite_database.transaction() as session:
+        members.add(session, scope, clock, email="other@acme.example", role="owner")
+        made = members.add(session, admin, clock, email="al@acme.example", role="admin")
+        link = invitations.invite(session, admin, clock, made.id)
+        identity = sign_on.ExternalIdentity("issuer admin", "", invitation=link.token)
+        assert sign_on.authenticate(session, clock, identity) is made
+        own = scope_for(Actor(made.id, "admin", tenant), tenant)
+        members.set_password(session, own, clock, made.id, PASSWORD)
+        members.change(session, scope, clock, made.id, role="finance")
+        assert sign_on.authenticate(session, clock, replace(identity, invitation="")) is made
+        members.change(session, scope, clock, made.id, role="owner")
+        with pytest.raises(Unauthenticated, match="not linked"):
+            sign_on.authenticate(session, clock, replace(identity, invitation=""))
+        with pytest.raises(Unauthenticated, match="Wrong e-mail"):
+            members.authenticate_password(session, clock, "al@acme.example", PASSWORD)
+
+        mailed = invitations.invite(session, scope, clock, made.id, shown=False)
+        proved = sign_on.ExternalIdentity("issuer al", "", invitation=mailed.token)
+        sign_on.authenticate(session, clock, proved)
+        members.change(session, scope, clock, made.id, role="admin")
+        members.change(session, scope, clock, made.id, role="owner")
+        assert sign_on.authenticate(session, clock, replace(proved, invitation="")) is made
+
+
+# The role of a key, of the member who answers for it, and what the key does.
+CAPPED = [
+    ("owner", "owner", "owner"),
+    ("owner", "admin", "admin"),
+    ("owner", "finance", "finance"),
+    ("owner", "developer", "developer"),
+    ("admin", "owner", "admin"),
+    ("admin", "finance", "finance"),
+    ("admin", "developer", "developer"),
+    ("admin", "viewer", "viewer"),
+    ("finance", "admin", "finance"),
+    ("finance", "developer", "viewer"),
+    ("developer", "finance", "viewer"),
+    ("developer", "viewer", "viewer"),
+    ("viewer", "owner", "viewer"),
+]
+
+
+@pytest.mark.parametrize(("of_key", "of_member", "effective"), CAPPED)
+def test_a_key_has_no_higher_role_than_its_member_has_now(
+    sqlite_database: Database,
+    clock: FakeClock,
+    scope: TenantScope,
+    dashboard_auth: DashboardAuth,
+    *,
+    of_key: str,
+    of_member: str,
+    effective: str,
+) -> None:
+    """In the key's own role, its scope and a session that the key opened; a higher role returns it."""
+    tenant = scope.tenant_id
+    with sqlite_database.transaction() as session:
+        members.add(session, scope, clock, email="other@acme.example", role="owner")
+        made = members.add(session, scope, clock, email="bo@acme.example", role="owner")
+        own = scope_for(Actor(made.id, "owner", tenant), tenant)
+        project = create_project(session, own, clock, name="default").id
+        key = keys.issue(session, own, clock, project_id=project, name="k", role=of_key)
+    cookie = _sign_in(sqlite_database, dashboard_auth, secret=key.secret)
+    for role, expected in ((of_member, effective), ("owner", of_key)):
+        with sqlite_database.transaction() as session:
+            members.change(session, scope, clock, made.id, role=role)
+        with sqlite_database.read() as session:
+            found = keys.find(session, key.secret, clock.now())
+            assert (found.role, found.scope.role) == (expected, expected)
+            assert keys.find_by_id(session, key.id, clock.now()).role == expected
+        assert _role(sqlite_database, dashboard_auth, cookie) == expected

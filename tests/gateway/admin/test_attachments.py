@@ -36,7 +36,7 @@ RECORDS = {
     "stored_*": {"project_id", "key_id", "model"},
     "dashboard_sessions": {"key_id", "member_id"},  # a session is of the key that signed in
     "api_keys": {"origin_id"},  # is the chain itself
-    "members": {"password_by", "invitation_by"},
+    "members": {"password_by", "invitation_by", "oidc_by"},
     "adapters": {"base_model"},
     "audit_log": {"target"},
     "money_acts": {"target"},

@@ -21,7 +21,7 @@ from core.clock import FakeClock
 from core.counters_memory import MemoryCounters
 from core.database import Database
 from core.errors import TollhouseError
-from core.tenants import invitations, key_changes, keys, members, organisations
+from core.tenants import invitations, key_changes, keys, members, organisations, sign_on
 from core.tenants.access import Actor, authorise
 from core.tenants.key_cache import KeyCache
 from core.tenants.key_scopes import KeyScopes
@@ -92,6 +92,7 @@ class MemberModel:
     role: str
     enabled: bool = True
     password_cap: str | None = None  # the highest role with the password that is set
+    account_cap: str | None = None  # the same, with the account that is linked
     link: str = ""
     link_cap: str = "owner"
     link_ends: datetime | None = None
@@ -118,6 +119,7 @@ class SessionModel:
 
 
 Credential = KeyModel | SessionModel
+Act = Callable[["RightsMachine"], bool]
 
 
 class Escalation(AssertionError):
@@ -247,8 +249,10 @@ def _meet(role: str, cap: str) -> str:
 class RightsMachine:
     """`choose(sequence)` decides; every call of `step` is one act and one check."""
 
-    def __init__(self, town: Town, choose: Callable[[Any], Any]) -> None:
-        self.town, self.choose = town, choose
+    def __init__(
+        self, town: Town, choose: Callable[[Any], Any], acts: "tuple[Act, ...] | None" = None
+    ) -> None:
+        self.town, self.choose, self.acts = town, choose, acts or ACTS
         for number in range(2):
             self._new_tenant(number)
 
@@ -268,7 +272,7 @@ class RightsMachine:
         town.keys.append(KeyModel(made.id, made.secret, first, Rights("owner"), None))
 
     def step(self) -> str:
-        act = self.choose(ACTS)
+        act = self.choose(self.acts)
         name = act.__name__.removeprefix("_")
         try:
             done = act(self)
@@ -285,6 +289,8 @@ class RightsMachine:
         town = self.town
         every = [*town.keys, *town.sessions]
         able = [each for each in every if (held := town.held(each)) and held.role in WRITERS]
+        of_members = [each for each in able if self._member_of(each) is not None]
+        able = of_members if of_members and self.choose(range(2)) else able
         # A call by one that may do nothing is refused, and of little interest.
         credential = self.choose(able if able and self.choose(range(6)) else every)
         process, address = self.choose(town.processes), self.choose((HOME, AWAY))
@@ -323,9 +329,11 @@ class RightsMachine:
             self.choose([frozenset((HOME, AWAY)), frozenset((HOME,))]),
             self.choose([None, self.town.clock.now() + timedelta(seconds=40)]),
         )
-        project = self.choose(self.town.projects)
+        drawn = self.choose(self.town.projects)
 
         def _act(session: Any, scope: Any, credential: Credential, held: Rights) -> Any:
+            own = [each for each in self.town.projects if each.tenant.id == scope.tenant_id]
+            project = self.choose(own) if self.choose(range(4)) else drawn
             made = keys.issue(
                 session,
                 scope,
@@ -410,6 +418,13 @@ class RightsMachine:
         if not own or held.is_bounded or not set(roles) <= WITHIN[held.role]:
             raise Escalation(f"{credential} with {held} changes a member to {roles}")
 
+    def _near(self, tenant_id: str, drawn: MemberModel) -> MemberModel:
+        """Mostly one of the own tenant, and half of these answer for a key."""
+        answering = [each.member for each in self.town.keys if each.member is not None]
+        others = answering if answering and self.choose(range(2)) else self.town.members
+        own = [each for each in others if each.tenant.id == tenant_id]
+        return self.choose(own) if own and self.choose(range(4)) else drawn  # type: ignore[no-any-return]
+
     def _add_member(self) -> bool:
         self.town.made += 1
         role, email = self.choose(ROLES), f"m{self.town.made}@{self.town.name}.example"
@@ -430,7 +445,7 @@ class RightsMachine:
     def _change_member(self) -> bool:
         if not self.town.members:
             return False
-        member = self.choose(self.town.members)
+        drawn = self.choose(self.town.members)
         change: dict[str, Any] = self.choose(
             [
                 {"role": self.choose(ROLES)},
@@ -441,6 +456,7 @@ class RightsMachine:
         )
 
         def _act(session: Any, scope: Any, credential: Credential, held: Rights) -> Any:
+            member = self._near(scope.tenant_id, drawn)
             members.change(session, scope, self.town.clock, member.id, **change)
             role = change.get("role", member.role)
             self._check_member(credential, held, member.tenant, member.role, role)
@@ -466,9 +482,10 @@ class RightsMachine:
     def _invite(self) -> bool:
         if not self.town.members:
             return False
-        member, shown = self.choose(self.town.members), self.choose((True, False))
+        drawn, shown = self.choose(self.town.members), self.choose((True, False))
 
         def _act(session: Any, scope: Any, credential: Credential, held: Rights) -> Any:
+            member = self._near(scope.tenant_id, drawn)
             made = invitations.invite(session, scope, self.town.clock, member.id, shown=shown)
             self._check_member(credential, held, member.tenant, member.role)
 
@@ -491,12 +508,56 @@ class RightsMachine:
             process = self.choose(self.town.processes)
             found = invitations.accept_with_password(session, self.town.clock, token, PASSWORD)
             cookie = process.auth.sign_in_member(session, found).cookie
-        open_ = member.enabled and member.tenant.status != "closed"
-        if not open_ or not member.link or member.link_ends <= self.town.clock.now():
+        self._check_entry(member, token)
+        if not member.link:
             raise Escalation(f"{member} was entered by a link that is over")
         member.epoch += 1
         member.link, member.password_cap = "", member.link_cap
         self._session(cookie, member, member.link_cap)
+        return True
+
+    def _single_sign_on(self) -> bool:
+        """By a link, or with the account that was linked by one."""
+        known = [each for each in self.town.members if each.account_cap or each.link]
+        if not known:
+            return False
+        member = self.choose(known[-3:])
+        token = member.link if not member.account_cap or self.choose(range(3)) == 0 else ""
+        identity = sign_on.ExternalIdentity(f"issuer {member.id}", "", invitation=token)
+        with self.town.database.transaction() as session:
+            process = self.choose(self.town.processes)
+            found = sign_on.authenticate(session, self.town.clock, identity)
+            cookie = process.auth.sign_in_member(session, found).cookie
+        self._check_entry(member, token)
+        if token:
+            cap = member.link_cap if member.account_cap != "owner" else "owner"
+            member.link, member.account_cap = "", cap
+        assert member.account_cap is not None
+        self._session(cookie, member, member.account_cap)
+        return True
+
+    def _check_entry(self, member: MemberModel, token: str) -> None:
+        late = token and member.link_ends and member.link_ends <= self.town.clock.now()
+        if not member.enabled or member.tenant.status == "closed" or late:
+            raise Escalation(f"{member} was entered by {token or 'an account'!r}")
+
+    def _own_password(self) -> bool:
+        """Who sets it is whoever signed in."""
+        signed_in = [each for each in self.town.sessions if isinstance(each.owner, MemberModel)]
+        if not signed_in or self.choose(range(_PASSWORD_ONE_IN // 2)):
+            return False
+        used = self.choose(signed_in[-3:])
+        member = used.owner
+        assert isinstance(member, MemberModel)
+        process = self.choose(self.town.processes)
+        actor = self.town.granted(process, used, HOME, ROUTES[0])
+        if actor is None:
+            return False
+        with self.town.database.transaction() as session:
+            scope = authorise(session, process.roles, actor, None, "members", "write")
+            members.set_password(session, scope, self.town.clock, member.id, PASSWORD)
+        member.epoch += 1
+        member.password_cap = used.cap
         return True
 
     def _session(self, cookie: str, owner: KeyModel | MemberModel, cap: str) -> None:
@@ -585,6 +646,14 @@ ACTS = (
     *(RightsMachine._issue, RightsMachine._rotate, RightsMachine._change_member),
     *(RightsMachine._sign_in, RightsMachine._new_project, RightsMachine._archive),
     *(RightsMachine._status, RightsMachine._operators_key, RightsMachine._wait),
+    *(RightsMachine._single_sign_on, RightsMachine._own_password),
+)
+# Few others than those by which members come to keys, and their roles change.
+ACTS_OF_MEMBERS = (
+    *(RightsMachine._add_member, RightsMachine._invite, RightsMachine._invite),
+    *(RightsMachine._single_sign_on, RightsMachine._single_sign_on, RightsMachine._own_password),
+    *(RightsMachine._issue, RightsMachine._issue, RightsMachine._change_member),
+    *(RightsMachine._sign_in, RightsMachine._wait),
 )
 
 
@@ -616,7 +685,9 @@ def new_town(database: Database, name: str) -> Town:
 def walk(database: Database, seed: int, steps: int) -> Counter[str]:
     """One example: a town of its own, of so many steps."""
     drawn = random.Random(seed)
-    machine = RightsMachine(new_town(database, f"t{seed}"), lambda each: drawn.choice(list(each)))
+    acts = ACTS_OF_MEMBERS if seed % 2 else ACTS
+    town = new_town(database, f"t{seed}")
+    machine = RightsMachine(town, lambda each: drawn.choice(list(each)), acts)
     trail = []
     for _ in range(steps):
         try:

@@ -46,6 +46,10 @@ def _any_member(plain: Callable[..., Any]) -> Callable[..., Any]:
     return _checked
 
 
+def _own_role(role: str, _cap: str) -> str:
+    return role
+
+
 FAULTS: dict[str, tuple[ModuleType, str, Any]] = {
     "a bounded key changes members": (key_bounds, "check_unrestricted", _nothing),
     "a key issues a wider key": (key_bounds, "check_issue", _nothing),
@@ -53,6 +57,7 @@ FAULTS: dict[str, tuple[ModuleType, str, Any]] = {
     "an admin changes an owner's key": (keys, "check_role", _nothing),
     "an admin adds an owner": (members, "check_grant", _nothing),
     "a key of a disabled member works": (keys, "_check_usable", _any_member(keys._check_usable)),
+    "a key of a lowered member keeps its role": (keys, "lower_role", _own_role),
     "sessions outlive a change of role": (sessions, "revoke_all", _nothing),
     "a link works twice": (invitations, "use", _nothing),
 }
