@@ -44,6 +44,7 @@ _CATEGORIES = {
     "child": ("Purchase", "Recurring"),
     "child_markup": ("Adjustment", "Recurring"),
     "metered": ("Adjustment", "Usage-Based"),
+    "rounding": ("Adjustment", "One-Time"),
 }
 # Kinds of lines that correct an earlier, closed period.
 _CORRECTIONS = frozenset({"late_usage", "adjustment", "credit_note"})

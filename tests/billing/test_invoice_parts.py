@@ -292,13 +292,15 @@ def test_an_invoice_of_a_child_passes_on_its_charges_or_its_mark_up(
 ) -> None:
     made = ChildInvoice(
         invoice_id="inv_1", child_id="kid", pays=pays, period_start=START, period_end=FEBRUARY,
-        charged_minor=charged, markup_minor=markup,
+        charged_minor=charged, markup_minor=markup, passed_minor=0, markup_promo_minor=0,
+        promo_passed_minor=0,
     )  # fmt: skip
     what = "charges" if kind == "child" else "mark-up"
     text = f"Kid, {what} of 2026-01-01 to 2026-02-01"
     details = {"child": "kid", "child_name": "Kid", "invoice": "inv_1"}
     expected = Line(kind, text, minor * CENT, minor, START, FEBRUARY, details=details)
-    assert child_invoices._passed(made, "Kid", "USD") == ([expected] if kind else [])
+    earned = markup if pays == "self" else 0
+    assert child_invoices._passed(made, "Kid", earned, "USD") == ([expected] if kind else [])
 
 
 def kept(session: Session) -> list[tuple[Any, ...]]:
@@ -309,7 +311,9 @@ def kept(session: Session) -> list[tuple[Any, ...]]:
 def test_what_a_child_passes_on_is_kept_once_and_released_before_it_is_billed(
     session: Session,
 ) -> None:
-    invoice = Invoice(id="inv_1", tenant_id="kid", period_start=START, period_end=FEBRUARY)
+    invoice = Invoice(
+        id="inv_1", tenant_id="kid", period_start=START, period_end=FEBRUARY, promo_minor=0
+    )
     lines = [line(80), line(20, kind="markup"), line(-100, kind="transfer")]
     for above, expected in (
         (link(), ("acme", "kid", "parent", 80, 20)),

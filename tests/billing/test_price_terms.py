@@ -235,7 +235,12 @@ PLAIN = (("input", 6), ("cached_input", 4), ("output", 5), ("waived", 2))
     [
         ("generation", {}, (*PLAIN, ("request", 1), ("adapter", 0))),
         ("generation", {"adapter": True, "units": 9}, (*PLAIN, ("request", 1), ("adapter", 1))),
-        ("generation", {"adapter": True, "answered": 0}, (*PLAIN, ("request", 0), ("adapter", 0))),
+        # What was waived of a request that failed has no price.
+        (
+            "generation",
+            {"adapter": True, "answered": 0},
+            (*PLAIN[:3], ("waived", 0), ("request", 0), ("adapter", 0)),
+        ),
         ("audio", {"units": 9}, (*PLAIN, ("request", 1), ("adapter", 0), ("audio_second", 9))),
         ("speech", {"units": 9}, (*PLAIN, ("request", 1), ("adapter", 0), ("character", 9))),
         ("image", {"units": 9}, (*PLAIN, ("request", 1), ("adapter", 0), ("image", 9))),

@@ -41,7 +41,7 @@ PRICED = {"input": 80, "cached_input": 20, "output": 50, "waived": 3}
             {"requests": 2, "adapter_requests": 2},
             PRICED | {"request": 2, "adapter": 2},
         ),
-        ({"adapter": "lora", "status": 500}, {}, PRICED),
+        ({"adapter": "lora", "status": 500}, {}, PRICED | {"waived": 0}),
         ({"status": 499}, {"requests": 1}, PRICED | {"request": 1}),
         (
             {"kind": UsageKind.AUDIO, "units": 9},

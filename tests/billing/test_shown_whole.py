@@ -368,6 +368,7 @@ def test_the_figures_of_alerts(lite: Deployment) -> None:
         "tollhouse_parked_events",
         "tollhouse_parked_exports",
         "tollhouse_dead_letters_waiting",
+        "tollhouse_database_behind",
     }
     with lite.database.transaction() as session:
         hours = {"recorded_at": now - timedelta(hours=3), "events": 1, "shard": 0}

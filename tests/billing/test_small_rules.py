@@ -67,7 +67,7 @@ def test_one_payment_at_a_time_is_asked_for_a_low_wallet(session: Session) -> No
     (first,) = top_ups.due(session, "stripe", START)
     kept = (first.amount_minor, first.currency, first.provider, first.invoice_id, first.status)
     assert kept == (500, "USD", "stripe", None, "pending")
-    assert first.reference == rule.pending_reference == "top-up:acme:20260101000000000000"
+    assert first.reference == rule.pending_reference == "top-up:acme:1"
     assert (rule.last_at, rule.last_error) == (START, None)
     assert top_ups.due(session, "stripe", START + DAY) == [], "the first is not settled"
     settlement.succeed(session, first, START)

@@ -39,6 +39,7 @@ COUNTED = {
     "ledger_entries",
     "outbox",
     "payment_outbox",
+    "recoveries",
     "subscriptions",
     "tax_rates",
     "usage_batches",

@@ -47,7 +47,7 @@ SCHEDULE: dict[str, tuple[str, float | None, float]] = {
     "billing.run_invoices": ("invoices", 3600, 3600),
     "billing.sum_service": ("rating", 10, 600),
     "billing.top_up": ("payments", 60, 300),
-    "billing.watch_budgets": ("rating", 60, 300),
+    "billing.watch_budgets": ("rating", 15, 300),
 }
 
 
