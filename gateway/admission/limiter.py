@@ -148,6 +148,10 @@ class Limiter:
         each = output_tokens // request.choices
         self._estimates.learn(request.tenant_id, request.model, each, request.plan.expected_output)
 
+    async def refused(self, ctx: "RequestContext", error: Exception) -> Exception:
+        """The error to send for a request that was refused, which counts as a request."""
+        return await self.request_rate.count_refused(ctx, error)
+
     async def release(self, reservation: Reservation) -> None:
         """Return the whole reservation of a request that never ran."""
         await self.settle(reservation, UNUSED)
@@ -258,7 +262,7 @@ class Admission:
         self._prices = prices
         self._clock = clock
         self._bounds = CostBounds()
-        self.refused = limiter.request_rate.count_refused
+        self.refused = limiter.refused
 
     async def reserve(self, request: AdmissionRequest) -> Reservation:
         """May wait in the plan's queue. Raises RateLimited, InsufficientQuota or Unavailable."""

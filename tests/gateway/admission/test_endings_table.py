@@ -405,7 +405,7 @@ def check(rig: Rig, name: str, route: str, *, stream: bool) -> None:
 
 async def limits_agree(rig: Rig) -> None:
     gateway = rig.gateway
-    assert await gateway.kept() == expected(gateway.events())
+    assert await gateway.kept() == expected(gateway.events(), gateway.refused)
     assert await gateway.held() == (0, 0)
     assert not gateway.services.spool.file.open_requests()
 
