@@ -170,8 +170,10 @@ def _storage_tile(stored: dict[str, int], quota: int) -> Tile:
     largest = max(stored, key=stored.__getitem__)
     return Tile(
         "Storage",
-        f"{total / 2**20:,.1f} of {quota / 2**20:,.0f} MiB",
-        f"most of it {_STORED[largest]}" if total else "unused",
+        f"{total / 2**20:,.1f} MiB",
+        f"of {quota / 2**20:,.0f} MiB, most of it {_STORED[largest]}"
+        if total
+        else f"of {quota / 2**20:,.0f} MiB",
         state="bad" if total >= quota else "",
         meter=svg(charts.meter("Storage", total / 2**20, quota / 2**20)),
     )

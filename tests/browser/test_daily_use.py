@@ -19,6 +19,7 @@ NOTHING_TO_DO = {
         "Appeals",
         "Versions",
         "Signatures",
+        "Adapters in quarantine",
     ),
     *("Rejected and delayed requests, last seven days", "Decisions", "By category", "Open appeals"),
     *("Suspended keys", "Usage by organisation", "Parked events, oldest first", "Differences"),
