@@ -53,6 +53,8 @@ class AdmissionRequest(Struct, frozen=True):
     # The most that it may cost beside prompt and output tokens, by component.
     bound: Counts | None = None
     tier: str | None = None  # the service tier, whose price is another
+    # Whether `max_output_tokens` is a bound that somebody chose, and not the rest of a context.
+    is_bounded: bool = True
 
     @classmethod
     def from_context(cls, ctx: "RequestContext") -> "AdmissionRequest":
@@ -73,6 +75,7 @@ class AdmissionRequest(Struct, frozen=True):
             adapter=adapter.name if adapter is not None else None,
             on_disconnect=ctx.exchange.on_disconnect,
             tier=ctx.request.service_tier,
+            is_bounded=ctx.prompt.request.max_tokens is not None,
         )
 
     @classmethod
@@ -105,6 +108,8 @@ class AdmissionRequest(Struct, frozen=True):
     def worst_output(self, expected: int) -> int:
         """The most output tokens that it may generate; where it states no bound, what is usual."""
         most = self.max_output_tokens or expected
+        if not self.is_bounded and most > expected:
+            most = expected
         return most if self.candidates <= 1 and self.choices == 1 else most * self.generated_choices
 
     @property

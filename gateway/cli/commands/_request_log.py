@@ -1,11 +1,12 @@
 """`tollhouse tenant request-log`: the receiver of a tenant's records of requests."""
 
 import argparse
+from typing import Any
 
 from billing import request_sinks as sinks
 from billing.alert_targets import AlertTargets
 from gateway.cli.commands._tenant_options import add_tenant, scope_named
-from gateway.cli.context import command_context
+from gateway.cli.context import CommandContext, command_context
 from gateway.cli.output import add_json, show
 
 
@@ -34,12 +35,19 @@ def add_request_log(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def _request_log(arguments: argparse.Namespace) -> int:
-    with command_context() as tools, tools.database.transaction() as session:
+    with command_context() as tools:
+        if arguments.url and not sinks.is_bucket(arguments.url):
+            AlertTargets(tools.settings.webhook_networks).check([arguments.url])
+        shown = _changed(tools, arguments)
+    show(shown, as_json=arguments.json, title="request log")
+    return 0
+
+
+def _changed(tools: CommandContext, arguments: argparse.Namespace) -> dict[str, Any]:
+    """The settings of the tenant's request log, changed as the arguments say."""
+    with tools.database.transaction() as session:
         scope = scope_named(session, arguments.tenant)
         if arguments.url:
-            settings = tools.settings
-            if not sinks.is_bucket(arguments.url):
-                AlertTargets(settings.webhook_networks).check([arguments.url])
             options = sinks.SinkOptions(
                 arguments.content,
                 arguments.format,
@@ -65,5 +73,4 @@ def _request_log(arguments: argparse.Namespace) -> int:
                 "format": sink.format if sink else None,
                 "sample_percent": sink.sample_percent if sink else None,
             }
-    show(shown, as_json=arguments.json, title="request log")
-    return 0
+    return shown

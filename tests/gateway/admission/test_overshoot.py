@@ -2,6 +2,7 @@
 
 from dataclasses import replace as replaced
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,7 +12,7 @@ from msgspec.structs import replace
 from core.clock import FakeClock
 from core.counters_memory import MemoryCounters
 from core.errors import TollhouseError
-from core.tenants.plans import LimitRule, Plan, Scope, Unit
+from core.tenants.plans import STANDARD, LimitRule, Plan, Scope, Unit
 from gateway.admission.limiter import Limiter
 from gateway.admission.request import AdmissionRequest, SettledUsage
 from gateway.admission.reservation import Reservation
@@ -117,3 +118,17 @@ async def test_candidates_that_are_not_delivered_count_in_the_limits() -> None:
     await limiter.settle(held, SettledUsage(10, 0, 200, withheld_tokens=19 * 200))
     (after,) = await admitted(limiter, replace(REQUEST, max_output_tokens=1))
     assert after.buckets[0].remaining == LIMIT - (10 + 20 * 200) - 11
+
+
+def test_a_request_without_a_bound_reserves_what_is_usual() -> None:
+    """The rest of a context, which may be unknown, is no bound that somebody chose."""
+    rest = {"max_output_tokens": 16_777_208}
+    assert made(**rest, is_bounded=False).worst_output(256) == 256
+    assert made(**rest).worst_output(256) == 16_777_208
+    assert made(max_output_tokens=9, is_bounded=False).worst_output(256) == 9
+    assert made(**rest, is_bounded=False, choices=4).worst_output(256) == 4 * 256
+
+
+def made(**fields: Any) -> AdmissionRequest:
+    known = {"request_id": "r", "tenant_id": "t", "project_id": "p", "key_id": "k", "model": "m"}
+    return AdmissionRequest(**known, plan=STANDARD, prompt_tokens=1, **fields)

@@ -235,8 +235,9 @@ async def test_a_dead_processs_file_is_adopted_and_settled_by_the_receipt(tmp_pa
     assert await rescue.round() == 2
     first = books.got["req_1"]
     assert first.settled_by is SettledBy.RECEIPT
-    assert (first.input_tokens, first.cached_tokens) == (10, 4)
-    assert (first.output_tokens, first.waived_tokens) == (6, 1)
+    # No stream of it had begun, so that nothing was delivered and nothing is charged.
+    assert (first.input_tokens, first.cached_tokens) == (0, 0)
+    assert (first.output_tokens, first.waived_tokens) == (0, 7)
     never = books.got["req_3"]
     assert (never.settled_by, never.output_tokens) == (SettledBy.EXPIRY, 0)
     assert "req_4" in books.got and "req_2" not in books.got
@@ -244,7 +245,7 @@ async def test_a_dead_processs_file_is_adopted_and_settled_by_the_receipt(tmp_pa
     receipts.running.clear()
     receipts.known["req_2"] = receipt("req_2", generated=3, delivered=3)
     assert await rescue.round() == 1
-    assert books.got["req_2"].output_tokens == 3
+    assert books.got["req_2"].waived_tokens == 3
     assert not list(tmp_path.glob("dead.db*"))
 
 
