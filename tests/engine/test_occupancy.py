@@ -29,7 +29,7 @@ from tests.engine.helpers import (
 
 STEP_S = 0.02
 WAIT_S = 0.1  # `share_wait_s`
-BOUND_S = 0.3  # of a victim's first token
+BOUND_S = 0.4  # of a victim's first token
 SLOTS = 4
 
 
