@@ -76,10 +76,10 @@ def test_configurations_as_published() -> None:
     ("raw", "changes", "told"),
     [
         (BLOOM, {"apply_residual_connection_post_layernorm": True}, "residual_connection"),
-        (BLOOM, {"n_head": 0}, "num_attention_heads is 0"),
+        (BLOOM, {"n_head": 0}, "n_head is 0"),
         (MPT, {"attn_config": {"alibi": False}}, "alibi false is not supported"),
         (MPT, {"attn_config": {"qk_ln": True}}, "qk_ln is not supported"),
-        (MPT, {"logit_scale": "inv_sqrt_d_model"}, "logit_scale is not supported"),
+        (MPT, {"logit_scale": "inv_sqrt_d_model"}, "logit_scale is 'inv_sqrt_d_model'"),
         (MPT, {"attn_config": {"clip_qkv": -1}}, "clip_qkv is -1"),
         (FALCON, {"parallel_attn": False}, "without parallel_attn is not supported"),
         (FALCON, {"activation": "relu"}, "activation is 'relu': use gelu"),

@@ -257,7 +257,7 @@ def test_a_slow_second_head_on_a_kept_connection_loses_it_too(
         assert line.recv(100) == b""
 
 
-def test_a_key_revoked_in_mid_stream_opens_nothing_more_and_the_stream_is_billed(
+def test_a_key_revoked_in_mid_stream_ends_the_stream_which_is_billed_as_far_as_it_came(
     deployment: Deployment,
 ) -> None:
     with deployment.services.database.transaction() as session:
@@ -278,7 +278,8 @@ def test_a_key_revoked_in_mid_stream_opens_nothing_more_and_the_stream_is_billed
             deadline = time.monotonic() + 60
             while httpx.post(url, json=GOOD, headers=headers, timeout=30).status_code != 401:
                 assert time.monotonic() < deadline
-            assert list(lines)[-2:] == ["data: [DONE]", ""]
+            last = [line for line in lines if line][-1]
+            assert "invalid_api_key" in last, "what runs ends with its right"
     finally:
         deployment.engine.token_delay_s = 0.0
     mine: list[dict[str, Any]] = []
@@ -287,7 +288,7 @@ def test_a_key_revoked_in_mid_stream_opens_nothing_more_and_the_stream_is_billed
     ):
         assert time.monotonic() < deadline + 10
         time.sleep(0.02)
-    assert [event["output_tokens"] for event in mine] == [150]
+    assert len(mine) == 1 and 0 < mine[0]["output_tokens"] < 150
 
 
 def test_after_all_of_it_the_gateway_still_serves(deployment: Deployment) -> None:
