@@ -140,14 +140,9 @@ class Periods:
         for start, end, period in self._known.get(account.tenant_id, ()):
             if start <= at < end:
                 return period
-        whole = start, end = period_around(at, account.anchor_day, account.timezone)
-        for period in self._near(account.tenant_id, start, end):
-            if period.starts_at <= at < period.ends_at:
-                return self._remember(period)
-            if period.ends_at <= at:
-                start = max(start, period.ends_at)
-            else:
-                end = min(end, period.starts_at)
+        found, (start, end), whole = self._at(account, at)
+        if found is not None:
+            return self._remember(found)
         created = BillingPeriod(
             id=new_id("per"), tenant_id=account.tenant_id, starts_at=start, ends_at=end
         )
@@ -155,6 +150,25 @@ class Periods:
             created.whole_from, created.whole_to = whole
         self.session.add(created)
         return self._remember(created)
+
+    def bounds(self, account: BillingAccount, at: datetime) -> tuple[datetime, datetime]:
+        """Start and end of the period that `around` returns; nothing is created."""
+        found, bounds, _ = self._at(account, at)
+        return bounds if found is None else (found.starts_at, found.ends_at)
+
+    def _at(
+        self, account: BillingAccount, at: datetime
+    ) -> tuple[BillingPeriod | None, tuple[datetime, datetime], tuple[datetime, datetime]]:
+        """The period, or None and what is free of the whole month around `at`."""
+        whole = start, end = period_around(at, account.anchor_day, account.timezone)
+        for period in self._near(account.tenant_id, start, end):
+            if period.starts_at <= at < period.ends_at:
+                return period, (period.starts_at, period.ends_at), whole
+            if period.ends_at <= at:
+                start = max(start, period.ends_at)
+            else:
+                end = min(end, period.starts_at)
+        return None, (start, end), whole
 
     def _near(self, tenant_id: str, start: datetime, end: datetime) -> list[BillingPeriod]:
         since = self._loaded_from.get(tenant_id)

@@ -78,7 +78,7 @@ def _subscription(
     shown |= {name: money(getattr(plan, name), plan.currency) for name in AMOUNTS}
     if plan.minimum_commitment and shown["state"] == "active":
         at = max(now, subscription.fees_from)
-        start, end = committed_around(subscription, plan, account, at)
+        start, end = committed_around(session, held, account, at)
         drawn = _used(session, account.tenant_id, max(start, subscription.years_from), end)
         left = max(0, plan.minimum_commitment - drawn)
         shown["commitment"] = {

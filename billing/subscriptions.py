@@ -12,9 +12,9 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from billing import entitlements
-from billing.accounts import lock_account
+from billing.accounts import Periods, lock_account
 from billing.models import AddOn, AddOnHolding, BillingAccount, Plan, Subscription
-from billing.periods import Span, period_around, zone_of
+from billing.periods import Span, zone_of
 from core.errors import BadRequest, Conflict, NotFound
 from core.ids import new_id
 from core.tenants import plan_store
@@ -147,7 +147,7 @@ def cancel(
         end = now
         if at_term_end:
             plan = session.get_one(Plan, subscription.plan_id)
-            end = term_around(subscription, plan, account, now)[1]
+            end = term_around(session, (subscription, plan), account, now)[1]
         subscription.ends_at = min(end, subscription.ends_at or end)
     for each in waiting:
         each.ends_at = each.starts_at
@@ -235,24 +235,26 @@ def tenants_with_limits(session: Session) -> list[str]:
 
 
 def term_around(
-    subscription: Subscription, plan: Plan, account: BillingAccount, at: datetime
+    session: Session, held: tuple[Subscription, Plan], account: BillingAccount, at: datetime
 ) -> tuple[datetime, datetime]:
-    """The billing period or contract year around `at`, by the interval of the fees."""
-    return _term(subscription, plan.interval, account, at)
+    """The billing period or contract year around `at`, by the interval of the fees. A period that
+    began before a change of the anchor day or the time zone keeps its bounds."""
+    return _term(session, (held[0], held[1].interval), account, at)
 
 
 def committed_around(
-    subscription: Subscription, plan: Plan, account: BillingAccount, at: datetime
+    session: Session, held: tuple[Subscription, Plan], account: BillingAccount, at: datetime
 ) -> tuple[datetime, datetime]:
     """The same by the interval of the commitment."""
-    return _term(subscription, plan.committed_by, account, at)
+    return _term(session, (held[0], held[1].committed_by), account, at)
 
 
 def _term(
-    subscription: Subscription, interval: str, account: BillingAccount, at: datetime
+    session: Session, term: tuple[Subscription, str], account: BillingAccount, at: datetime
 ) -> tuple[datetime, datetime]:
+    subscription, interval = term
     if interval == MONTH:
-        return period_around(at, account.anchor_day, account.timezone)
+        return Periods(session).bounds(account, at)
 
     first, number = subscription.years_from, 0
     while anniversary(first, number + 1, account.timezone) <= at:

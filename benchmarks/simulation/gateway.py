@@ -31,7 +31,7 @@ from gateway.metering.spool_log import logs_of
 from gateway.metering.spool_records import OutboxBatch
 from gateway.metering.spool_statements import Statement
 from gateway.metering.usage_sink import SqlUsageSink
-from tests.billing.simulated_books import Happened, Outcome
+from tests.billing.simulated_books import Happened, Outcome, ended
 
 T = TypeVar("T")
 _STATUSES = (200, 200, 200, 400, 429, 499, 500, 503)
@@ -219,15 +219,17 @@ async def _with_engine(process: Process, opened: OpenedRequest) -> None:
         return
     sent = generated if chance.random() < 0.8 else chance.randint(0, generated)
     cached = chance.randint(0, prompt)
+    read = sent if chance.random() < 0.7 else chance.randint(0, sent)
     receipt = site.engine.run(opened, cached, generated, sent)
-    status = 200 if receipt.finish_reason in _WHOLE else 499
-    site.happened.may_be(name, Outcome(prompt, cached, sent, generated - sent, status, 1))
+    whole = receipt.finish_reason in _WHOLE and 0 < read == generated
+    site.happened.may_be(name, ended(prompt, cached, read, generated, 200 if whole else 503))
+    if read and (stream := meter.begin_stream()):
+        stream.note(read)
     if site.faults.strike("gateway dies in the middle", 0.06):
         raise Killed
     process.receipts.arrived(ENGINE, receipt)
-    read = sent if chance.random() < 0.7 else chance.randint(0, sent)
     status = chance.choice(_STATUSES)
-    site.happened.may_be(name, Outcome(prompt, cached, read, generated - read, status, 1))
+    site.happened.may_be(name, ended(prompt, cached, read, generated, status))
     ending = Ending(read, generated, "stop", status, True, counted_by=CountedBy.ENGINE)
     await meter.close(ending, receipt)
     if site.faults.strike("gateway dies after the end", 0.04):
@@ -247,7 +249,8 @@ async def _of_units(process: Process, opened: OpenedRequest) -> None:
         raise Killed
     status = chance.choice(_STATUSES)
     units = chance.randint(1, _MOST_UNITS[opened.kind]) if status in (200, 499) else 0
-    site.happened.may_be(opened.request_id, Outcome(0, 0, 0, 0, status, 1, units))
+    fee = int(status in (200, 499))
+    site.happened.may_be(opened.request_id, Outcome(0, 0, 0, 0, status, fee, units))
     await meter.close(Ending(0, 0, "stop", status, prompt_done=False, units=units), None)
 
 

@@ -39,6 +39,14 @@ class Outcome(NamedTuple):
 
 
 GIVEN_UP = Outcome(0, 0, 0, 0, 500, 1)
+_LEFT = 499  # the client closed the connection
+
+
+def ended(prompt: int, cached: int, delivered: int, generated: int, status: int) -> Outcome:
+    """By the table of charges in `docs/customer.md`: an error before anything is delivered is free."""
+    if status >= 400 and status != _LEFT and not delivered:
+        return Outcome(0, 0, 0, generated, status, 0)
+    return Outcome(prompt, cached, delivered, generated - delivered, status, 1)
 
 
 @dataclass
@@ -289,19 +297,29 @@ def _of_invoice(books: Books, happened: Happened, invoice: dict[str, Any]) -> It
     name, tenant = f"invoice {invoice['label'] or invoice['id']}", invoice["tenant_id"]
     lines = rows_of(books, "select * from invoice_lines where invoice_id = ?", invoice["id"])
     net = [line for line in lines if line["kind"] != "tax"]
-    for line in net:
+    sold = [line for line in net if line["kind"] != "rounding"]
+    for line in sold:
         if line["amount_minor"] != cents(line["exact"]):
             yield f"{name}: {line['exact']} is rounded to {line['amount_minor']}"
     yield from of_plan(books, invoice, net, name)
     subtotal = sum(line["amount_minor"] for line in net)
     held = [(fee, happened.add_ons[(tenant, each)]) for each, fee in happened.fees.items()]
     yield from of_add_ons(held, invoice, net, parts_of(books, invoice))
-    gifts = _credit(books, invoice, "promo")
-    gift = subtotal - cents(sum(line["exact"] for line in net) - gifts) if gifts else 0
+    gifts, paid = (_credit(books, invoice, kind) for kind in ("promo", "prepaid"))
+    gift = cents(gifts)
+    drift = (
+        0  # credit and rest are rounded once each, and a line says what separates the lines from it
+    )
+    if gifts or paid:
+        left = cents(sum(line["exact"] for line in sold) - gifts - paid)
+        drift = left + gift + cents(paid) - sum(line["amount_minor"] for line in sold)
+    shown = [(row["exact"], row["amount_minor"]) for row in net if row["kind"] == "rounding"]
+    if shown != ([(0, drift)] if drift else []):
+        yield f"{name}: lines of rounding are {shown}, by hand {drift}"
     if invoice["status"] == "draft":
         return
     link = in_force(happened.links[tenant], moment_of(invoice["final_at"]))
-    yield from of_child(link, invoice, net, (gifts, _credit(books, invoice, "prepaid")))
+    yield from of_child(link, invoice, net, (gifts, paid))
     tax = _tax(happened.rates.get(tenant, []), invoice, net, gift)
     if subtotal == gift and any(line["kind"] == "transfer" for line in net):
         tax = 0  # the parent's invoice has it

@@ -41,10 +41,6 @@ STEPS = 24
 pytestmark = pytest.mark.proof
 
 
-@pytest.mark.xfail(
-    strict=False,
-    reason="the reference still charges requests that fail before anything is delivered",
-)
 @pytest.mark.parametrize("first", range(0, 40, 20))
 def test_no_seed_breaks_an_invariant(first: int, migrated_sqlite: Path) -> None:
     found = run_seeds(range(first, first + 20), Place(str(migrated_sqlite)), STEPS)

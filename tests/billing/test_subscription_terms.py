@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from billing import invoice_run, invoices, subscription_views, subscriptions
+from billing import accounts, invoice_run, invoices, subscription_views, subscriptions
 from billing.accounts import lock_account
 from billing.models import Plan
 from billing.views import invoice_json
@@ -134,6 +134,29 @@ def test_a_cancellation_at_the_end_of_the_term(deployment: Deployment) -> None:
     assert final(deployment, 3) == []
     with deployment.database.transaction() as session, pytest.raises(NotFound):
         subscriptions.cancel(session, "acme", deployment.clock.now())
+
+
+@pytest.mark.parametrize("zone", ["UTC", "Asia/Kolkata"])
+def test_a_term_that_began_before_a_new_anchor_day_ends_where_its_period_ends(
+    deployment: Deployment, zone: str
+) -> None:
+    """Periods start on the new day after the current one, so a cancelled month is billed whole."""
+    fields = {"base_fee": units_of("10"), "minimum_commitment": units_of("28")}
+    plan(deployment, "month", **fields)
+    subscribe(deployment, "month")
+    bills = final(deployment, 2)
+    at(deployment, 2, 10)
+    march = datetime(2026, 3, 1, tzinfo=UTC)
+    with deployment.database.transaction() as session:
+        account, now = lock_account(session, "acme"), deployment.clock.now()
+        accounts.set_anchor(session, account, 31, now)
+        accounts.set_timezone(session, account, zone, now)
+        (shown,) = subscription_views.subscriptions_json(session, "acme", now)
+        assert shown["commitment"]["to"][:10] == "2026-03-01"
+        ended = subscriptions.cancel(session, "acme", now, at_term_end=True)
+        assert ended.ends_at == march
+    bills += final(deployment, 3) + final(deployment, 5)
+    assert [[row[2] for row in rows] for rows in bills] == [["10.00", "28.00"]] * 2
 
 
 def test_a_pause_costs_nothing_and_can_end_early(deployment: Deployment) -> None:
@@ -276,7 +299,7 @@ def test_the_term_is_the_contract_year_around_a_moment_to_the_microsecond(
         found = [
             [
                 f"{bound:%Y-%m-%d}"
-                for bound in subscriptions.term_around(held, made, account, moment)
+                for bound in subscriptions.term_around(session, (held, made), account, moment)
             ]
             for moment in (held.starts_at, last, last + timedelta(microseconds=1))
         ]
