@@ -22,9 +22,12 @@ from core.queue import QUEUES, TASKS, DeadLetterHandler, Task, TaskContext
 
 log = logging.getLogger("tollhouse.queue")
 _SENT_AT = "tollhouse_sent_at"
-# A publisher whose message is not confirmed in time connects again and sends it again.
-_HEARTBEAT_S = 10
+# A publisher whose message is not confirmed in time connects again and sends it again. A consumer whose
+# broker sends nothing for two heartbeats does too.
+_HEARTBEAT_S = 4
 _CONFIRM_S = 5.0
+_ANSWER_S = 10.0  # longest wait for the broker's answer to any call
+_REDIS_ANSWER_S = 5  # longer than the second for which a consumer's BRPOP blocks
 _USER_TIMEOUT_MS = 15_000  # how long sent data may stay unacknowledged by TCP
 
 
@@ -149,6 +152,8 @@ def worker_arguments(
     names = ",".join(f"{prefix}.{name}" for name in queues)
     arguments = ["worker", "--loglevel", "WARNING", "--queues", names, "--pool", "prefork"]
     arguments += ["--concurrency", str(concurrency), "--without-gossip", "--without-mingle"]
+    # Celery's events: nobody reads them, and the consumer would wait for their confirmation.
+    arguments.append("--without-heartbeat")
     return [*arguments, "--beat", "--schedule", beat_file] if beat_file else arguments
 
 
@@ -210,13 +215,15 @@ def _transport(broker_url: str, prefix: str, visibility_timeout_s: float) -> dic
         return {
             # Without confirms a message to a connection that passes nothing on is lost without an error.
             "confirm_publish": True,
+            "read_timeout": _ANSWER_S,
+            "write_timeout": _ANSWER_S,
             "socket_settings": {socket.TCP_USER_TIMEOUT: _USER_TIMEOUT_MS},
         }
     return {
         "visibility_timeout": visibility_timeout_s,
         "global_keyprefix": f"{prefix}:",
         "socket_keepalive": True,
-        "health_check_interval": 10,
-        "socket_timeout": 30,
+        "health_check_interval": _REDIS_ANSWER_S,
+        "socket_timeout": _REDIS_ANSWER_S,
         "socket_connect_timeout": 5,
     }

@@ -164,10 +164,13 @@ async def _silenced(proxy: SilentProxy) -> None:
     proxy.silence()
 
 
-@pytest.fixture
-def silent_broker() -> Iterator[tuple[str, Callable[[], None]]]:
-    """RabbitMQ behind a proxy in another thread: its address, and what silences the connections."""
-    need_rabbitmq()
+@pytest.fixture(params=["rabbitmq", "redis"])
+def silent_broker(request: pytest.FixtureRequest) -> Iterator[tuple[str, str, Callable[[], None]]]:
+    """A broker behind a proxy in another thread: its own address, the proxy's, and what silences the
+    connections."""
+    is_rabbit = request.param == "rabbitmq"
+    (need_rabbitmq if is_rabbit else need_redis)()
+    direct = RABBITMQ if is_rabbit else REDIS
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
@@ -175,14 +178,14 @@ def silent_broker() -> Iterator[tuple[str, Callable[[], None]]]:
     def _wait(work: Coroutine[Any, Any, Any]) -> Any:
         return asyncio.run_coroutine_threadsafe(work, loop).result(10)
 
-    target = urlsplit(RABBITMQ)
+    target = urlsplit(direct)
     assert target.hostname is not None
-    proxy = SilentProxy((target.hostname, target.port or 5672))
+    proxy = SilentProxy((target.hostname, target.port or (5672 if is_rabbit else 6379)))
     try:
         _wait(proxy.__aenter__())
         host, port = proxy.address
-        login = RABBITMQ.rpartition("@")[0]
-        yield f"{login}@{host}:{port}", lambda: _wait(_silenced(proxy))
+        behind = direct.replace(target.netloc.rpartition("@")[2], f"{host}:{port}")
+        yield direct, behind, lambda: _wait(_silenced(proxy))
         _wait(proxy.__aexit__())
         _wait(asyncio.sleep(0.2))  # the aborted connections close
     finally:
@@ -192,10 +195,10 @@ def silent_broker() -> Iterator[tuple[str, Callable[[], None]]]:
 
 
 def test_a_message_sent_over_a_connection_that_went_silent_is_sent_again(
-    silent_broker: tuple[str, Callable[[], None]], tmp_path: Path, sqlite_database: Database
+    silent_broker: tuple[str, str, Callable[[], None]], tmp_path: Path, sqlite_database: Database
 ) -> None:
-    broker, silence = silent_broker
-    with contextmanager(_celery)(RABBITMQ, tmp_path, sqlite_database) as bench:
+    direct, broker, silence = silent_broker
+    with contextmanager(_celery)(direct, tmp_path, sqlite_database) as bench:
         prefix = bench.queue._app.conf.tollhouse_prefix  # type: ignore[attr-defined]
         sender = CeleryQueue(make_app(broker, prefix=prefix, tasks=tasks()), tasks())
         sender.enqueue("test.mark", word="before")
@@ -204,6 +207,27 @@ def test_a_message_sent_over_a_connection_that_went_silent_is_sent_again(
         sender.stop()
         bench.start()
         bench.wait(lambda: {"before", "after"} <= set(bench.marks()), 30)
+
+
+@pytest.mark.timeout(150)
+def test_a_worker_and_its_schedule_recover_from_a_connection_that_went_silent(
+    silent_broker: tuple[str, str, Callable[[], None]], tmp_path: Path, sqlite_database: Database
+) -> None:
+    direct, broker, silence = silent_broker
+    with contextmanager(_celery)(broker, tmp_path, sqlite_database) as bench:
+        bench.start()
+        bench.wait(lambda: "tick" in bench.marks())
+        silence()
+        prefix = bench.queue._app.conf.tollhouse_prefix  # type: ignore[attr-defined]
+        sender = CeleryQueue(make_app(direct, prefix=prefix, tasks=tasks()), tasks())
+        if direct == RABBITMQ:  # Redis hands a message to the silent consumer, and it is lost
+            sender.enqueue("test.mark", word="meanwhile")
+            bench.wait(lambda: "meanwhile" in bench.marks())
+        ticks = bench.marks().count("tick")
+        bench.wait(lambda: bench.marks().count("tick") >= ticks + 5)
+        sender.enqueue("test.mark", word="after")
+        sender.stop()
+        bench.wait(lambda: "after" in bench.marks())
 
 
 def test_the_schedule_is_the_registry_s() -> None:
