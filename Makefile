@@ -7,7 +7,8 @@ BIN := $(VENV)/bin
 EXTRAS ?= engine,pdf,stripe
 # --no-compile: Python compiles the few modules that are imported, not the thousands that are installed.
 INSTALL := $(BIN)/pip install --no-compile -c constraints.txt
-PYTEST := $(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder
+# What fails beside two other processes runs once more alone, and is then listed as unsteady.
+PYTEST := $(BIN)/python -m tests.second_run -q -n 3 --dist loadfile --no-loadscope-reorder
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # What is imported is compiled once: some containers forbid it, and every process would compile it anew.
 unexport PYTHONDONTWRITEBYTECODE
@@ -21,7 +22,7 @@ serve: $(VENV)/.installed
 test: $(VENV)/.installed-dev
 	@$(MAKE) --no-print-directory -j 2 check $(VENV)/.compiled
 	@$(BIN)/python -m tests.deploy.tools || echo "without Helm: the tests of the chart will be skipped"
-	$(PYTEST) -m "not proof"
+	$(PYTEST) -m "not proof" --durations 20
 
 # Killed processes, drawn faults, compiled kernels: what takes minutes. CI runs them after the tests.
 proofs: $(VENV)/.installed-dev

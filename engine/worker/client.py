@@ -157,7 +157,8 @@ class EngineClient:
             raise
 
     def has_begun(self, request_id: str) -> bool:
-        """Whether the engine computes the open request, or did before it fell silent."""
+        """Whether the engine computes the open request, or did before it fell silent. A process that
+        dies within the millisecond of its announcement may not have sent it."""
         return request_id in self._begun
 
     def abort_soon(self, request_id: str) -> None:

@@ -159,9 +159,12 @@ def test_every_column_of_the_log_sorts_over_pages(deployment: Deployment, page: 
     cells = page.locator("tbody td:nth-child(8)")
     first = [int(each.replace("\u202f", "")) for each in cells.all_inner_texts()]
     page.get_by_role("link", name="Next").click()
+    expect(page.get_by_role("link", name="Previous")).to_be_visible()
     second = [int(each.replace("\u202f", "")) for each in cells.all_inner_texts()]
     assert first + second == sorted(first + second, reverse=True) and len(first) == 50
     page.get_by_role("link", name="Previous").click()
+    expect(cells.first).to_have_text(f"{first[0]:,}".replace(",", "\u202f"))
+    expect(cells).to_have_count(50)
     assert [int(each.replace("\u202f", "")) for each in cells.all_inner_texts()] == first
     check_page(page, page.url)
 
