@@ -25,8 +25,9 @@ def receipts_and_events(
     rows: RowSums | None = None,
 ) -> list[Difference]:
     """Each receipt has an event with the same token counts, and each event that an engine counted has
-    its receipt. Receipts come by a way of their own, and before their events: with `received_before`
-    those that have come since may still lack one.
+    its receipt. What the gateway counted itself, as when its connection was lost, agrees in output
+    alone: billed and waived tokens are what the engine generated. Receipts come by a way of their own,
+    and before their events: with `received_before` those that have come since may still lack one.
     """
     if rows is not None and rows.receipts_agree:
         return []
@@ -70,6 +71,12 @@ def receipts_and_events(
         (
             "more tokens are billed than the engine generated",
             BY_GATEWAY & (E.output_tokens > receipts.c.generated),
+        ),
+        (
+            "tokens that the engine generated are neither billed nor waived, or more are",
+            BY_GATEWAY
+            & (E.output_tokens <= receipts.c.generated)
+            & (E.output_tokens + E.waived_tokens != receipts.c.generated),
         ),
         (time_differs, ~BY_GATEWAY & (receipts.c.busy_us != E.busy_us)),
     ):

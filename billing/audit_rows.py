@@ -247,18 +247,18 @@ def _query(session: Session, part: Part, how: _How, *, numbered: bool) -> Any:
     prompt_differs = or_(
         receipt.c.prompt_tokens != E.input_tokens, receipt.c.cached_tokens != E.cached_tokens
     )
+    output_differs = receipt.c.generated_tokens != E.output_tokens + E.waived_tokens
     differ = or_(
         and_(~FAILED, prompt_differs),
-        receipt.c.generated_tokens != E.output_tokens + E.waived_tokens,
+        output_differs,
         receipt.c.busy_us != E.busy_us,
     )
-    billed_more = E.output_tokens > receipt.c.generated_tokens
     wrong = and_(
         ~UNBILLED,
         or_(
             and_(missing, E.counted_by.is_not(None), ~BY_GATEWAY),
             and_(~missing, ~BY_GATEWAY, differ),
-            and_(~missing, BY_GATEWAY, billed_more),
+            and_(~missing, BY_GATEWAY, output_differs),
         ),
     )
     uncharged = and_(C.request_id.is_(None), B.rated_at.is_not(None))

@@ -219,13 +219,14 @@ async def _with_engine(process: Process, opened: OpenedRequest) -> None:
         return
     sent = generated if chance.random() < 0.8 else chance.randint(0, generated)
     cached = chance.randint(0, prompt)
-    read = sent if chance.random() < 0.7 else chance.randint(0, sent)
     receipt = site.engine.run(opened, cached, generated, sent)
+    dies = site.faults.strike("gateway dies in the middle", 0.06)
+    read = sent if chance.random() < 0.7 else chance.randint(0, sent)
     whole = receipt.finish_reason in _WHOLE and 0 < read == generated
     site.happened.may_be(name, ended(prompt, cached, read, generated, 200 if whole else 503))
     if read and (stream := meter.begin_stream()):
         stream.note(read)
-    if site.faults.strike("gateway dies in the middle", 0.06):
+    if dies:
         raise Killed
     process.receipts.arrived(ENGINE, receipt)
     status = chance.choice(_STATUSES)

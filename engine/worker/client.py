@@ -6,6 +6,7 @@ import itertools
 import logging
 import time
 import uuid
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
 from typing import Any, Protocol
 
@@ -30,6 +31,8 @@ from engine.worker.heartbeat import Liveness
 
 log = logging.getLogger("tollhouse.engine.client")
 
+_KEPT_LOST = 4096  # requests whose receipts may still come
+
 HELLO_RETRY_S = 2.0  # ZeroMQ queues a Hello until the engine is up; it is repeated in case of loss
 
 _LATE_S = 0.5  # of a timer: the event loop was blocked
@@ -38,7 +41,8 @@ Item = TokenChunk | Receipt | Exception
 
 
 class Sink(Protocol):
-    """Receives the items of one request: chunks, then a receipt or an error as the last item."""
+    """Receives the items of one request: chunks, then a receipt or an error as the last item. After
+    ConnectionLost one more may follow: the receipt, or ConnectionLost again if there is none."""
 
     def put_nowait(self, item: Item) -> None: ...
 
@@ -80,6 +84,7 @@ class EngineClient:
         self._streams: dict[str, tuple[Sink, int]] = {}  # with the number of Hellos sent before
         self._hellos = 0
         self._hello_at = 0.0
+        self._lost: OrderedDict[str, Sink] = OrderedDict()  # failed; their receipts may still come
         self._begun: set[str] = set()  # of the open streams, those that the engine computes
         self._reading = ""  # path of the adapter that the engine began to read last
         self._calls: dict[int, asyncio.Future[Any]] = {}
@@ -137,6 +142,7 @@ class EngineClient:
                 yield item
         finally:
             self._streams.pop(name, None)
+            self._lost.pop(name, None)
             self._begun.discard(name)
             if not finished:
                 self.abort_soon(name)
@@ -352,8 +358,12 @@ class EngineClient:
         stream = self._streams.pop(request_id, None) if last else self._streams.get(request_id)
         if stream is not None:
             stream[0].put_nowait(item)
-        elif isinstance(item, Receipt) and self._on_receipt is not None:
-            self._on_receipt(item)
+        elif isinstance(item, Receipt):
+            lost = self._lost.pop(request_id, None)
+            if lost is not None:
+                lost.put_nowait(item)
+            elif self._on_receipt is not None:
+                self._on_receipt(item)
 
     def _welcome(self, welcome: wire.Welcome) -> None:
         restarted = self._info is not None and self._info.engine_id != welcome.info.engine_id
@@ -361,20 +371,25 @@ class EngineClient:
         self.adapters = {state.digest: state for state in welcome.stats.adapters}
         self._report_kv_events([KvEvent("cleared", [])])
         self._lost_at = None
+        for receipt in welcome.receipts:  # before what has none is given up
+            self._deliver(receipt.request_id, receipt)
         alive = set(welcome.under_way)
         for name, (_, hellos) in list(self._streams.items()):
             if name not in alive and hellos < welcome.attempt:
                 self._fail(name, "the engine restarted or lost the request")
+        for name in [each for each in self._lost if each not in alive]:
+            self._lost.pop(name).put_nowait(ConnectionLost(f"{self.address}: there is no receipt"))
         if restarted:
             self._fail_calls("the engine restarted")
-        for receipt in welcome.receipts:
-            self._deliver(receipt.request_id, receipt)
         self._connected.set()
 
     def _fail(self, name: str, why: str) -> None:
         stream = self._streams.pop(name, None)
         if stream is not None:
             lost = ConnectionLost(f"{self.address}: {why}", begun=name in self._begun)
+            self._lost[name] = stream[0]
+            if len(self._lost) > _KEPT_LOST:
+                self._lost.popitem(last=False)
             stream[0].put_nowait(lost)
         self._begun.discard(name)
 

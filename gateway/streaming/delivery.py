@@ -393,11 +393,17 @@ class Delivery:
         return orjson.dumps(answer)
 
     async def _fail(self, error: TollhouseError) -> int:
-        """Report an engine failure or timeout: as a stream event after the first byte, else raise."""
+        """Report an engine failure or timeout: as a stream event after the first byte, else raise. The
+        receipt of a lost connection may take seconds, for which a stream does not wait."""
+        waits = isinstance(self._generation, Mailbox) and self._generation.lost
+        started = self._exchange.started
+        if started and waits:
+            await self._write_failure(error)
         await self._settle(error.code, int(error.status))
-        if not self._exchange.started:
+        if not started:
             raise error
-        await self._write_failure(error)
+        if not waits:
+            await self._write_failure(error)
         return int(error.status)
 
     async def _write_failure(self, error: TollhouseError) -> None:

@@ -243,6 +243,9 @@ class Mailbox:
     pass_chunks: Callable[[Sequence[Chunk]], int] | None = None
     # Whether the engine has begun with the request of this id, where it says so.
     has_begun: Callable[[str], bool] | None = None
+    # Whether the connection to the engine was lost: the receipt may come on the next one.
+    lost = False
+    given_up = False  # nobody waits for the receipt any more
     _error: TollhouseError | None = None
     _fault: Exception | None = None  # of `pass_chunks`
     _over = False
@@ -303,6 +306,12 @@ class Mailbox:
             self._error, self.receipt = error, receipt
             self._end()
 
+    def lose(self, error: TollhouseError) -> None:
+        """The connection was lost; a second time, there is no receipt to wait for."""
+        self.lost = not self._over
+        self.fail(error)
+        self._wake()
+
     def _end(self) -> None:
         self._over = True
         # These refer to this mailbox by way of the delivery.
@@ -350,11 +359,12 @@ class Mailbox:
         self.pass_text = self.pass_chunks = None
         try:
             async with asyncio.timeout(timeout_s):
-                while not self._over:
+                while not self._over or (self.lost and self.receipt is None):
                     self._chunks.clear()
                     self.needed = 1
                     await self._wait()
         except TimeoutError:
+            self.given_up = True
             return None
         return self.receipt
 

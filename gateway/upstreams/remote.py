@@ -51,16 +51,25 @@ class _Sink:
     """Passes the items of the engine's client to a request's mailbox."""
 
     def __init__(
-        self, mailbox: Mailbox, translated: Callable[[EngineError], TollhouseError]
+        self,
+        mailbox: Mailbox,
+        translated: Callable[[EngineError], TollhouseError],
+        stray: Callable[[Receipt], None],
     ) -> None:
         self._mailbox = mailbox
         self._translated = translated
+        self._stray = stray
 
     def put_nowait(self, item: Item) -> None:
         if isinstance(item, TokenChunk):
             self._mailbox.put(item)
         elif isinstance(item, Receipt):
-            self._mailbox.finish(item)
+            if self._mailbox.given_up:
+                self._stray(item)
+            else:
+                self._mailbox.finish(item)
+        elif isinstance(item, ConnectionLost):
+            self._mailbox.lose(self._translated(item))
         else:
             known = item if isinstance(item, EngineError) else EngineError("unknown", str(item))
             self._mailbox.fail(self._translated(known))
@@ -158,7 +167,7 @@ class RemoteEngine:
         mailbox.has_begun = wire.has_begun
         translated = partial(self._translated, request=job.request)
         try:
-            await wire.submit(engine_request.to_send(), _Sink(mailbox, translated))
+            await wire.submit(engine_request.to_send(), _Sink(mailbox, translated, self._stray))
         except EngineError as error:
             raise translated(error) from None
         return mailbox

@@ -99,6 +99,13 @@ FAULTS = (
         "more tokens are billed",
     ),
     Fault(
+        audit_receipts.receipts_and_events,
+        "the gateway lost its connection and waived fewer tokens than the engine generated",
+        ("update usage_events set counted_by = 'gateway', output_tokens = output_tokens - 1"
+         f" where output_tokens > 0 and request_id = {_FIRST.format('engine_receipts')}",),
+        "neither billed nor waived",
+    ),
+    Fault(
         audit_usage.batches_and_events,
         "an event of a batch is missing",
         (f"delete from usage_events where request_id = {_FIRST.format('usage_events')}",),

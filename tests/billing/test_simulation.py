@@ -106,7 +106,7 @@ def _acknowledged_at_once(self: Any, receipt: Any) -> None:
     self._acknowledge(*self.opened.engine_request_ids)
 
 
-async def _settles_as_zero(self: Any, opened: Any) -> Any:
+async def _settles_as_zero(self: Any, opened: Any, counts_left: Any) -> Any:
     return recovery.event_of_receipt(opened, None, self._clock.now()), []
 
 

@@ -196,12 +196,12 @@ def free_port() -> int:
             return port
 
 
-def start_engine(command: Command, place: str) -> "subprocess.Popen[str]":
+def start_engine(command: Command, place: str, *options: str) -> "subprocess.Popen[str]":
     receipts = command.data_dir / f"receipts-{place.rpartition(':')[2]}.log"
     engine = command.start(
         "engine",
         *("--model", str(ROOT / "engine/demo/weights"), "--listen", place),
-        *("--receipts", str(receipts)),
+        *("--receipts", str(receipts), *options),
     )
     assert engine.stdout is not None
     assert json.loads(engine.stdout.readline())["event"] == "ready"
