@@ -4,39 +4,107 @@ Alembic is imported where it is used: commands that do not migrate need not wait
 """
 
 import io
-from collections.abc import Iterator
+import logging
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sqlalchemy import Connection, text
+from sqlalchemy.exc import OperationalError
 
 from core.database import Database
-from core.errors import BadRequest
+from core.errors import BadRequest, DependencyDown
 
 if TYPE_CHECKING:
     from alembic.config import Config
 
 # Key of the PostgreSQL advisory lock that lets only one starting process migrate; any constant.
 _LOCK = 7_011_991
+_LOCK_NOT_AVAILABLE = "55P03"  # PostgreSQL's code where `lock_timeout` ended a statement
+_TRIES = 100
+_PAUSE_S = 0.5  # for those that waited behind the migration
+
+log = logging.getLogger("tollhouse.migrations")
 
 
-def upgrade(database: Database, revision: str = "head") -> None:
-    """`revision` is `head` or an id. BadRequest for an unknown one."""
+def upgrade(database: Database, revision: str = "head", lock_timeout_s: float = 2.0) -> None:
+    """`revision` is `head` or an id. BadRequest for an unknown one.
+
+    On PostgreSQL each revision is a transaction of its own, which waits `lock_timeout_s` for a table that
+    others use, lets them pass, and tries again: nobody waits longer behind a migration that waits.
+    Raises DependencyDown after `_TRIES`; the revisions before that one stay applied.
+    """
     from alembic import command
 
-    with _known_revision(revision), database.db_engine.begin() as connection:
-        _lock(connection)
-        command.upgrade(_config(connection), revision)
+    _run(database, revision, command.upgrade, lock_timeout_s)
 
 
-def downgrade(database: Database, revision: str) -> None:
-    """`revision` is `base` or an id. BadRequest for an unknown one."""
+def downgrade(database: Database, revision: str, lock_timeout_s: float = 2.0) -> None:
+    """`revision` is `base` or an id. BadRequest for an unknown one. Transactions as in `upgrade`."""
     from alembic import command
 
-    with _known_revision(revision), database.db_engine.begin() as connection:
-        _lock(connection)
-        command.downgrade(_config(connection), revision)
+    _run(database, revision, command.downgrade, lock_timeout_s)
+
+
+def _run(
+    database: Database,
+    revision: str,
+    command: Callable[["Config", str], None],
+    lock_timeout_s: float,
+) -> None:
+    if database.dialect != "postgresql":  # one writer, and no lock but the transaction's
+        with _known_revision(revision), database.db_engine.begin() as connection:
+            command(_config(connection), revision)
+        return
+    with _known_revision(revision), _alone(database), database.db_engine.connect() as connection:
+        # Of this connection alone, which is closed at the end.
+        connection.execute(text(f"set lock_timeout = {round(lock_timeout_s * 1000)}"))
+        connection.execute(text("set statement_timeout = 0"))
+        connection.commit()
+        try:
+            _try_often(partial(command, _config(connection), revision), connection)
+        finally:
+            connection.invalidate()
+
+
+def _try_often(migrate: Callable[[], None], connection: Connection) -> None:
+    for left in reversed(range(_TRIES)):
+        try:
+            return migrate()
+        except OperationalError as error:
+            connection.rollback()
+            if getattr(error.orig, "sqlstate", "") != _LOCK_NOT_AVAILABLE:
+                raise
+            if not left:
+                raise _locked(error) from None
+            log.warning("a table is in use; the migration is tried again: %s", error.orig)
+            time.sleep(_PAUSE_S)
+
+
+def _locked(error: OperationalError) -> DependencyDown:
+    return DependencyDown(
+        f"The schema cannot be changed: a table stayed in use through {_TRIES} attempts ({error.orig}).",
+        next_step="End the transaction that pg_stat_activity shows as the oldest, and run `tollhouse "
+        "migrate` again; the revisions that were done stay done.",
+    )
+
+
+@contextmanager
+def _alone(database: Database) -> Iterator[None]:
+    """One process migrates at a time. The lock is a session's, on a connection of its own, since each
+    revision ends a transaction; it ends with the connection whatever happens."""
+    with database.db_engine.connect() as connection:
+        connection.execution_options(isolation_level="AUTOCOMMIT")
+        for name in ("lock_timeout", "statement_timeout"):  # another one's migration may take long
+            connection.execute(text(f"set {name} = 0"))
+        connection.execute(text(f"select pg_advisory_lock({_LOCK})"))
+        try:
+            yield
+        finally:
+            connection.invalidate()
 
 
 def current(database: Database) -> str | None:
@@ -73,8 +141,3 @@ def _config(connection: Connection) -> "Config":
     config.set_main_option("script_location", str(Path(__file__).parent))
     config.attributes["connection"] = connection
     return config
-
-
-def _lock(connection: Connection) -> None:
-    if connection.dialect.name == "postgresql":
-        connection.execute(text(f"select pg_advisory_xact_lock({_LOCK})"))

@@ -194,7 +194,7 @@ def counts(request: Request, outcome: Outcome) -> list[tuple[str, int]]:
         ("input", outcome.input - outcome.cached),
         ("cached_input", outcome.cached),
         ("output", outcome.output),
-        ("waived", outcome.waived),
+        ("waived", outcome.waived if answered else 0),  # of a failure it is free at any price
         ("request", answered),
         ("adapter", answered if request.adapter else 0),
         *([(UNITS[request.kind], outcome.units)] if request.kind in UNITS else []),

@@ -149,7 +149,8 @@ def test_each_disagreement_is_noticed_by_its_own_flag(
     [
         ({"counted_by": CountedBy.GATEWAY}, None, True, False),
         ({"counted_by": CountedBy.GATEWAY, "paid_by": "operator"}, None, True, True),
-        ({"counted_by": CountedBy.GATEWAY}, (1, 1, 50), True, True),
+        ({"counted_by": CountedBy.GATEWAY}, (1, 1, 53), True, True),
+        ({"counted_by": CountedBy.GATEWAY}, (1, 1, 54), False, True),
         ({"counted_by": CountedBy.GATEWAY}, (100, 20, 49), False, True),
         ({"counted_by": CountedBy.ENGINE}, None, False, True),
         ({}, None, True, True),
