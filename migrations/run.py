@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, event, text
 from sqlalchemy.exc import OperationalError
 
 from core.database import Database
@@ -60,14 +60,14 @@ def _run(
             command(_config(connection), revision)
         return
     with _known_revision(revision), _alone(database), database.db_engine.connect() as connection:
-        # Of this connection alone, which is closed at the end.
-        connection.execute(text(f"set lock_timeout = {round(lock_timeout_s * 1000)}"))
-        connection.execute(text("set statement_timeout = 0"))
-        connection.commit()
-        try:
-            _try_often(partial(command, _config(connection), revision), connection)
-        finally:
-            connection.invalidate()
+        event.listen(connection, "begin", partial(_bound_waits, round(lock_timeout_s * 1000)))
+        _try_often(partial(command, _config(connection), revision), connection)
+
+
+def _bound_waits(lock_timeout_ms: int, connection: Connection) -> None:
+    """In each transaction anew: behind PgBouncer a session is nobody's own."""
+    connection.exec_driver_sql(f"set local lock_timeout = {lock_timeout_ms}")
+    connection.exec_driver_sql("set local statement_timeout = 0")
 
 
 def _try_often(migrate: Callable[[], None], connection: Connection) -> None:
@@ -94,17 +94,14 @@ def _locked(error: OperationalError) -> DependencyDown:
 
 @contextmanager
 def _alone(database: Database) -> Iterator[None]:
-    """One process migrates at a time. The lock is a session's, on a connection of its own, since each
-    revision ends a transaction; it ends with the connection whatever happens."""
-    with database.db_engine.connect() as connection:
-        connection.execution_options(isolation_level="AUTOCOMMIT")
-        for name in ("lock_timeout", "statement_timeout"):  # another one's migration may take long
-            connection.execute(text(f"set {name} = 0"))
-        connection.execute(text(f"select pg_advisory_lock({_LOCK})"))
-        try:
-            yield
-        finally:
-            connection.invalidate()
+    """One process migrates at a time. Each revision ends a transaction, so the lock is that of another
+    one, which holds nothing else and ends with its connection whatever happens."""
+    with database.db_engine.begin() as connection:
+        # Another process's migration may take long, and so may this one's.
+        for name in ("lock_timeout", "statement_timeout", "idle_in_transaction_session_timeout"):
+            connection.exec_driver_sql(f"set local {name} = 0")
+        connection.execute(text(f"select pg_advisory_xact_lock({_LOCK})"))
+        yield
 
 
 def current(database: Database) -> str | None:
