@@ -3,6 +3,7 @@
 import heapq
 import logging
 import time
+import weakref
 from collections import Counter
 from collections.abc import Callable
 
@@ -88,8 +89,9 @@ class Engine:
         keys = self.scheduler.keys
         self.tiers = open_transfers(config, runner, self.pool, keys, self.metrics, clock)
         self._overlap = runner.overlapped if config.overlap is None else config.overlap
+        # They do not keep the engine, nor with it the runner's memory.
         self.searches = BeamSearches(
-            self._enqueue, self.abort, self.receipts, frozenset(self.info.eos_token_ids), clock
+            weakref.proxy(self), self.receipts, frozenset(self.info.eos_token_ids), clock
         )
         # Called with the requests, by gateway, that the step about to be launched begins.
         self.on_begin: Callable[[dict[str, list[str]]], None] | None = None
@@ -128,10 +130,11 @@ class Engine:
         if inputs.sampling.use_beam_search:
             self.searches.start(inputs, origin, limit)
             return
-        self._enqueue(inputs, origin, limit)
+        self.enqueue(inputs, origin, limit)
         self.requests[inputs.request_id].grammar = compiled
 
-    def _enqueue(self, inputs: GenerateRequest, origin: str, limit: int) -> None:
+    def enqueue(self, inputs: GenerateRequest, origin: str, limit: int) -> None:
+        """A request that is checked. `limit`: of its prompt and output together."""
         kept = self.config.kv_sight.most
         size = self.config.block_size if self.config.kv_heavy else 0
         request = as_sampled(

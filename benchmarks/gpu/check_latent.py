@@ -1,7 +1,7 @@
 """The kernels of latent attention against their references on the real device, at DeepSeek's sizes."""
 
 from collections.abc import Iterator
-from itertools import accumulate, product
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -16,13 +16,12 @@ from engine.kernels.pointwise_reference import RotaryStep
 from engine.layers.norm import RmsNorm
 from engine.model_spec import AttentionShape
 
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 PLAIN, VALUE, LATENT, ROTATED = 128, 128, 512, 64
 Pair = tuple[Tensor, Tensor]
 
 
-def latent() -> Iterator[tuple[str, Pair]]:
-    for dtype, heads in product(DTYPES, (16, 128)):
+def latent(dtype: torch.dtype) -> Iterator[tuple[str, Pair]]:
+    for heads in (16, 128):
         yield from _attention(heads, dtype)
         yield from _placing(heads, dtype)
         yield from _by_head(heads, dtype)

@@ -7,6 +7,7 @@ import torch
 from benchmarks.gpu.ceilings import Ceilings
 from benchmarks.gpu.figures import figure, say
 from benchmarks.gpu.models import random_adapter, read_once
+from benchmarks.gpu.sizes import Steps
 from engine.batch import LAST_SAMPLED, AdapterHandle, Row, StepBatch
 from engine.execution.gpu_runner import GpuRunner
 from engine.models.load import LoadedModel
@@ -77,15 +78,23 @@ class Decoding:
         )
 
 
-def alone(name: str, model: LoadedModel, runner: GpuRunner, ceilings: Ceilings, aim: float) -> None:
+def alone(
+    name: str,
+    model: LoadedModel,
+    runner: GpuRunner,
+    ceilings: Ceilings,
+    sizes: Steps,
+    *,
+    aim: float,
+) -> None:
     """One sequence: the share of the memory's bandwidth that reading the weights makes up."""
-    context = 128
-    decoding = Decoding(runner, 1, context, 200)
+    context = sizes.context // 2
+    decoding = Decoding(runner, 1, context, sizes.count)
     ms = decoding.step_ms()
     decoding.finish()
     spec = model.spec
     cached = spec.cached_layers * spec.cached_heads * spec.head_dim
-    keys = cached * (context + 100) * model.dtype.itemsize
+    keys = cached * (context + sizes.count // 2) * model.dtype.itemsize
     moved = read_once(model) + keys
     figure(
         f"gpu_decode_alone_{name}", moved / ms * 1e3 / 1e12, "TB/s",
@@ -94,8 +103,9 @@ def alone(name: str, model: LoadedModel, runner: GpuRunner, ceilings: Ceilings, 
     )  # fmt: skip
 
 
-def with_adapters(model: LoadedModel, runner: GpuRunner, count: int, rank: int) -> None:
-    """Steps with `count` adapters beside the same steps without any."""
+def with_adapters(model: LoadedModel, runner: GpuRunner, sizes: Steps) -> None:
+    """Steps with adapters beside the same steps without any."""
+    count, rank = sizes.adapters, sizes.rank
     handles = []
     first = 0
     for seed in range(count):
@@ -107,10 +117,12 @@ def with_adapters(model: LoadedModel, runner: GpuRunner, count: int, rank: int) 
         handles.append(handle)
         first += needed
     say(f"{count} adapters of rank {rank} lie in {first} blocks")
-    for sequences in (32, 64):
+    for sequences in sizes.sequences:
         times = []
         for used in ([], handles):
-            decoding = Decoding(runner, sequences, 256, 100, used, first)
+            decoding = Decoding(
+                runner, sequences, sizes.context, max(1, sizes.count // 2), used, first
+            )
             times.append(decoding.step_ms())
             decoding.finish()
         base, adapted = times
@@ -118,7 +130,7 @@ def with_adapters(model: LoadedModel, runner: GpuRunner, count: int, rank: int) 
             f"gpu_lora_overhead_{sequences}", (adapted / base - 1) * 100, "%",
             higher_is_better=False, at_least=20.0, aim=12.0,
             settings={"adapters": count, "rank": rank, "base_ms": round(base, 3),
-                      "adapted_ms": round(adapted, 3), "context": 256},
+                      "adapted_ms": round(adapted, 3), "context": sizes.context},
         )  # fmt: skip
     for handle in handles:
         runner.unload_adapter(handle)

@@ -1,108 +1,163 @@
 """The GPU benchmark's sections in order, each with the seconds that it may take."""
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 
 from benchmarks.gpu import attention, ceilings, decode, mixed, models, workload
+from benchmarks.gpu.ceilings import Ceilings
+from benchmarks.gpu.sizes import Place, Sizes
 from engine.config import EngineConfig
+from engine.execution.gpu_runner import GpuRunner
+from engine.models.load import LoadedModel
 
 DEVICE = torch.device("cuda", 0)
 DTYPE = torch.bfloat16
 
 
-def _ceilings(state: Any) -> None:
-    state.ceilings = ceilings.Ceilings()
-    ceilings.measure(state.ceilings)
+@dataclass
+class State:
+    """What one section leaves for the next."""
+
+    sizes: Sizes
+    ceilings: Ceilings = field(default_factory=Ceilings)
+    small: tuple[LoadedModel, GpuRunner] | None = None  # once it is warm
 
 
-def _attention(state: Any) -> None:
-    attention.measure(state.ceilings)
+def _ceilings(state: State) -> None:
+    ceilings.measure(state.ceilings, state.sizes)
 
 
-def _small(state: Any) -> None:
-    """Qwen3-0.6B's shape: memory for all requests of the workload at their full length."""
-    model = models.random_model(models.QWEN3_06B, DTYPE, DEVICE)
-    runner = models.make_runner(model, blocks=34_000, most_running=256, enable_lora=False)
+def _attention(state: State) -> None:
+    attention.measure(state.ceilings, state.sizes)
+
+
+def _runner(model: LoadedModel, place: Place, **settings: Any) -> GpuRunner:
+    runner = models.make_runner(
+        model, place.blocks, place.sequences, max_batch_tokens=place.tokens, **settings
+    )
     runner.pool.data.normal_()
-    runner.warm_up()
-    state.made["small"] = model, runner
-    decode.alone("qwen3_06b", model, runner, state.ceilings, aim=0.55)
-    mixed.beside_a_prompt("qwen3_06b", runner)
+    return runner
 
 
-def _config(runner_blocks: int) -> EngineConfig:
+def _warm_small(state: State) -> tuple[LoadedModel, GpuRunner]:
+    """Qwen3-0.6B's shape, which three sections use: by itself each makes it."""
+    if state.small is None:
+        model = models.random_model(state.sizes.small, DTYPE, DEVICE)
+        runner = _runner(model, state.sizes.of_small, enable_lora=False)
+        runner.warm_up()
+        state.small = model, runner
+    return state.small
+
+
+def _small(state: State) -> None:
+    model, runner = _warm_small(state)
+    decode.alone("qwen3_06b", model, runner, state.ceilings, state.sizes.steps, aim=0.55)
+    mixed.beside_a_prompt("qwen3_06b", runner, state.sizes.steps)
+
+
+def _config(state: State) -> EngineConfig:
+    place = state.sizes.of_small
     return EngineConfig(
-        model="random", num_blocks=runner_blocks, max_running=256, max_batch_tokens=8192,
-        enable_lora=False,
+        model="random", num_blocks=place.blocks, max_running=place.sequences,
+        max_batch_tokens=place.tokens, enable_lora=False,
     )  # fmt: skip
 
 
-def _throughput(state: Any) -> None:
-    model, runner = state.made["small"]
-    workload.throughput(_config(runner.info.num_blocks), model, runner)
+def _throughput(state: State) -> None:
+    workload.throughput(_config(state), *_warm_small(state), state.sizes.work)
 
 
-def _transformers(state: Any) -> None:
-    model, runner = state.made.pop("small")
-    workload.beside_transformers(_config(runner.info.num_blocks), model, runner)
+def _transformers(state: State) -> None:
+    model, runner = _warm_small(state)
+    workload.beside_transformers(_config(state), model, runner, state.sizes)
 
 
-def _large(state: Any) -> None:
-    """Llama-8B's shape: one sequence, then 8 adapters of rank 16."""
-    state.made.clear()
-    torch.cuda.empty_cache()
-    model = models.random_model(models.LLAMA_8B, DTYPE, DEVICE)
-    runner = models.make_runner(model, blocks=6000, most_running=64, slots=8)
-    runner.pool.data.normal_()
+def _large(state: State) -> None:
+    """Llama-8B's shape: one sequence, then adapters."""
+    sizes = state.sizes
+    model = models.random_model(sizes.large, DTYPE, DEVICE)
+    runner = _runner(model, sizes.of_others, slots=sizes.steps.adapters)
     runner.tune()
-    decode.alone("llama_8b", model, runner, state.ceilings, aim=0.8)
-    mixed.beside_a_prompt("llama_8b", runner)
-    decode.with_adapters(model, runner, count=8, rank=16)
+    decode.alone("llama_8b", model, runner, state.ceilings, sizes.steps, aim=0.8)
+    mixed.beside_a_prompt("llama_8b", runner, sizes.steps)
+    decode.with_adapters(model, runner, sizes.steps)
 
 
-def _formats(state: Any) -> None:
+def _formats(state: State) -> None:
     """Llama-8B's shape from codes, one sequence: the bandwidth at which the codes are read."""
     for stored in ("int4", "w8a8", "fp8"):
-        _one(state, f"llama_8b_{stored}", models.LLAMA_8B, stored)
+        _one(state, f"llama_8b_{stored}", state.sizes.large, stored)
 
 
-def _experts(state: Any) -> None:
+def _experts(state: State) -> None:
     """Qwen3-30B-A3B's shape, experts in int4 and e4m3."""
     for stored in ("int4", "fp8"):
-        _one(state, f"qwen3_30b_a3b_{stored}", models.QWEN3_30B_A3B, stored)
+        _one(state, f"qwen3_30b_a3b_{stored}", state.sizes.experts, stored)
 
 
-def _one(state: Any, name: str, shape: dict[str, Any], stored: str) -> None:
-    state.made.clear()
+def _one(state: State, name: str, shape: dict[str, Any], stored: str) -> None:
     torch.cuda.empty_cache()
     model = models.random_model(shape, DTYPE, DEVICE, stored)
-    runner = models.make_runner(model, blocks=6000, most_running=64, enable_lora=False)
-    runner.pool.data.normal_()
-    decode.alone(name, model, runner, state.ceilings, aim=0.6)
+    runner = _runner(model, state.sizes.of_others, enable_lora=False)
+    decode.alone(name, model, runner, state.ceilings, state.sizes.steps, aim=0.6)
 
 
-def _latent(state: Any) -> None:
+def _latent(state: State) -> None:
     """DeepSeek V3's attention: alone, and in three layers that decode."""
-    attention.measure_latent(state.ceilings)
-    _one(state, "deepseek_v3_three_layers", models.DEEPSEEK_V3, "")
+    attention.measure_latent(state.ceilings, state.sizes)
+    _one(state, "deepseek_v3_three_layers", state.sizes.latent, "")
 
 
-def _tune(state: Any) -> None:
+def _tune(state: State) -> None:
     attention.tune()
 
 
 OPTIONAL = {"tune"}  # run only when named
-SECTIONS: list[tuple[str, float, Callable[[Any], None]]] = [
+SHARED = {"small", "throughput", "transformers"}  # one model, kept from one to the next
+SECTIONS: list[tuple[str, float, Callable[[State], None]]] = [
     ("ceilings", 30, _ceilings),
-    ("attention", 50, _attention),
-    ("small", 80, _small),
+    ("attention", 60, _attention),
+    ("small", 120, _small),
     ("throughput", 90, _throughput),
-    ("transformers", 90, _transformers),
-    ("large", 120, _large),
-    ("formats", 90, _formats),
-    ("experts", 90, _experts),
+    ("transformers", 150, _transformers),
+    ("large", 150, _large),
+    ("formats", 120, _formats),
+    ("experts", 100, _experts),
     ("latent", 60, _latent),
     ("tune", 90, _tune),
 ]
+# Each of these calls ends within eight minutes, limits of its sections included.
+CALLS = (
+    ("attention", "small", "throughput", "transformers"),
+    ("large", "formats", "experts", "latent"),
+)
+
+
+def chosen(names: set[str] | None) -> list[tuple[str, float, Callable[[State], None]]]:
+    """The sections to run: all but the optional ones, or those named and what they stand on."""
+    return [
+        each
+        for each in SECTIONS
+        if (each[0] not in OPTIONAL if names is None else each[0] in names or each[0] == "ceilings")
+    ]
+
+
+def bodies(names: set[str] | None, sizes: Sizes) -> list[tuple[str, float, Callable[[], None]]]:
+    """Each leaves the device's memory as it was, but for a model that a later one of these uses."""
+    state, sections = State(sizes), chosen(names)
+    last = max((n for n, each in enumerate(sections) if each[0] in SHARED), default=-1)
+
+    def run(body: Callable[[State], None], number: int) -> None:
+        try:
+            body(state)
+        finally:
+            if number >= last:
+                state.small = None
+
+    return [
+        (name, seconds, partial(run, body, n)) for n, (name, seconds, body) in enumerate(sections)
+    ]

@@ -10,6 +10,8 @@ import torch
 
 from benchmarks.gpu.figures import say
 
+_FLUSHED = 256 << 20  # bytes: more than any second-level cache
+
 
 def median_ms(function: Callable[[], object], seconds: float = 0.4) -> float:
     """Median time of one call in milliseconds; what it reads is not in the cache before."""
@@ -20,7 +22,7 @@ def median_ms(function: Callable[[], object], seconds: float = 0.4) -> float:
     torch.cuda.synchronize()
     once = max(time.perf_counter() - start, 1e-5)
     repeats = max(5, min(100, int(seconds / (once + 2e-4))))
-    flush = torch.empty(256 << 20, dtype=torch.int8, device="cuda")
+    flush = torch.empty(_FLUSHED, dtype=torch.int8, device="cuda")
     times = []
     for _ in range(repeats):
         flush.zero_()

@@ -16,6 +16,7 @@ its own seed, choice and position, so other rows cannot change it.
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -23,7 +24,6 @@ import torch
 from engine.batch import Row, Sampled
 from engine.decoding.edits import Edit, edits_for, penalised
 from engine.decoding.few import FewIds
-from engine.decoding.grammar.matchers import Matchers
 from engine.decoding.grammar.step_masks import Begun, StepMasks
 from engine.decoding.masks import Mask, exclude_, mask_of
 from engine.decoding.penalties import Penalties
@@ -34,6 +34,9 @@ from engine.dense.pointwise import greatest_ids
 from engine.layers.logits import log_normalisers
 from engine.layers.transfer import on_device
 from engine.protocol import SamplingParams, TokenLogprob
+
+if TYPE_CHECKING:
+    from engine.decoding.grammar.matchers import Matchers
 
 _STRIPE = 128
 _NOT_FINITE = -1  # in `Choice.tokens`: the row's logits are not finite, so no token was chosen
@@ -71,7 +74,7 @@ class Sampler:
         vocab: int,
         eos: tuple[int, ...],
         device: torch.device,
-        matchers: Matchers | None = None,
+        matchers: "Matchers | None" = None,
         by_row: bool = False,
         choose: Choose | None = None,
     ) -> None:
@@ -135,7 +138,7 @@ class Sampler:
             for row, each in zip(rows, sampled, strict=True)
         ]
 
-    def _accept(self, matchers: Matchers, row: Row, sampled: Sampled) -> Sampled:
+    def _accept(self, matchers: "Matchers", row: Row, sampled: Sampled) -> Sampled:
         """What was sampled after the grammar's end is dropped."""
         count = matchers.accept(row, sampled.tokens)
         if count is None:

@@ -70,6 +70,22 @@ class GpuStep:
     attention: dict[int, Tensor] = field(default_factory=dict)  # of prompts that it ends
 
 
+class KernelChoice:
+    """The tokens of a step's rows, which the next step finds in `last`. Where rows of one sequence verify
+    guesses it is not read: the host knows it before the next row."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.last = torch.zeros(1, dtype=torch.int64, device=device)  # by sequence row
+        # Of the step that is being sampled: the sequence row of each row of logits.
+        self.of_sequences = torch.zeros(1, dtype=torch.int32, device=device)
+
+    def __call__(
+        self, logits: Tensor, params: list[SamplingParams], uniforms: list[float]
+    ) -> Tensor:
+        last = LastTokens(self.last, self.of_sequences)
+        return sample(without_rare(logits, params), params, uniforms, last)
+
+
 class GpuRunner(ModelRunner):
     """Implements `engine.batch.Runner`; `launch` returns before the device is done."""
 
@@ -82,7 +98,8 @@ class GpuRunner(ModelRunner):
             torch.cuda.set_device(device)  # Triton launches on the current one
         sized = config.num_blocks is not None or config.kv_memory_bytes is not None
         reserved = 0 if sized or device.type != "cuda" else reserved_bytes(config, model)
-        super().__init__(config, model, reserved)
+        self._choose = KernelChoice(device)
+        super().__init__(config, model, reserved, self._choose)
         self._device = device
         self._config = config
         self.adapters: GpuAdapters = GpuAdapters(config, spec, model.dtype, self.pool)
@@ -114,7 +131,8 @@ class GpuRunner(ModelRunner):
         self._rows = SequenceRows(rows, answers, parts)
         self._observations = Observations(config.block_size, device)
         self._tables = torch.zeros(rows, parts.width, dtype=torch.int32, device=device)
-        self._last = torch.zeros(rows, dtype=torch.int64, device=device)
+        self._choose.last = torch.zeros(rows, dtype=torch.int64, device=device)
+        self._compute = partial(self._forward, last=self._choose.last)
         most = config.max_batch_tokens, config.max_running
         self._buffer = StepBuffer(*most, device, answers, parts)
         self._graphs = StepGraphs(
@@ -128,8 +146,6 @@ class GpuRunner(ModelRunner):
         self._loads = ExpertLoads(model.decoder, device)
         self.expert_rows = self._loads.rows
         self._unsampled: GpuStep | None = None
-        # Of the step that is being sampled: the sequence row of each row of logits.
-        self._of_sequences = torch.zeros(1, dtype=torch.int32, device=device)
 
     @torch.inference_mode()
     def launch(self, batch: StepBatch) -> GpuStep:
@@ -191,7 +207,7 @@ class GpuRunner(ModelRunner):
         for dtype in {torch.float32, self._model.dtype}:
             logits = torch.zeros(1, self._model.spec.vocab, dtype=dtype, device=self._device)
             for params in compiling_params():
-                self.choose(logits, [params], [0.0])
+                self._choose(logits, [params], [0.0])
 
     @property
     def largest_graph(self) -> int:
@@ -244,9 +260,6 @@ class GpuRunner(ModelRunner):
         logits = self._graphs.run(key, device_step, self._compute)
         return logits[:count], device_step.sampled_rows[:count]
 
-    def _compute(self, step: DeviceStep) -> Tensor:
-        return self._forward(step, self._last)
-
     def _send(self, step: HostStep) -> DeviceStep:
         shape = self._key_programs, self._model.spec.context, self._processors
         splits = choose_splits(max(1, step.decodes), *shape)
@@ -261,7 +274,7 @@ class GpuRunner(ModelRunner):
         step.sampled_rows = [
             each for row in step.rows for each in sampled_rows(row, _first_of(row))
         ]
-        self._of_sequences = of_sequences
+        self._choose.of_sequences = of_sequences
         choice = self._sampled(step.sampled_rows, logits)
         step.logits = None
         self._copy_to_host(step, choice)
@@ -273,12 +286,6 @@ class GpuRunner(ModelRunner):
             return Choice(self._sampler.choose(rows, logits), None, None)
         logits = finish_logits(logits.float(), self._model.spec)
         return self._sampler(rows, logits, self._sampler.begin(rows))
-
-    def choose(self, logits: Tensor, params: list[SamplingParams], uniforms: list[float]) -> Tensor:
-        """The tokens of the step's rows, which the next step finds in `_last`. Where rows of one
-        sequence verify guesses it is not read: the host knows it before the next row."""
-        last = LastTokens(self._last, self._of_sequences)
-        return sample(without_rare(logits, params), params, uniforms, last)
 
     def _copy_to_host(self, step: GpuStep, choice: Choice) -> None:
         if self._device.type != "cuda":

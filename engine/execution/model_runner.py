@@ -31,10 +31,17 @@ class ModelRunner:
     adapters: AdapterMemory[Any]
     drafter: Drafter | None = None
     in_pages = False  # whether parts of blocks take pages from one list, as memory stays allocated
-    choose: Choose | None = None  # tokens from logits; None: by torch
 
-    def __init__(self, config: EngineConfig, model: LoadedModel, reserved: int = 0) -> None:
-        """`reserved`: bytes of the device's memory that steps need beside the pool."""
+    def __init__(
+        self,
+        config: EngineConfig,
+        model: LoadedModel,
+        reserved: int = 0,
+        choose: Choose | None = None,
+    ) -> None:
+        """`reserved`: bytes of the device's memory that steps need beside the pool. `choose`: tokens from
+        logits, in place of torch's operations. Nothing that the runner holds may hold the runner: its
+        memory is free again as soon as nobody else does."""
         spec, dtype, device = model.spec, model.dtype, model.device
         shape = windowed_layers(spec, 1, self.in_pages)
         layers = None if shape is None else shape.memory
@@ -55,7 +62,7 @@ class ModelRunner:
         self.layout = f"{device.type} {' '.join(map(str, shapes))} {self.pool.data.dtype}"
         spare = torch.get_num_threads() < len(os.sched_getaffinity(0))
         text = partial(tokenizer_json, model.path)
-        lists = device.type == "cpu" and self.choose is None and not config.batch_invariant
+        lists = device.type == "cpu" and choose is None and not config.batch_invariant
         self.grammars = Grammars(text, spec.vocab, spec.eos, spare=spare, lists=lists)
         self._sampler = Sampler(
             spec.vocab,
@@ -63,7 +70,7 @@ class ModelRunner:
             device,
             self.grammars.matchers,
             config.batch_invariant,
-            self.choose,
+            choose,
         )
         self.info = EngineInfo(
             engine_id=uuid.uuid4().hex,

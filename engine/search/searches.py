@@ -4,6 +4,7 @@ finds the beam's keys and values in the prefix cache. The gateway sees one reque
 
 from collections.abc import Callable, Set
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from engine.errors import AdapterError
 from engine.execution.results import Outbox
@@ -35,12 +36,17 @@ class _Search:
     failure: tuple[FinishReason, str] | None = None
 
 
+class Inside(Protocol):
+    """What a search asks of the engine."""
+
+    def enqueue(self, inputs: GenerateRequest, origin: str, limit: int) -> None: ...
+
+    def abort(self, request_id: str) -> bool: ...
+
+
 @dataclass(slots=True)
 class BeamSearches:
-    """`enqueue(inputs, origin, limit)` and `abort(request id)` are the engine's."""
-
-    enqueue: Callable[[GenerateRequest, str, int], None]
-    abort_inside: Callable[[str], bool]
+    engine: Inside
     receipts: Receipts
     eos: frozenset[int]
     clock: Callable[[], float]
@@ -132,14 +138,14 @@ class BeamSearches:
             step = replace(
                 inputs, request_id=name, prompt=prompt, sampling=sampling, deadline_s=left, note=""
             )
-            self.enqueue(step, _ORIGIN, search.limit)
+            self.engine.enqueue(step, _ORIGIN, search.limit)
             search.waiting[name] = number
             self._inside[name] = search
 
     def _fail(self, search: _Search, reason: FinishReason, message: str) -> None:
         search.failure = search.failure or (reason, message)
         for name in list(search.waiting):
-            self.abort_inside(name)
+            self.engine.abort(name)
 
     def _end(self, search: _Search, outboxes: dict[str, Outbox]) -> None:
         inputs, outbox = search.inputs, outboxes.setdefault(search.origin, Outbox())

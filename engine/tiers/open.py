@@ -13,7 +13,7 @@ from engine.metrics import Metrics
 from engine.scheduling.sequence_keys import SequenceKeys
 from engine.tiers.disk import DiskTier
 from engine.tiers.memory import MemoryTier
-from engine.tiers.sealing import Cipher, checked, read_key, with_checksum
+from engine.tiers.sealing import checked, read_key, with_checksum
 from engine.tiers.store import SealedTier, TierStore
 from engine.tiers.tier import Tier
 from engine.tiers.transfers import Transfers
@@ -46,6 +46,8 @@ def open_tiers(config: EngineConfig, runner: Runner) -> TierStore:
                 "tier_disk and tier_remote need tier_key_file, the key that their blocks are "
                 "encrypted with: openssl rand -hex 32 > FILE"
             )
+        with imports_of("engine", "An encrypted tier"):
+            from engine.tiers.cipher import Cipher
         cipher = Cipher(read_key(Path(config.tier_key_file)))
         if config.tier_disk:
             disk = DiskTier(Path(config.tier_disk), config.tier_disk_bytes, config.tier_ttl_s)

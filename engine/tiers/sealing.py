@@ -4,22 +4,14 @@ Outside this process a block is encrypted by AES-256-GCM with a key of its tenan
 to it: bytes that were changed, cut, moved to another name or stored under another tenant do not open.
 """
 
-import os
 import zlib
 from collections.abc import Callable
 from pathlib import Path
 
-from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
-
 from engine.errors import ConfigError
 
-_NONCE = 12
 _CHECKSUM = 4
 _KEY = 32
-_MAX_CIPHERS = 1000  # kept, one a tenant
 
 Seal = Callable[[str, str, bytes], bytes]  # owner, name, data
 Open = Callable[[str, str, bytes], bytes | None]  # None: the bytes are not those that were sealed
@@ -33,34 +25,6 @@ def checked(_owner: str, name: str, stored: bytes) -> bytes | None:
     data = stored[_CHECKSUM:]
     found = zlib.crc32(data, zlib.crc32(name.encode())).to_bytes(_CHECKSUM, "little")
     return data if found == stored[:_CHECKSUM] else None
-
-
-class Cipher:
-    """Encrypts with a key that is derived for each tenant from the operator's."""
-
-    def __init__(self, secret: bytes) -> None:
-        self._secret = secret
-        self._ciphers: dict[str, AESGCM] = {}
-
-    def seal(self, owner: str, name: str, data: bytes) -> bytes:
-        nonce = os.urandom(_NONCE)
-        return nonce + self._cipher(owner).encrypt(nonce, data, name.encode())
-
-    def open(self, owner: str, name: str, stored: bytes) -> bytes | None:
-        try:
-            return self._cipher(owner).decrypt(stored[:_NONCE], stored[_NONCE:], name.encode())
-        except (InvalidTag, ValueError):  # ValueError: shorter than a nonce and a tag
-            return None
-
-    def _cipher(self, owner: str) -> AESGCM:
-        found = self._ciphers.get(owner)
-        if found is None:
-            if len(self._ciphers) >= _MAX_CIPHERS:
-                self._ciphers.clear()
-            info = b"tollhouse kv tier " + owner.encode()
-            found = AESGCM(HKDF(SHA256(), _KEY, None, info).derive(self._secret))
-            self._ciphers[owner] = found
-        return found
 
 
 def read_key(path: Path) -> bytes:

@@ -15,16 +15,19 @@ import time
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from llguidance import LLMatcher
 
 from engine.decoding.grammar.compiler import GrammarCompiler, refused, source_of
 from engine.errors import RequestError
 from engine.protocol import Grammar
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
 
 DEADLINE_S = 2.0  # of processor time, to compile and to try a grammar
 _WAIT_S = 30.0  # for the same by the clock: a busy machine lets the process wait
@@ -136,7 +139,7 @@ def try_grammar(compiler: GrammarCompiler, grammar: Grammar) -> tuple[str, str]:
         return error.message, ""
 
 
-def _followed(matcher: LLMatcher, kind: str) -> str:
+def _followed(matcher: "LLMatcher", kind: str) -> str:
     """Why a random answer cannot be followed to its end, or nothing."""
     random = np.random.default_rng(0)
     for _ in range(_STEPS):
@@ -156,6 +159,7 @@ def _followed(matcher: LLMatcher, kind: str) -> str:
 def main() -> None:
     """Replies to each grammar on the standard input with one line."""
     os.nice(5)
+    import_module("llguidance")  # before the first grammar's time begins
     model = json.loads(sys.stdin.buffer.readline())
     eos = tuple(model["eos"])
     compiler = GrammarCompiler(lambda: str(model["tokenizer"]), model["vocab"], eos, kept=0)

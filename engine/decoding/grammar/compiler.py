@@ -1,7 +1,8 @@
 """Compiles a request's grammar for the model's tokenizer, in bounded time and memory.
 
 `llguidance` parses answers and makes the masks of allowed tokens. Its limits bound the work of each
-step; the checks here bound the compilation and refuse what it would accept and never finish.
+step; the checks here bound the compilation and refuse what it would accept and never finish. It is
+imported by the first grammar: an engine that serves none runs without it.
 """
 
 import json
@@ -11,10 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from threading import Lock
+from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
-
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
-from llguidance.gbnf_to_lark import any_to_lark
 
 from engine.decoding.grammar.large_integers import lark_of
 from engine.decoding.grammar.lark import checked_lark
@@ -22,17 +21,20 @@ from engine.decoding.grammar.schema import JSON_OPTIONS, checked_schema
 from engine.errors import RequestError
 from engine.protocol import Grammar
 
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
 _MAX_BYTES = 256 << 10  # of a grammar's text
 _MAX_CHOICES = 2000
 _KEPT = 128  # compiled grammars that nothing uses
-_LIMITS = LLParserLimits(
-    initial_lexer_fuel=1_000_000,  # about 20 ms
-    step_lexer_fuel=50_000,  # about 4 ms
-    step_max_items=50_000,  # about 3 ms
-    max_lexer_states=20_000,  # about 2 kB each
-    max_grammar_size=100_000,
-    verbose_errors=False,
-)
+_LIMITS: dict[str, Any] = {
+    "initial_lexer_fuel": 1_000_000,  # about 20 ms
+    "step_lexer_fuel": 50_000,  # about 4 ms
+    "step_max_items": 50_000,  # about 3 ms
+    "max_lexer_states": 20_000,  # about 2 kB each
+    "max_grammar_size": 100_000,
+    "verbose_errors": False,
+}
 
 
 @dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
@@ -40,9 +42,9 @@ class Compiled:
     """A grammar of one model, known to its compiler for as long as something holds it."""
 
     source: str  # in llguidance's own form
-    first: LLMatcher  # at the beginning; its copies share a lexer
+    first: "LLMatcher"  # at the beginning; its copies share a lexer
 
-    def matcher(self) -> LLMatcher:
+    def matcher(self) -> "LLMatcher":
         """A fresh one."""
         return self.first.deep_copy()
 
@@ -55,9 +57,14 @@ class GrammarCompiler:
     ) -> None:
         """`tokenizer`: reads the text of its tokenizer.json, at the first grammar. kept: how many stay
         compiled that nothing holds."""
-        self._tokenizer = cache(
-            lambda: LLTokenizer(tokenizer(), n_vocab=vocab, eos_token=list(eos))
-        )  # a tenth of a second to build for a large vocabulary
+
+        @cache  # a tenth of a second to build for a large vocabulary
+        def tokens() -> "LLTokenizer":
+            from llguidance import LLTokenizer
+
+            return LLTokenizer(tokenizer(), n_vocab=vocab, eos_token=list(eos))
+
+        self._tokenizer = tokens
         self._compiled: WeakValueDictionary[Grammar, Compiled] = WeakValueDictionary()
         self._latest: OrderedDict[Grammar, Compiled] = OrderedDict()
         self._kept = kept
@@ -93,8 +100,11 @@ class GrammarCompiler:
         if len(self._latest) > self._kept:
             self._latest.popitem(last=False)
 
-    def _matcher(self, kind: str, source: str) -> LLMatcher:
-        matcher = LLMatcher(self._tokenizer(), source, log_level=0, limits=_LIMITS)
+    def _matcher(self, kind: str, source: str) -> "LLMatcher":
+        from llguidance import LLMatcher, LLParserLimits
+
+        limits = LLParserLimits(**_LIMITS)
+        matcher = LLMatcher(self._tokenizer(), source, log_level=0, limits=limits)
         if not matcher.is_error():
             matcher.compute_bitmask()  # builds the first states of the lexer, and finds dead ends
         if matcher.is_error():
@@ -135,6 +145,9 @@ def refused(kind: str, why: str) -> RequestError:
 
 def source_of(grammar: Grammar) -> str:
     """The grammar in llguidance's own form. Raises RequestError."""
+    from llguidance import LLMatcher
+    from llguidance.gbnf_to_lark import any_to_lark
+
     kind, text = grammar.kind, grammar.text
     if kind == "json_schema":
         checked = checked_schema(text)

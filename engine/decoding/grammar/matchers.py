@@ -9,11 +9,11 @@ it does not delay the others.
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from functools import partial
+from functools import cached_property, partial
 from time import monotonic, perf_counter, thread_time
+from typing import TYPE_CHECKING
 
 import numpy as np
-from llguidance import LLExecutor, LLMatcher
 
 from engine.batch import Row
 from engine.decoding.few import FewIds, few_ids
@@ -30,6 +30,9 @@ from engine.decoding.grammar.step_masks import (
 )
 from engine.decoding.masks import Masks
 from engine.protocol import Grammar
+
+if TYPE_CHECKING:
+    from llguidance import LLExecutor, LLMatcher
 
 _THREADS = 2
 PATIENCE_S = 0.005  # how long a step waits for masks after its logits
@@ -64,12 +67,17 @@ class Matchers:
         self._runs = runs
         self._words = -(-vocab // 32)
         self._states: dict[int, MatcherState] = {}
-        self._executor = LLExecutor(num_threads=_THREADS)
         self._threads = ThreadPoolExecutor(4, thread_name_prefix="masks")
         self._beside = Beside("quick-masks") if spare else None
         self._alone = 0  # steps in which masks are made before the model's work
         self._long: set[Grammar] = set()  # what they force takes too long to find
         self._slow: set[Grammar] = set()  # masks that would hold up the loop
+
+    @cached_property
+    def _executor(self) -> "LLExecutor":
+        from llguidance import LLExecutor
+
+        return LLExecutor(num_threads=_THREADS)
 
     def begin(self, rows: list[Row]) -> Begun | None:
         """Start on the masks of the rows that have a grammar."""
@@ -321,8 +329,8 @@ class Matchers:
     def _fill_and_renew(
         self,
         groups: list[MaskGroup],
-        plain: list[tuple[LLMatcher, int]],
-        guessed: list[tuple[LLMatcher, int, list[int]]],
+        plain: list[tuple["LLMatcher", int]],
+        guessed: list[tuple["LLMatcher", int, list[int]]],
         masks: Masks,
     ) -> None:
         """All sequences of a grammar share its lexer, whose states are limited in number: one that
@@ -340,8 +348,8 @@ class Matchers:
 
     def _fill(
         self,
-        plain: list[tuple[LLMatcher, int]],
-        guessed: list[tuple[LLMatcher, int, list[int]]],
+        plain: list[tuple["LLMatcher", int]],
+        guessed: list[tuple["LLMatcher", int, list[int]]],
         masks: Masks,
     ) -> None:
         where = masks.ctypes.data, 4 * self._words, len(masks)
@@ -351,7 +359,7 @@ class Matchers:
             self._executor.unsafe_compute_mask_ptr_with_draft_token(guessed, *where)
 
 
-def fill(matcher: LLMatcher, guesses: list[int], address: int, size: int) -> None:
+def fill(matcher: "LLMatcher", guesses: list[int], address: int, size: int) -> None:
     """Writes the mask of the matcher's next token, and those after each guess until one that it does
     not allow, one after another: `size` bytes each."""
     matcher.unsafe_compute_mask_ptr(address, size)

@@ -3,8 +3,7 @@
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from threading import Lock
-
-from llguidance import LLMatcher
+from typing import TYPE_CHECKING
 
 from engine.batch import Row
 from engine.decoding.few import FewIds
@@ -12,6 +11,9 @@ from engine.decoding.grammar.beside import Job
 from engine.decoding.grammar.compiler import Compiled
 from engine.decoding.masks import Masks
 from engine.protocol import Grammar
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
 
 # How many masks of a sequence are left to the threads: first, after one that took long, and at most.
 RESTS = 1, 8, 64
@@ -34,7 +36,7 @@ class Work:
 class MatcherState:
     """The state of a sequence's grammar."""
 
-    matcher: LLMatcher
+    matcher: "LLMatcher"
     grammar: Grammar
     compiled: Compiled
     taken: int = 0  # output tokens that the matcher has consumed

@@ -1,16 +1,17 @@
 """`rank_pattern` and `alpha_pattern`: regular expressions of module names, from a tenant's file.
 
 They run on RE2, in linear time. Python's `re` may take for ever on one, and no other thread of the
-engine runs meanwhile. No torch: gateways check uploads with it.
+engine runs meanwhile. No torch: gateways check uploads with it. RE2 is imported by the first pattern.
 """
 
 import math
 import re
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import re2
+if TYPE_CHECKING:
+    import re2
 
 FIELDS = ("rank_pattern", "alpha_pattern")
 MAX_PATTERNS = 4_096
@@ -61,6 +62,8 @@ def _problem(field: str, source: str, value: Any) -> str:
         return f"has the pattern {shown} of {len(source)} characters: at most {MAX_LENGTH}"
     if isinstance(value, bool) or not _VALUES[field](value):
         return f"gives {shown} the value {value!r}: it must be {_RULES[field]}"
+    import re2
+
     try:
         _compiled(source)
     except re2.error as error:
@@ -74,6 +77,8 @@ def _problem(field: str, source: str, value: Any) -> str:
 
 @lru_cache(maxsize=2 * MAX_PATTERNS)
 def _compiled(source: str) -> "re2._Regexp":
+    import re2
+
     options = re2.Options()
     options.log_errors = False
     options.max_mem = _MEMORY_BYTES

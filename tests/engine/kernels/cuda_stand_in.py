@@ -244,6 +244,8 @@ class _ToHost(TorchFunctionMode):
             return torch.device("cpu") if cuda else value
 
         fields = {name: moved(value) for name, value in (kwargs or {}).items()}
+        if fields.get("device") == "cuda":
+            fields["device"] = "cpu"
         if "pin_memory" in fields:
             fields["pin_memory"] = False
         return func(*[moved(value) for value in args], **fields)

@@ -75,14 +75,18 @@ def test_overlapped_steps_answer_as_single_ones_do(tmp_path: Path) -> None:
     assert ours == theirs
 
 
-def test_the_benchmarks_work_runs_through_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workload, "LEAST", 2)
-    monkeypatch.setattr(workload, "MOST", 5)
+def test_the_benchmarks_work_runs_through_the_engine() -> None:
     device = torch.device(DEVICE)
     model = models.random_model(TINY, torch.float32, device)
     runner = models.make_runner(model, blocks=16, most_running=2, enable_lora=False)
     config = EngineConfig(model="random", num_blocks=16, max_running=2, enable_lora=False)
-    work = workload.draw_work(3, TINY["vocab_size"])
+    sizes = workload.Work(requests=3, lengths=(2, 5))
+    work = workload.draw_work(sizes, 3, TINY["vocab_size"])
+    other = workload.draw_work(sizes, 3, TINY["vocab_size"], seed=1)
+    assert [(len(prompt), output) for prompt, output in work] == [
+        (len(prompt), output) for prompt, output in other
+    ]
+    assert work != other
     assert all(2 <= len(prompt) <= 5 and 2 <= output <= 5 for prompt, output in work)
     assert workload.run_engine(config, runner, work) > 0
     qkv, o, mlp, head = 64 * 32, 32 * 32, 3 * 48 * 32, 90 * 32
@@ -116,12 +120,12 @@ def test_decoding_steps_with_adapters() -> None:
     assert decoding._at == 20 + 2 and not decoding._first
 
 
-def test_steps_with_a_prompt_beside_decoding_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_with_a_prompt_beside_decoding_sequences() -> None:
     mixed = pytest.importorskip("benchmarks.gpu.mixed")
     model = models.random_model(TINY, torch.float32, torch.device(DEVICE))
     runner = models.make_runner(model, blocks=60, most_running=3, enable_lora=False)
-    monkeypatch.setattr(mixed, "_PROMPT", 20)
     steps = mixed.Mixed(runner, 2, 20, 2)
+    steps.prompt = 20
     steps._run(2)
     steps.finish()
     rows = steps._batch().rows
@@ -156,3 +160,67 @@ def test_the_engine_needs_no_triton_without_a_gpu() -> None:
         cwd=Path(__file__).parents[3],
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
+
+
+def test_the_benchmark_imports_no_more_than_it_names() -> None:
+    """Whatever else is installed cannot be imported."""
+    code = (
+        "from tests.engine.few_packages import hide_others\n"
+        "hide_others()\n"
+        "import benchmarks.engine_gpu, benchmarks.gpu.check, benchmarks.gpu.sections\n"
+        "import engine.execution.cpu_runner\n"
+        "import importlib.util\n"
+        "assert importlib.util.find_spec('llguidance') is None\n"
+        "assert importlib.util.find_spec('pytest') is None\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120,
+        cwd=Path(__file__).parents[3],
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.proof
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the stand-in is for machines without a GPU")
+def test_every_section_runs_with_few_packages_and_gives_its_memory_back() -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "tests.engine.kernels.dry_run"], check=False,
+        capture_output=True, text=True, timeout=850, cwd=Path(__file__).parents[3],
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    *_, last = done.stdout.splitlines()
+    found = json.loads(last)
+    sections = pytest.importorskip("benchmarks.gpu.sections")
+    names = [name for name, _, _ in sections.SECTIONS if name not in sections.OPTIONAL]
+    assert [each["section"] for each in found["left"]] == names
+    for each in found["left"]:
+        assert each["good"], done.stderr[-3000:]
+        kept = each["section"] in sections.SHARED - {"transformers"}  # one model, for these three
+        assert (each["bytes"] > found["before"]) == kept, found
+
+
+def test_each_call_of_the_benchmark_fits_its_time() -> None:
+    engine_gpu = pytest.importorskip("benchmarks.engine_gpu")
+    sections = pytest.importorskip("benchmarks.gpu.sections")
+    limits = {name: seconds for name, seconds, _ in sections.SECTIONS}
+    for call in sections.CALLS:
+        assert limits["ceilings"] + sum(limits[name] for name in call) <= engine_gpu.SECONDS
+    measured = {"ceilings"}.union(*sections.CALLS)
+    assert measured == limits.keys() - sections.OPTIONAL
+
+
+@pytest.mark.parametrize("name", ["throughput", "transformers"])
+def test_a_section_by_itself_makes_its_model(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one before it may have failed, or was not asked for."""
+    sections = pytest.importorskip("benchmarks.gpu.sections")
+    sizes = pytest.importorskip("benchmarks.gpu.sizes")
+    monkeypatch.setattr(sections, "DEVICE", torch.device(DEVICE))
+    monkeypatch.setattr(sections, "DTYPE", torch.float32)
+    done: list[str] = []
+    monkeypatch.setattr(runner_gpu.GpuRunner, "warm_up", lambda runner: done.append("warm"))
+    for function in ("throughput", "beside_transformers"):
+        monkeypatch.setattr(sections.workload, function, lambda *_: done.append("measured"))
+    (_, _, body) = sections.bodies({name}, sizes.TOY)[-1]
+    body()
+    assert done == ["warm", "measured"]

@@ -116,7 +116,7 @@ class Pair:
         for driver in drivers:
             if driver.runner.pool.data.is_floating_point():
                 driver.runner.pool.data.copy_(data)
-            driver.runner._last.copy_(last)
+            driver.runner._choose.last.copy_(last)
         held = [[driver.adapter(path, n) for n, path in enumerate(adapters)] for driver in drivers]
         assert held[0] == held[1]
         free = drivers[0].free
