@@ -1,12 +1,15 @@
 """How many rows each expert has computed on a GPU: counted there, copied back beside a step's results."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from engine.models.decoder import Decoder
 from engine.quantization.device.mixture import DeviceMixture
+
+Made = TypeVar("Made")
 
 
 class ExpertRows(Mapping[int, list[int]]):
@@ -38,6 +41,15 @@ class ExpertLoads:
             mixture.load = load
         host = torch.zeros(self._device.shape, dtype=torch.int64, device="cpu")
         self.rows = ExpertRows([each.layer for each in mixtures], host)
+
+    def uncounted(
+        self, record: Callable[[Callable[[], Tensor]], Made], function: Callable[[], Tensor]
+    ) -> Made:
+        """What `record` makes of a step. To record one runs it, and the replay that follows counts."""
+        before = self._device.clone()
+        made = record(function)
+        self._device.copy_(before)
+        return made
 
     def copied(self) -> Tensor | None:
         """A copy on the host, complete once the device has done all work launched so far."""

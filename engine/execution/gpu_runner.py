@@ -135,15 +135,18 @@ class GpuRunner(ModelRunner):
         self._compute = partial(self._forward, last=self._choose.last)
         most = config.max_batch_tokens, config.max_running
         self._buffer = StepBuffer(*most, device, answers, parts)
+        self._loads = ExpertLoads(model.decoder, device)
         self._graphs = StepGraphs(
             config.max_running,
             config.max_batch_tokens,
             config.max_adapter_slots,
-            partial(CudaGraph, pool=torch.cuda.graph_pool_handle())
-            if device.type == "cuda"
-            else PlainReplay,
+            partial(
+                self._loads.uncounted,
+                partial(CudaGraph, pool=torch.cuda.graph_pool_handle())
+                if device.type == "cuda"
+                else PlainReplay,
+            ),
         )
-        self._loads = ExpertLoads(model.decoder, device)
         self.expert_rows = self._loads.rows
         self._unsampled: GpuStep | None = None
 

@@ -53,19 +53,26 @@ def _inputs(
 
 
 @triton.jit
-def _scaled(
-    acc, sums, x_tile, scales, minima, place, ok, MINIMA: tl.constexpr, EXPONENTS: tl.constexpr
-):
+def _stored(scales, minima, place, ok, MINIMA: tl.constexpr):
+    """A scale and a minimum an output, as they are stored. They are read a span before they are used, or
+    each span would end by waiting for memory."""
+    scale = tl.load(scales + place, mask=ok, other=0)
+    low = scale
+    if MINIMA:
+        low = tl.load(minima + place, mask=ok, other=0.0)
+    return scale, low
+
+
+@triton.jit
+def _scaled(acc, sums, x_sum, stored, low, MINIMA: tl.constexpr, EXPONENTS: tl.constexpr):
     """acc + scale * sums + minimum * the sum of the inputs."""
-    stored = tl.load(scales + place, mask=ok, other=0)
     if EXPONENTS:  # 2^14 for the numbers of e2m1
         scale = (stored.to(tl.int32) + 14 << 23).to(tl.float32, bitcast=True)
     else:
         scale = stored.to(tl.float32)
     acc += sums * scale[:, None]
     if MINIMA:
-        low = tl.load(minima + place, mask=ok, other=0.0).to(tl.float32)
-        acc += low[:, None] * x_tile[None, :]
+        acc += low.to(tl.float32)[:, None] * x_sum[None, :]
     return acc
 
 
@@ -111,11 +118,22 @@ def product_kernel(
     x_row = x + source.to(tl.int64) * x_stride
     code_row = codes + outputs[:, None] * BYTES + tl.arange(0, BYTES)[None, :]
     acc = tl.zeros([BLOCK_N, BLOCK_M], dtype=tl.float32)
-    for span in range((INPUTS + SPAN - 1) // SPAN):
+    SPANS: tl.constexpr = (INPUTS + SPAN - 1) // SPAN
+    PAIRS: tl.constexpr = HALVES and GROUP < SPAN  # of scales: one for each half of a span
+    if KIND != "float":
+        stored, low = _stored(scales, minima, outputs, out_ok, MINIMA)
+    if PAIRS:
+        stored_high, low_high = _stored(scales, minima, outputs + OUTPUTS, out_ok, MINIMA)
+    for span in range(SPANS):
         first = span * SPAN
+        ahead_ok = out_ok & (span + 1 < SPANS)
+        ahead = (first + SPAN) // GROUP * OUTPUTS + outputs
+        if KIND != "float":
+            next_stored, next_low = _stored(scales, minima, ahead, ahead_ok, MINIMA)
+        if PAIRS:
+            next_high, next_low_high = _stored(scales, minima, ahead + OUTPUTS, ahead_ok, MINIMA)
         read = tl.load(code_row, mask=out_ok[:, None], other=0)
         code_row += OUTPUTS * BYTES
-        place = (first // GROUP) * OUTPUTS + outputs
         x_tile = _inputs(x_row, row_ok, order, first, INPUTS, SPAN, BYTES, ORDERED)
         if HALVES:
             sums = dot(_numbers(read & 15, KIND, ZERO, x_tile.dtype), x_tile, PRECISION)
@@ -123,21 +141,20 @@ def product_kernel(
             high = dot(_numbers(read >> 4, KIND, ZERO, x_tile.dtype), x_high, PRECISION)
             x_sum = tl.sum(x_tile.to(tl.float32), 0)
             high_sum = tl.sum(x_high.to(tl.float32), 0)
-            if GROUP < SPAN:
-                acc = _scaled(acc, sums, x_sum, scales, minima, place, out_ok, MINIMA, EXPONENTS)
-                place += OUTPUTS
-                acc = _scaled(acc, high, high_sum, scales, minima, place, out_ok, MINIMA, EXPONENTS)
+            if PAIRS:
+                acc = _scaled(acc, sums, x_sum, stored, low, MINIMA, EXPONENTS)
+                acc = _scaled(acc, high, high_sum, stored_high, low_high, MINIMA, EXPONENTS)
+                stored_high, low_high = next_high, next_low_high
             else:
-                total = x_sum + high_sum
-                acc = _scaled(
-                    acc, sums + high, total, scales, minima, place, out_ok, MINIMA, EXPONENTS
-                )
+                acc = _scaled(acc, sums + high, x_sum + high_sum, stored, low, MINIMA, EXPONENTS)
         elif KIND == "float":
             acc += dot(read, x_tile, PRECISION)
         else:
             sums = dot(_numbers(read, KIND, ZERO, x_tile.dtype), x_tile, PRECISION)
             x_sum = tl.sum(x_tile.to(tl.float32), 0)
-            acc = _scaled(acc, sums, x_sum, scales, minima, place, out_ok, MINIMA, EXPONENTS)
+            acc = _scaled(acc, sums, x_sum, stored, low, MINIMA, EXPONENTS)
+        if KIND != "float":
+            stored, low = next_stored, next_low
     if KIND == "e4m3":
         acc *= 256.0
     finish(acc, factors, bias, out, row, row_ok, outputs, out_ok, out_stride, FACTORS, BIAS)

@@ -58,6 +58,11 @@ def scaled_kernel(
     code_row = codes + outputs[:, None] * SPAN + place[None, :]
     if INTEGERS:
         whole = tl.zeros([BLOCK_N, BLOCK_M], dtype=tl.int32)
+    else:
+        of_row = row_scales + row * GROUPS
+        # Read a span before they are used, or each span would end by waiting for memory.
+        scale = tl.load(scales + outputs, mask=out_ok, other=0.0)
+        of_rows = tl.load(of_row, mask=row_ok, other=0.0)
     acc = tl.zeros([BLOCK_N, BLOCK_M], dtype=tl.float32)
     for span in range(SPANS):
         read = tl.load(code_row, mask=out_ok[:, None], other=0)
@@ -68,15 +73,17 @@ def scaled_kernel(
             signed = (read ^ 128).to(tl.int8, bitcast=True)
             whole += tl.dot(signed, x_tile, out_dtype=tl.int32)
         else:
+            ahead, more = (span + 1) * SPAN // GROUP, span + 1 < SPANS
+            next_scale = tl.load(scales + ahead * OUTPUTS + outputs, mask=out_ok & more, other=0.0)
+            next_of_rows = tl.load(of_row + ahead, mask=row_ok & more, other=0.0)
             small = read.to(tl.float8e4nv, bitcast=True)
             if WIDEN:
                 sums = tl.dot(small.to(tl.float32), x_tile.to(tl.float32))
             else:
-                sums = tl.dot(small, x_tile)
-            group = span * SPAN // GROUP
-            scale = tl.load(scales + group * OUTPUTS + outputs, mask=out_ok, other=0.0)
-            of_rows = tl.load(row_scales + row * GROUPS + group, mask=row_ok, other=0.0)
+                # Tensor cores add e4m3 with few bits: what one instruction adds goes to a float32.
+                sums = tl.dot(small, x_tile, max_num_imprecise_acc=32)
             acc += sums * scale[:, None] * of_rows[None, :]
+            scale, of_rows = next_scale, next_of_rows
     if INTEGERS:
         scale = tl.load(scales + outputs, mask=out_ok, other=0.0).to(tl.float32)
         of_rows = tl.load(row_scales + row, mask=row_ok, other=0.0)

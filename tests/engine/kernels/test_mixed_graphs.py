@@ -112,7 +112,7 @@ class Pair:
         # Keys and values of every position that a step may read, and the last sampled tokens.
         noise = torch.Generator().manual_seed(1)
         data = torch.randn(self.plain.pool.data.shape, generator=noise)
-        last = torch.randint(VOCAB, self.plain._last.shape, generator=noise)
+        last = torch.randint(VOCAB, self.plain._choose.last.shape, generator=noise)
         for driver in drivers:
             if driver.runner.pool.data.is_floating_point():
                 driver.runner.pool.data.copy_(data)

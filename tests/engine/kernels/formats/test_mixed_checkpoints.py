@@ -14,6 +14,7 @@ from tests.engine.test_family_parity import CASES
 
 pytest.importorskip("triton")
 from engine.kernels.formats import launch
+from tests.engine.kernels.frozen_graph import FrozenGraph
 
 from .device_driver import assert_answers, device_driver, linears, stand_in
 
@@ -76,3 +77,21 @@ def test_experts(
         assert list(rows) == [layer for layer, _ in mixtures]
         for layer, mixture in mixtures:
             assert sum(rows[layer]) == mixture.active * computed
+
+
+def test_a_recorded_step_counts_its_rows_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who records a graph while it serves runs the step, and replays it."""
+    family, shape = CASES["mixtral"]
+    checkpoint = save_checkpoint(tmp_path, family, **(shape | {"num_hidden_layers": 1}))
+    with stand_in(monkeypatch):
+        monkeypatch.setattr("engine.execution.gpu_runner.PlainReplay", FrozenGraph)
+        monkeypatch.setattr("engine.execution.gpu_runner.CudaGraph", FrozenGraph)
+        driver = device_driver(checkpoint)
+        sequence = driver.sequence(PROMPTS[0])
+        driver.run([sequence], count=3)
+        assert driver.runner._graphs._graphs
+        (mixture,) = (block.mixture for block in driver.runner._model.decoder.blocks)
+        assert mixture is not None
+        assert sum(driver.runner.expert_rows[0]) == mixture.active * (len(PROMPTS[0]) + 2)
