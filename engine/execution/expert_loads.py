@@ -1,15 +1,13 @@
 """How many rows each expert has computed on a GPU: counted there, copied back beside a step's results."""
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import TypeVar
 
 import torch
 from torch import Tensor
 
+from engine.execution.cuda_graphs import Recorded
 from engine.models.decoder import Decoder
 from engine.quantization.device.mixture import DeviceMixture
-
-Made = TypeVar("Made")
 
 
 class ExpertRows(Mapping[int, list[int]]):
@@ -43,8 +41,8 @@ class ExpertLoads:
         self.rows = ExpertRows([each.layer for each in mixtures], host)
 
     def uncounted(
-        self, record: Callable[[Callable[[], Tensor]], Made], function: Callable[[], Tensor]
-    ) -> Made:
+        self, record: Callable[[Callable[[], Tensor]], Recorded], function: Callable[[], Tensor]
+    ) -> Recorded:
         """What `record` makes of a step. To record one runs it, and the replay that follows counts."""
         before = self._device.clone()
         made = record(function)

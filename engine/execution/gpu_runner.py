@@ -2,6 +2,7 @@
 steps that are launched before the results of the previous step are read."""
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -13,7 +14,7 @@ from engine.config import EngineConfig
 from engine.decoding.edits import reads_history
 from engine.decoding.sampling import Choice, host_samples, is_greedy
 from engine.decoding.truncation import without_rare
-from engine.execution.cuda_graphs import CudaGraph, GraphKey, PlainReplay, StepGraphs
+from engine.execution.cuda_graphs import CudaGraph, GraphKey, PlainReplay, Recorded, StepGraphs
 from engine.execution.expert_loads import ExpertLoads
 from engine.execution.gpu_tuning import fastest_tiles
 from engine.execution.gpu_warm_up import (
@@ -135,17 +136,15 @@ class GpuRunner(ModelRunner):
         self._compute = partial(self._forward, last=self._choose.last)
         most = config.max_batch_tokens, config.max_running
         self._buffer = StepBuffer(*most, device, answers, parts)
+        record: Callable[[Callable[[], Tensor]], Recorded] = PlainReplay
+        if device.type == "cuda":
+            record = partial(CudaGraph, pool=torch.cuda.graph_pool_handle())
         self._loads = ExpertLoads(model.decoder, device)
         self._graphs = StepGraphs(
             config.max_running,
             config.max_batch_tokens,
             config.max_adapter_slots,
-            partial(
-                self._loads.uncounted,
-                partial(CudaGraph, pool=torch.cuda.graph_pool_handle())
-                if device.type == "cuda"
-                else PlainReplay,
-            ),
+            partial(self._loads.uncounted, record),
         )
         self.expert_rows = self._loads.rows
         self._unsampled: GpuStep | None = None
