@@ -1,11 +1,25 @@
 """The data directory: `TOLLHOUSE_DATA_DIR`."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from core.errors import SettingError
 
 _OWN_DIR, _OWN_FILE = 0o700, 0o600
+_OTHERS = 0o077
+
+
+@contextmanager
+def private_files() -> Iterator[None]:
+    """Within, whatever this process and its children create is for this user alone: mode 0700 of
+    directories, at most 0600 of files. For entry points, since the umask is the whole process's."""
+    before = os.umask(_OTHERS)
+    try:
+        yield
+    finally:
+        os.umask(before)
 
 
 def make_data_dir(path: Path) -> None:

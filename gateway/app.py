@@ -8,7 +8,9 @@ from fastapi import Depends, FastAPI
 from starlette.routing import Route
 
 from core.tenant_slots import TenantSlots
+from gateway import release
 from gateway.api import (
+    api_page,
     batches,
     completions,
     conversations,
@@ -107,8 +109,9 @@ def create_app(services: Services) -> TollhouseApp:
     app = TollhouseApp(
         title="Tollhouse",
         summary="A multi-tenant LLM inference gateway and billing platform.",
-        version="0.1.0",
+        version=release.version(),
         lifespan=_lifespan,
+        docs_url=None,
         redoc_url=None,
         redirect_slashes=False,  # curl does not follow the redirect of a POST
     )
@@ -144,6 +147,7 @@ def create_app(services: Services) -> TollhouseApp:
     )
     app.include_router(health.router)
     app.include_router(health.redirects)
+    app.include_router(api_page.router)
     checked = [Depends(known_query)]
     app.include_router(models.router, dependencies=checked)
     app.include_router(finance.router, dependencies=checked)

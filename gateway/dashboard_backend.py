@@ -3,6 +3,7 @@
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from anyio import from_thread
@@ -132,8 +133,8 @@ class DashboardBackend:
     def add_adapter(self, scope: TenantScope, name: str, base: str, upload: Upload) -> None:
         adapters.check_name(name)
         base_model = self.adapters.base_model(base)
-        files = _store_upload(self.adapters.store, scope.tenant_id, upload)
-        self.adapters.register(scope, name, base_model, files)
+        with _uploaded(self.adapters.store, upload) as files:
+            self.adapters.register(scope, name, base_model, files)
 
     def preload(self, digest: str) -> None:
         self.router.popularity.note(digest, _PRELOAD)
@@ -189,11 +190,11 @@ class DashboardBackend:
         return replay(context, ids, CELERY_PREFIX)
 
 
-def _store_upload(store: AdapterStore, tenant_id: str, upload: Upload) -> AdapterFiles:
+def _uploaded(store: AdapterStore, upload: Upload) -> AbstractContextManager[AdapterFiles]:
     if upload.archive is not None:
-        return store.from_archive(tenant_id, upload.archive)
+        return store.from_archive(upload.archive)
     if upload.config is not None and upload.weights is not None:
-        return store.from_files(tenant_id, upload.config, upload.weights)
+        return store.from_files(upload.config, upload.weights)
     raise BadRequest(
         "The form contains no adapter.",
         next_step="Choose an archive, or both files of a PEFT adapter (config and weights).",

@@ -17,6 +17,7 @@ from msgspec import UNSET, Meta, Raw, UnsetType
 from core.errors import BadRequest, Forbidden, TollhouseError, Unavailable
 from core.ids import REQUEST, new_id
 from core.tenants.access import Actor
+from gateway import release
 from gateway.admission.request import AdmissionRequest
 from gateway.api.admin.access import ActorDep, AdminContext, TenantQuery
 from gateway.api.bodies import read_body
@@ -187,7 +188,11 @@ def _initialized(asked: str) -> Mapping[str, Any]:
     return {
         "protocolVersion": asked if asked in VERSIONS else VERSIONS[-1],
         "capabilities": {"tools": {}},
-        "serverInfo": {"name": "tollhouse", "title": "Tollhouse account", "version": "0.1.0"},
+        "serverInfo": {
+            "name": "tollhouse",
+            "title": "Tollhouse account",
+            "version": release.version(),
+        },
         "instructions": "Read-only data of an organisation's account: usage, costs, keys, limits "
         "and invoices. Times are Unix seconds, UTC.",
     }

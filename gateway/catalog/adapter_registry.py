@@ -9,7 +9,7 @@ from typing import Any
 from core import metrics
 from core.clock import Clock
 from core.database import Database
-from core.errors import ModelNotFound, TollhouseError
+from core.errors import ModelNotFound
 from core.storage import StorageQuotas
 from core.tenants import adapters
 from core.tenants.limits import plan_of
@@ -50,19 +50,24 @@ class AdapterRegistry:
     def register(
         self, scope: TenantScope, name: str, base_model: str, files: AdapterFiles
     ) -> dict[str, Any]:
-        """The adapter as the API shows it. InsufficientQuota if the plan has no room for its files."""
-        try:
-            return self._register(scope, name, base_model, files)
-        except TollhouseError:
-            self._discard(scope, files.digest)
-            raise
+        """The adapter as the API shows it. InsufficientQuota if the plan has no room for its files.
+        An upload's files are kept only if it is accepted."""
+        model = self.catalog.served(base_model)
+        if model is not None and model.parameters is None:
+            files.check_served(model.spec)
+        with self.store.locked(scope.tenant_id):
+            kept = self.store.keep(scope.tenant_id, files)
+            try:
+                shown = self._register(scope, name, base_model, kept)
+            except Exception:
+                self._discard(scope, files.digest)
+                raise
+        self.refresh()
+        return shown
 
     def _register(
         self, scope: TenantScope, name: str, base_model: str, files: AdapterFiles
     ) -> dict[str, Any]:
-        model = self.catalog.served(base_model)
-        if model is not None and model.parameters is None:
-            files.check_served(model.spec)
         with self.database.transaction() as session:
             if not adapters.is_registered(session, scope, files.digest):
                 plan = plan_of(session, session.get_one(Tenant, scope.tenant_id))
@@ -78,9 +83,7 @@ class AdapterRegistry:
                 rank=files.rank,
                 bytes=files.bytes,
             )
-            shown = adapters.describe(adapter)
-        self.refresh()
-        return shown
+            return adapters.describe(adapter)
 
     def quarantine_soon(self, adapter: NamedAdapter, reason: str) -> None:
         """From the event loop: at once in this process, and soon in the database."""
@@ -110,11 +113,12 @@ class AdapterRegistry:
             removed = adapters.remove(session, scope, self.clock, name)
             shown = adapters.describe(removed)
         self.refresh()
-        self._discard(scope, removed.digest)
+        with self.store.locked(scope.tenant_id):
+            self._discard(scope, removed.digest)
         return shown
 
     def _discard(self, scope: TenantScope, digest: str) -> None:
-        """Delete uploaded files that no adapter of the tenant names."""
+        """Delete uploaded files that no adapter of the tenant names. Inside the store's lock."""
         with self.database.read() as session:
             if adapters.is_registered(session, scope, digest):
                 return

@@ -1,8 +1,14 @@
 """Stores uploaded adapters in the data directory, and reads adapters from directories that the
 operator allows. Names in archives are never used as paths; pickle files are refused.
+
+An upload stays in a directory of its own until it is accepted. Then `keep`, and likewise `discard`, hold
+a lock on the tenant's files that all processes of the machine respect, so that what one upload gives up
+is never what another one just registered.
 """
 
+import fcntl
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -46,33 +52,50 @@ class AdapterStore:
             param="lora_path",
         )
 
-    def from_archive(self, tenant_id: str, stream: IO[bytes]) -> AdapterFiles:
-        """Unpack a tar (plain or gzip) or zip with an adapter in PEFT layout, at any depth."""
+    @contextmanager
+    def from_archive(self, stream: IO[bytes]) -> Iterator[AdapterFiles]:
+        """Unpack a tar (plain or gzip) or zip with an adapter in PEFT layout, at any depth. The files
+        are gone afterwards, unless `keep` moved them."""
         with self._temporary_directory() as workdir:
             _unpack(stream, workdir)
-            return self._store(tenant_id, workdir)
+            yield _validate(workdir)
 
-    def from_files(self, tenant_id: str, config: IO[bytes], weights: IO[bytes]) -> AdapterFiles:
+    @contextmanager
+    def from_files(self, config: IO[bytes], weights: IO[bytes]) -> Iterator[AdapterFiles]:
+        """Like `from_archive`, of the two files of an adapter."""
         with self._temporary_directory() as workdir:
             try:
                 copy(config, workdir / CONFIG, MAX_CONFIG_BYTES)
                 copy(weights, workdir / WEIGHTS, MAX_BYTES)
             except TooLarge as error:
                 raise _too_large(error.args[0]) from None
-            return self._store(tenant_id, workdir)
+            yield _validate(workdir)
 
-    def _store(self, tenant_id: str, workdir: Path) -> AdapterFiles:
-        """Move the adapter to the directory named by its digest, unless that exists."""
-        adapter = _validate(workdir)
-        target_dir = self._root / tenant_id / adapter.digest
+    def keep(self, tenant_id: str, files: AdapterFiles) -> AdapterFiles:
+        """Move an upload to the directory named by its digest, unless that exists; files of a directory
+        of the operator's stay where they are. Inside `locked`."""
+        if not files.path.is_relative_to(self._root):
+            return files
+        target_dir = self._root / tenant_id / files.digest
         if not target_dir.exists():
-            target_dir.parent.mkdir(parents=True, exist_ok=True)
-            workdir.rename(target_dir)
+            files.path.rename(target_dir)
         return read_adapter(target_dir)
 
     def discard(self, tenant_id: str, digest: str) -> None:
-        """Delete uploaded files; those of a directory of the operator's stay."""
+        """Delete kept files; those of a directory of the operator's stay. Inside `locked`."""
         shutil.rmtree(self._root / tenant_id / digest, ignore_errors=True)
+
+    @contextmanager
+    def locked(self, tenant_id: str) -> Iterator[None]:
+        """No other thread or process of this machine keeps or discards files of the tenant meanwhile."""
+        directory = self._root / tenant_id
+        directory.mkdir(parents=True, exist_ok=True)
+        lock = os.open(directory / ".lock", os.O_CREAT | os.O_RDWR, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(lock)  # which releases it
 
     @contextmanager
     def _temporary_directory(self) -> Iterator[Path]:

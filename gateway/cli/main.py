@@ -14,6 +14,7 @@ from types import ModuleType
 
 from core import collector
 from core.errors import BadRequest, Conflict, NotFound, SettingError, TollhouseError
+from gateway import release
 
 USAGE_ERRORS = (SettingError, BadRequest, NotFound, Conflict)
 
@@ -60,6 +61,8 @@ def _parser(args: list[str], names: list[str]) -> argparse.ArgumentParser:
         description="A multi-tenant LLM inference gateway and billing platform.",
         epilog="Settings are TOLLHOUSE_* environment variables; docs/settings.md lists them.",
     )
+    version = f"%(prog)s {release.version()}"
+    parser.add_argument("--version", action="version", version=version)
     commands = parser.add_subparsers(metavar="command", required=True)
     # Import only the subcommand that runs; `--help` and an unknown name need all of them.
     selected = args[:1] if args and args[0] in names else names

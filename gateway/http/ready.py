@@ -13,12 +13,13 @@ from typing import Any
 
 from core.errors import Unavailable
 from core.settings import Settings
+from gateway import release
 from gateway.catalog.model_files import DEMO_NAME, served_names
 from gateway.http.headers import WARM_UP_HEADER
 from gateway.http.startup import StartupInfo
 from gateway.prompts.rendering import NO_CHAT_TEMPLATE
 
-VERSION = "0.1.0"
+VERSION = release.version()
 _WARM_UP_S = 120.0
 _ANSWER_S = 60.0
 _LOG_EVERY_S = 5.0

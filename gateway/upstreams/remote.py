@@ -187,6 +187,10 @@ class RemoteEngine:
     async def load_adapter(self, path: str, digest: str) -> AdapterState:
         try:
             return await self._connected().load_adapter(path)
+        except AdapterError as error:
+            # A tenant reads this: of the operator's machine it says nothing.
+            message = error.message.replace(f"{path}/", "").replace(path, "the adapter")
+            raise self._translated(AdapterError(error.code, message)) from None
         except EngineError as error:
             raise self._translated(error) from None
 

@@ -1,5 +1,6 @@
 """/admin/v1/adapters: adapters are uploaded, or registered from a directory that the operator allows."""
 
+from contextlib import AbstractContextManager
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
@@ -7,6 +8,7 @@ from starlette.datastructures import FormData, UploadFile
 
 from core.errors import BadRequest
 from core.tenants import adapters
+from core.tenants.scope import TenantScope
 from gateway.api.admin.access import (
     AdminContext,
     OperatorContext,
@@ -16,6 +18,7 @@ from gateway.api.admin.access import (
 from gateway.api.admin.schemas import AdapterFromPath
 from gateway.api.dependencies import AdaptersDep
 from gateway.catalog.adapter_files import AdapterFiles
+from gateway.catalog.adapter_registry import AdapterRegistry
 from gateway.catalog.adapter_store import MAX_BYTES, AdapterStore
 from gateway.http.uploads import bounded_form
 from gateway.threads import Work, run_as
@@ -60,8 +63,7 @@ async def upload_adapter(
     async with bounded_form(request, MAX_UPLOAD_BYTES) as form:
         name = adapters.check_name(str(form.get("name", "")))
         base = registry.base_model(str(form.get("base_model", "")))
-        files = await run_as(Work.UPLOADS, _store_upload, registry.store, ctx.scope.tenant_id, form)
-    return await run_as(Work.UPLOADS, registry.register, ctx.scope, name, base, files)
+        return await run_as(Work.UPLOADS, _register_upload, registry, ctx.scope, (name, base), form)
 
 
 @router.post("/from-path", status_code=201)
@@ -81,12 +83,20 @@ def remove_adapter(name: str, ctx: WriteAccess, registry: AdaptersDep) -> dict[s
     return registry.remove(ctx.scope, name)
 
 
-def _store_upload(store: AdapterStore, tenant_id: str, form: FormData) -> AdapterFiles:
+def _register_upload(
+    registry: AdapterRegistry, scope: TenantScope, names: tuple[str, str], form: FormData
+) -> dict[str, Any]:
+    """`names` are those of the adapter and of its base model."""
+    with _uploaded(registry.store, form) as files:
+        return registry.register(scope, *names, files)
+
+
+def _uploaded(store: AdapterStore, form: FormData) -> AbstractContextManager[AdapterFiles]:
     archive, config, weights = (form.get(part) for part in ("file", "config", "weights"))
     if isinstance(archive, UploadFile):
-        return store.from_archive(tenant_id, archive.file)
+        return store.from_archive(archive.file)
     if isinstance(config, UploadFile) and isinstance(weights, UploadFile):
-        return store.from_files(tenant_id, config.file, weights.file)
+        return store.from_files(config.file, weights.file)
     raise BadRequest(
         "The form contains no adapter.",
         next_step="Send an archive as `file`, or `config` and `weights`.",

@@ -1,12 +1,16 @@
 """`tollhouse adapter`: the LoRA adapters of a tenant."""
 
 import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from core.errors import BadRequest, SettingError
 from core.extras import imports_of
 from core.settings import load_settings
 from core.tenants import adapters
+from core.tenants.scope import TenantScope
 from engine.errors import EngineError
 from engine.model_spec import ModelSpec
 from gateway.catalog.adapter_files import AdapterFiles
@@ -59,27 +63,39 @@ def _list(arguments: argparse.Namespace) -> int:
 
 
 def _add(arguments: argparse.Namespace) -> int:
-    with command_context() as tools, tools.database.transaction() as session:
-        scope = scope_named(session, arguments.tenant)
-        adapters.check_name(arguments.name)
-        files = _files(tools, scope.tenant_id, arguments.path)
+    adapters.check_name(arguments.name)
+    with command_context() as tools:
+        store = AdapterStore(tools.settings.data_dir / "adapters", ())
         base_model = _base_model(tools, arguments.base_model)
-        if not tools.settings.upstreams:
-            files.check_served(_spec(tools, base_model))
+        with tools.database.read() as session:
+            scope = scope_named(session, arguments.tenant)
+        with _files(store, arguments.path) as files:
+            if not tools.settings.upstreams:
+                files.check_served(_spec(tools, base_model))
+            with store.locked(scope.tenant_id):
+                shown = _register(
+                    tools, scope, arguments.name, base_model, store.keep(scope.tenant_id, files)
+                )
+    show(shown, as_json=arguments.json, title="adapter")
+    return 0
+
+
+def _register(
+    tools: CommandContext, scope: TenantScope, name: str, base_model: str, files: AdapterFiles
+) -> dict[str, Any]:
+    with tools.database.transaction() as session:
         adapter = adapters.register(
             session,
             scope,
             tools.clock,
-            name=arguments.name,
+            name=name,
             base_model=base_model,
             digest=files.digest,
             path=str(files.path.resolve()),
             rank=files.rank,
             bytes=files.bytes,
         )
-        shown = adapters.describe(adapter)
-    show(shown, as_json=arguments.json, title="adapter")
-    return 0
+        return adapters.describe(adapter)
 
 
 def _spec(tools: CommandContext, base_model: str) -> ModelSpec | None:
@@ -130,8 +146,8 @@ def _merge(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _files(tools: CommandContext, tenant_id: str, path: Path) -> AdapterFiles:
-    store = AdapterStore(tools.settings.data_dir / "adapters", ())
+@contextmanager
+def _files(store: AdapterStore, path: Path) -> Iterator[AdapterFiles]:
     if path.is_dir():
         config, weights = path / "adapter_config.json", path / "adapter_model.safetensors"
         if not (config.is_file() and weights.is_file()):
@@ -139,9 +155,14 @@ def _files(tools: CommandContext, tenant_id: str, path: Path) -> AdapterFiles:
                 f"{path} is not a PEFT adapter: it lacks {config.name} or {weights.name}.",
                 next_step="Name a directory with both files.",
             )
-        with config.open("rb") as first, weights.open("rb") as second:
-            return store.from_files(tenant_id, first, second)
+        with (
+            config.open("rb") as first,
+            weights.open("rb") as second,
+            store.from_files(first, second) as files,
+        ):
+            yield files
+        return
     if not path.is_file():
         raise BadRequest(f"{path} does not exist.", next_step="Name a directory or an archive.")
-    with path.open("rb") as archive:
-        return store.from_archive(tenant_id, archive)
+    with path.open("rb") as archive, store.from_archive(archive) as files:
+        yield files

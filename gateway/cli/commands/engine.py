@@ -5,6 +5,7 @@ fetched, before the engine starts. Without them, TOLLHOUSE_MODEL and TOLLHOUSE_D
 models they are, and TOLLHOUSE_DRAFT_HEADS which heads guess.
 """
 
+from core.data_dir import private_files
 from core.settings import load_settings
 from gateway.catalog.model_files import DEMO_NAME
 
@@ -16,7 +17,8 @@ _NAMED = ("--model", "--draft-model")
 def main(options: list[str]) -> int:
     from engine.worker.server import main as serve
 
-    return serve(with_model_path(options))
+    with private_files():  # of receipts and of cached prompts
+        return serve(with_model_path(options))
 
 
 def with_model_path(options: list[str]) -> list[str]:

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from core.data_dir import make_data_dir
+from core.data_dir import make_data_dir, private_files
 from core.errors import SettingError
 from core.extras import imports_of
 from core.settings import load_settings
@@ -96,8 +96,9 @@ def _reload(arguments: argparse.Namespace) -> int:
 
 def _fetch(arguments: argparse.Namespace) -> int:
     settings = load_settings()
-    make_data_dir(settings.data_dir)
-    path = locate(arguments.model, settings.data_dir, refresh=True)
+    with private_files():
+        make_data_dir(settings.data_dir)
+        path = locate(arguments.model, settings.data_dir, refresh=True)
     files = [path] if path.is_file() else [each for each in path.rglob("*") if each.is_file()]
     shown = {
         "model": arguments.model,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from core import collector, logs
 from core.clock import SystemClock
-from core.data_dir import make_data_dir
+from core.data_dir import make_data_dir, private_files
 from core.database import Database
 from core.extras import require
 from core.settings import Settings, load_settings
@@ -44,6 +44,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    with private_files():
+        return _serve(arguments)
+
+
+def _serve(arguments: argparse.Namespace) -> int:
     names = ("host", "port", "workers", "data_dir", "model", "draft_model", "draft_heads",
              "batch_invariant")  # fmt: skip
     given = {name: value for name in names if (value := getattr(arguments, name)) is not None}

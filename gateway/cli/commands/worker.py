@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from core import logs
-from core.data_dir import make_data_dir
+from core.data_dir import make_data_dir, private_files
 from core.settings import Settings, load_settings
 from gateway.cli.context import command_context
 from gateway.cli.output import add_json, show
@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
     logs.configure(settings.log_level, settings.log_format)
 
     port = arguments.metrics_port if arguments.metrics_port >= 0 else None
-    with serve_metrics(arguments.metrics_host, port):
+    with private_files(), serve_metrics(arguments.metrics_host, port):
         _work(settings, arguments)
     return 0
 

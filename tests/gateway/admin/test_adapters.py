@@ -1,11 +1,14 @@
 """Adapters by upload and by path: what is taken, and what a hostile one is answered."""
 
+import fcntl
 import gzip
 import io
 import json
 import pickle
 import tarfile
+import threading
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +21,7 @@ from engine.demo.paths import ADAPTERS, MODEL_DIR
 from engine.lora.adapter_digest import CONFIG, WEIGHTS
 from engine.models.registry import model_spec, read_config
 from gateway.catalog import adapter_store
+from gateway.catalog.adapter_registry import AdapterRegistry
 from gateway.catalog.adapter_store import AdapterStore
 from tests.gateway.admin.conftest import Town
 
@@ -149,6 +153,46 @@ def test_a_name_keeps_its_weights(town: Town) -> None:
     assert _upload(town, "steady", _tar(GOOD)).status_code == 201
     other = _tar(GOOD | {CONFIG: _config(64)})
     assert _upload(town, "steady", other).status_code == 409
+
+
+def test_a_refused_upload_leaves_the_files_of_another_one_of_the_same_weights(
+    town: Town, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The refusal of the first comes while the second is stored, and finds no adapter that names the
+    files yet: it may not delete those of the second."""
+    archive = _tar(GOOD | {CONFIG: _config(7)})
+    assert _upload(town, "taken", _tar(GOOD)).status_code == 201
+    refused, unpacked = threading.Event(), threading.Event()
+    plain = AdapterRegistry.register
+
+    def _register(self: Any, scope: Any, name: str, base_model: str, files: Any) -> Any:
+        if name == "second":
+            unpacked.set()
+            assert refused.wait(60)
+        return plain(self, scope, name, base_model, files)
+
+    monkeypatch.setattr(AdapterRegistry, "register", _register)
+    with ThreadPoolExecutor(1) as pool:
+        second = pool.submit(_upload, town, "second", archive)
+        assert unpacked.wait(60)
+        answer = _upload(town, "taken", archive)
+        refused.set()
+    assert answer.status_code == 409
+    assert second.result().status_code == 201
+    root = town.services.settings.data_dir / "adapters"
+    kept = next(root.rglob(second.result().json()["digest"]))
+    assert {each.name for each in kept.iterdir()} >= {CONFIG, WEIGHTS}
+
+
+def test_files_are_kept_and_discarded_one_after_the_other(tmp_path: Path) -> None:
+    """By one process or several: a lock of the file system is held."""
+    store, own = AdapterStore(tmp_path, ()), tmp_path / "tenant" / ".lock"
+    with store.locked("tenant"), own.open("rb") as file, pytest.raises(BlockingIOError):
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with store.locked("tenant"), store.locked("other"):
+        pass
+    with own.open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def _linked() -> bytes:

@@ -17,6 +17,8 @@ import httpx
 import pytest
 from openai import OpenAI
 
+from engine.demo.paths import ADAPTERS
+
 ROOT = Path(__file__).parents[3]
 COMMAND = [sys.executable, "-m", "gateway.cli.main", "serve"]
 pytestmark = pytest.mark.slow
@@ -38,7 +40,12 @@ def screen(data_dir: Path) -> Iterator[str]:
     """What a person sees on a terminal."""
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
-        COMMAND, cwd=ROOT, env=environment(data_dir), stdout=theirs, stderr=subprocess.PIPE
+        COMMAND,
+        cwd=ROOT,
+        env=environment(data_dir),
+        stdout=theirs,
+        stderr=subprocess.PIPE,
+        umask=0,
     )
     os.close(theirs)
     text, deadline = "", time.monotonic() + 200
@@ -104,6 +111,28 @@ def test_the_demo_key_is_in_a_private_file_and_opens_every_demo_model(
             for name in names
         }
     assert len(set(said.values())) == len(names), said
+
+
+def test_every_file_is_for_its_user_alone_whatever_the_umask(screen: str, data_dir: Path) -> None:
+    """Also what is made after the start: the files of a request, the spool, an engine's receipts, and an
+    adapter that a command adds."""
+    added = [*COMMAND[:-1], "adapter", "add", "copied", str(ADAPTERS["json"]), "--tenant", "demo"]
+    subprocess.run(
+        added, cwd=ROOT, env=environment(data_dir), umask=0, check=True, capture_output=True
+    )
+    line = next(line for line in screen.splitlines() if line.startswith("curl "))
+    subprocess.run(["bash", "-c", line], capture_output=True, timeout=200, check=True)
+    modes = {
+        str(each.relative_to(data_dir)): stat.S_IMODE(each.stat().st_mode)
+        for each in (data_dir, *data_dir.rglob("*"))
+    }
+    assert {name.split("/")[0] for name in modes} >= {
+        "spool",
+        "receipts",
+        "adapters",
+        "tollhouse.db",
+    }
+    assert not {name: oct(mode) for name, mode in modes.items() if mode & 0o077}
 
 
 def test_a_taken_port_is_named_with_another_to_take(tmp_path: Path) -> None:

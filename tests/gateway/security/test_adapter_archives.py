@@ -77,8 +77,8 @@ def test_a_small_archive_costs_little_and_is_refused(tmp_path: Path, name: str) 
     store = AdapterStore(tmp_path, ())
     tracemalloc.start()
     try:
-        with pytest.raises(BadRequest) as refused:
-            store.from_archive("tenant", io.BytesIO(content))
+        with pytest.raises(BadRequest) as refused, store.from_archive(io.BytesIO(content)):
+            pass
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -91,16 +91,17 @@ def test_content_that_expands_beyond_any_adapter_is_refused(tmp_path: Path) -> N
     skipped = tarfile.TarInfo("README.md")
     skipped.size = 2**28
     bomb = gzip.compress(skipped.tobuf() + bytes(2**28) + bytes(1024))
-    with pytest.raises(BadRequest) as refused:
-        AdapterStore(tmp_path, ()).from_archive("tenant", io.BytesIO(bomb))
+    store = AdapterStore(tmp_path, ())
+    with pytest.raises(BadRequest) as refused, store.from_archive(io.BytesIO(bomb)):
+        pass
     assert "times its size" in refused.value.message
 
 
 def test_weights_with_a_header_of_gigabytes_are_not_parsed(tmp_path: Path) -> None:
     files = {CONFIG: b'{"r": 4}', WEIGHTS: struct.pack("<Q", 90_000_000) + b"{}"}
-    with pytest.raises(BadRequest) as refused:
-        store = AdapterStore(tmp_path, ())
-        store.from_files("tenant", io.BytesIO(files[CONFIG]), io.BytesIO(files[WEIGHTS]))
+    store, config = AdapterStore(tmp_path, ()), io.BytesIO(files[CONFIG])
+    with pytest.raises(BadRequest) as refused, store.from_files(config, io.BytesIO(files[WEIGHTS])):
+        pass
     assert "safetensors" in refused.value.message
 
 
@@ -108,6 +109,7 @@ def test_an_archive_of_a_kind_that_is_read_in_time_only_in_part(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gateway.catalog.adapter_store._UNPACK_S", 0.001)
-    with pytest.raises(BadRequest) as refused:
-        AdapterStore(tmp_path, ()).from_archive("tenant", io.BytesIO(_pax(1024)))
+    store = AdapterStore(tmp_path, ())
+    with pytest.raises(BadRequest) as refused, store.from_archive(io.BytesIO(_pax(1024))):
+        pass
     assert "seconds" in refused.value.message

@@ -70,6 +70,17 @@ def test_without_the_setting_nothing_is_believed(deployment: Deployment, path: s
     assert call(deployment, key, path, CLIENT).status_code == 403
 
 
+def test_without_the_setting_nobody_claims_to_use_tls(deployment: Deployment) -> None:
+    answer = httpx.post(
+        f"{deployment.url}/dashboard/sign-in",
+        data={"secret": deployment.key},
+        headers={"x-forwarded-proto": "https"},
+        timeout=60,
+    )
+    assert answer.status_code == 303 and "secure" not in answer.headers["set-cookie"].lower()
+    assert "strict-transport-security" not in answer.headers
+
+
 def test_wrong_keys_lock_out_nobody_with_a_valid_one(deployment: Deployment) -> None:
     _, first_use = new_key(deployment.services.database, "new")
     got = [call(deployment, secrets.generate(), "/v1/models").status_code for _ in range(40)]
@@ -112,3 +123,18 @@ def test_the_last_hop_that_is_no_proxy_is_the_client(
 ) -> None:
     headers = [(b"x-forwarded-for", forwarded.encode())]
     assert TrustedProxies(["10.0.0.0/8"]).client_of(peer, headers) == client
+
+
+@pytest.mark.parametrize("said", ["https", "http", "", "http, https", "https, http", "gopher"])
+def test_a_session_stays_on_tls_where_a_proxy_says_that_the_browser_uses_it(
+    behind: Deployment, said: str
+) -> None:
+    """The last word is that of the trusted proxy; what stands before it is the client's own claim."""
+    headers = {"x-forwarded-for": CLIENT} | ({"x-forwarded-proto": said} if said else {})
+    answer = httpx.post(
+        f"{behind.url}/dashboard/sign-in", data={"secret": behind.key}, headers=headers, timeout=60
+    )
+    assert answer.status_code == 303
+    tls = said in ("https", "http, https")
+    assert ("secure" in answer.headers["set-cookie"].lower()) is tls
+    assert ("strict-transport-security" in answer.headers) is tls
