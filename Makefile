@@ -8,7 +8,8 @@ EXTRAS ?= engine,pdf,stripe
 # --no-compile: Python compiles the few modules that are imported, not the thousands that are installed.
 INSTALL := $(BIN)/pip install --no-compile -c constraints.txt
 # What fails beside two other processes runs once more alone, and is then listed as unsteady.
-PYTEST := $(BIN)/python -m tests.second_run -q -n 3 --dist loadfile --no-loadscope-reorder
+SPREAD := -q -n 3 --dist loadfile --no-loadscope-reorder
+PYTEST := $(BIN)/python -m tests.second_run $(SPREAD)
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # What is imported is compiled once: some containers forbid it, and every process would compile it anew.
 unexport PYTHONDONTWRITEBYTECODE
@@ -24,9 +25,10 @@ test: $(VENV)/.installed-dev
 	@$(BIN)/python -m tests.deploy.tools || echo "without Helm: the tests of the chart will be skipped"
 	$(PYTEST) -m "not proof" --durations 20
 
-# Killed processes, drawn faults, compiled kernels: what takes minutes. CI runs them after the tests.
+# Killed processes, drawn faults, compiled kernels: what takes minutes. CI runs those whose code has changed
+# since they passed; `make proofs ALL=1` runs all of them, as one does before a release.
 proofs: $(VENV)/.installed-dev
-	$(PYTEST) -m proof --timeout 900
+	$(BIN)/python -m tests.proofs $(if $(ALL),--all) $(SPREAD) --timeout 900
 
 # After an installation one process compiles what the tests import, beside mypy, which keeps one core busy:
 # each of the suite's would compile all of it at once. What cannot be imported there, the suite reports.

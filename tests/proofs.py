@@ -1,0 +1,121 @@
+"""Runs the proofs whose code has changed since they last passed: `python -m tests.proofs [--all]`.
+
+A proof is a file of tests with the mark `proof`. Its digest covers every file of the project that it
+imports, directly or through others, the modules that it names in strings (processes that it starts),
+the other files of their folders (C sources, SQL, templates) and the pinned versions. `proofs.json`
+holds the digests of the proofs that passed; commit it with the change that they were run for.
+"""
+
+import ast
+import hashlib
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+from tests import second_run
+
+PASSED = Path("tests/proofs.json")
+_PINS = Path("constraints.txt")
+_MARK = "mark.proof"
+_COMMAND = Path("gateway/cli/main.py")
+_SHIPPED = ("core", "billing", "moderation", "engine", "dashboards", "gateway", "migrations")
+
+
+@cache
+def tracked() -> frozenset[Path]:
+    """The files of the project, those that are not committed yet included."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    lines = subprocess.check_output(command, text=True).splitlines()
+    return frozenset(path for path in map(Path, lines) if path.exists())
+
+
+def proofs() -> list[Path]:
+    files = (path for path in tracked() if path.parts[0] == "tests" and path.match("test_*.py"))
+    return sorted(path for path in files if _MARK in path.read_text())
+
+
+def file_of(module: str) -> Path | None:
+    """The project's file of a dotted name, or of the module that a dotted name lies in."""
+    parts = module.split(".")
+    if not all(part.isidentifier() for part in parts):
+        return None
+    for count in range(len(parts), 0, -1):
+        folder = Path(*parts[:count])
+        for path in (folder.with_suffix(".py"), folder / "__init__.py"):
+            if path in tracked():
+                return path
+    return None
+
+
+@cache
+def imported(path: Path) -> frozenset[Path]:
+    """Files that one file imports, or names as a module in a string; with the packages that hold it."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_bytes())):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            names.update(f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            names.add(node.value)
+    found = {each for each in map(file_of, names) if each is not None} - {path}
+    for folder in path.parents:
+        found |= {folder / name for name in ("__init__.py", "conftest.py")} & tracked()
+    return frozenset(found)
+
+
+def covered(proof: Path) -> set[Path]:
+    """Every file that the proof depends on."""
+    files, waiting = {proof}, [proof]
+    while waiting:
+        for each in imported(waiting.pop()) - files:
+            files.add(each)
+            waiting.append(each)
+    if _COMMAND in files:  # it finds its commands by their names
+        files |= {path for path in tracked() if path.parts[0] in _SHIPPED and path.suffix != ".md"}
+    return files | set(_data(files)) | {_PINS}
+
+
+def _data(files: set[Path]) -> Iterator[Path]:
+    folders = {path.parent for path in files if path.parent.parts[:1] != ("tests",)}
+    return (
+        path for path in tracked() if path.parent in folders and path.suffix not in (".py", ".md")
+    )
+
+
+@cache
+def content_digest(path: Path) -> bytes:
+    return hashlib.sha256(path.read_bytes()).digest()
+
+
+def digest(proof: Path) -> str:
+    """Changes whenever a file does that the proof depends on."""
+    lines = (path.as_posix().encode() + content_digest(path) for path in sorted(covered(proof)))
+    return hashlib.sha256(b"".join(lines)).hexdigest()[:16]
+
+
+def passed() -> dict[str, str]:
+    return json.loads(PASSED.read_text()) if PASSED.exists() else {}
+
+
+def main(arguments: list[str]) -> int:
+    """pytest's exit status. Those that passed are written to `proofs.json`."""
+    digests = {proof.as_posix(): digest(proof) for proof in proofs()}
+    known = passed()
+    chosen = [each for each in digests if "--all" in arguments or known.get(each) != digests[each]]
+    sys.stdout.write(
+        f"{len(chosen)} of {len(digests)} proofs: the code of the others has not changed\n"
+    )
+    sys.stdout.flush()
+    options = [each for each in arguments if each != "--all"]
+    if chosen and (status := second_run.main([*options, "-m", "proof", *chosen])):
+        return status
+    PASSED.write_text(json.dumps(digests, indent=1, sort_keys=True) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
