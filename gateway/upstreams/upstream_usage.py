@@ -26,6 +26,7 @@ _LARGEST = 2**31 - 1  # the columns of usage events are 32-bit integers
 # Characters that are tokenized at once. The cut depends on the text alone, so that every chunking of
 # a text has the same count.
 _SEGMENT = 2048
+_IN_ONE_TURN = 8 * _SEGMENT  # characters that the event loop tokenizes before it turns to others
 _NO_CAP = 1 << 60
 # Characters of a token in text that is certainly too long; English has about 4.5, tables up to 8.
 _MOST_CHARACTERS = 8
@@ -60,6 +61,8 @@ class UsageCounter:
         self._cap = self._limit if capped else _NO_CAP
         self.cut = False  # the server went on beyond the cap
         self._texts: dict[tuple[int, str], list[str]] = {}  # by choice and field
+        # Of these texts, (characters, tokens) of the segments that `beyond_cap` has counted.
+        self._measured: dict[tuple[int, str], tuple[int, int]] = {}
 
     @property
     def received(self) -> bool:
@@ -137,12 +140,30 @@ class UsageCounter:
         return max(longest, events, self._tokenized())
 
     def _tokenized(self) -> int:
-        """By the model's tokenizer, counted only where the cap may be reached."""
-        if self._count_tokens is None or self._visible < self._next_count:
+        """By the model's tokenizer, counted only where the cap may be reached. What one turn of the
+        event loop has no time for counts as the longest tokens until the next call."""
+        count_tokens = self._count_tokens
+        if count_tokens is None or self._visible < self._next_count:
             return 0
-        texts = ["".join(each) for (_, name), each in self._texts.items() if name != "reasoning"]
-        tokens = sum(self._count_tokens(part) for text in texts for part in _segments(text))
-        self._next_count = self._visible + max(1, self._cap - tokens)
+        tokens, left = 0, _IN_ONE_TURN
+        for key, pieces in self._texts.items():
+            if key[1] == "reasoning":
+                continue
+            text = "".join(pieces)
+            start, known = self._measured.get(key, (0, 0))
+            while left > 0 and (cut := _cut(text, start)) is not None:
+                known += count_tokens(text[start:cut])
+                left -= cut - start
+                start = cut
+            self._measured[key] = start, known
+            rest = len(text) - start
+            if left > 0:
+                left -= rest
+                known += count_tokens(text[start:])
+            else:
+                known += rest // _MOST_CHARACTERS
+            tokens += known
+        self._next_count = self._visible + (max(1, self._cap - tokens) if left > 0 else 0)
         return tokens
 
     def _most(self) -> int:
@@ -223,13 +244,19 @@ class UsageCounter:
 
 def _segments(text: str) -> Iterator[str]:
     start = 0
-    while len(text) - start >= _SEGMENT:
-        cut = text.rfind(" ", start + 1, start + _SEGMENT)
-        cut = cut if cut > 0 else start + _SEGMENT
+    while (cut := _cut(text, start)) is not None:
         yield text[start:cut]
         start = cut
     if start < len(text):
         yield text[start:]
+
+
+def _cut(text: str, start: int) -> int | None:
+    """Where the segment that begins at `start` ends; None while its end is not certain."""
+    if len(text) - start < _SEGMENT:
+        return None
+    cut = text.rfind(" ", start + 1, start + _SEGMENT)
+    return cut if cut > 0 else start + _SEGMENT
 
 
 def _read(usage: dict[str, Any], characters: int) -> _Report:

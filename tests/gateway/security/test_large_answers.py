@@ -20,10 +20,6 @@ from tests.gateway.security.loop_lag import as_served
 from tests.gateway.security.test_loop_pauses import assert_no_pause, post
 
 CHAT = "/v1/chat/completions"
-_CUT_AT_ONCE = pytest.mark.xfail(
-    strict=False,
-    reason="a whole text in one delta is counted against max_tokens in the loop: 0.07 s",
-)
 TOOL = {"type": "function", "function": {"name": "note", "parameters": {"type": "object"}}}
 
 
@@ -88,11 +84,7 @@ def test_a_large_tool_call_stops_nobody(deployment: Deployment) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "size"),
-    [
-        ("events", 4_000),
-        pytest.param("delta", 5_000, marks=_CUT_AT_ONCE),
-        pytest.param("uncounted", 5_000, marks=_CUT_AT_ONCE),
-    ],
+    [("events", 4_000), ("delta", 5_000), ("uncounted", 5_000)],
 )
 def test_a_stream_stops_nobody(deployment: Deployment, kind: str, size: int) -> None:
     events = streamed(assert_no_pause(deployment, CHAT, chat(kind, stream=True), 200).text)

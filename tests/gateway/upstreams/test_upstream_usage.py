@@ -12,11 +12,12 @@ import httpx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from core.errors import TollhouseError
 from core.events import CountedBy
 from engine.demo.paths import MODEL_DIR
-from engine.protocol import Receipt, SamplingParams
+from engine.protocol import FinishReason, Receipt, SamplingParams
 from gateway.inference.request import InferenceRequest
 from gateway.metering.meter import Ending, counts_of
 from gateway.prompts.tokenizing import load_codec
@@ -24,7 +25,7 @@ from gateway.streaming.choices import ChoiceOutput
 from gateway.streaming.chunks import group_chunks
 from gateway.upstreams.base import Chunk, EngineRequest, Job, Mailbox, TextChunk
 from gateway.upstreams.openai_response import ResponseParser
-from gateway.upstreams.upstream_usage import UpstreamReceipt
+from gateway.upstreams.upstream_usage import UpstreamReceipt, UsageCounter
 from tests.gateway.deployment import MODEL, Deployment, running_deployment
 from tests.gateway.fake_upstream import Server, upstream
 
@@ -332,3 +333,43 @@ def test_embeddings_have_no_output_whatever_the_report_says() -> None:
         _bill(pieces, "application/json", tokenizer=False, leaves_after=None, job=job)
     )
     assert (billed, waived, receipt.generated, receipt.prompt) == (0, 0, 0, 7)
+
+
+class TestATextIsCountedInTurns:
+    """The event loop, which all tenants share, tokenizes a bounded part of a text at a time."""
+
+    TEXT = "The road was long and the toll was small, so the carter paid. " * 2_000
+    MOST = 20_000  # characters at a time
+
+    def counter(self, cap: int, sizes: list[int]) -> UsageCounter:
+        def _count(text: str) -> int:
+            sizes.append(len(text))
+            return count(text)
+
+        job = a_job(stream=True, max_tokens=cap)
+        request = structs.replace(job.request, max_tokens=cap)
+        return UsageCounter(Job(job.engine_request, request), _count)
+
+    @pytest.mark.parametrize("pieces", [1, 7, 300])
+    def test_no_turn_counts_more_than_a_part(self, pieces: int) -> None:
+        sizes: list[int] = []
+        usage = self.counter(count(self.TEXT) + 1_000, sizes)
+        width = -(-len(self.TEXT) // pieces)
+        for start in range(0, len(self.TEXT), width):
+            usage.add(0, "text", self.TEXT[start : start + width])
+            sizes.clear()
+            assert usage.beyond_cap() == 0
+            assert sum(sizes) <= self.MOST
+        assert usage.receipt(FinishReason.STOP).generated == pytest.approx(
+            count(self.TEXT), abs=200
+        )
+
+    def test_turns_add_up_to_the_whole(self) -> None:
+        sizes: list[int] = []
+        tokens = count(self.TEXT)
+        usage = self.counter(tokens * 9 // 10, sizes)
+        usage.add(0, "text", self.TEXT)
+        beyond = [usage.beyond_cap() for _ in range(10)]
+        assert beyond[0] == 0
+        assert max(beyond) == pytest.approx(len(self.TEXT) / 10, rel=0.1)
+        assert usage.receipt(FinishReason.STOP).generated == tokens * 9 // 10
