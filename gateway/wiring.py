@@ -74,7 +74,8 @@ from gateway.stored_responses.completions import StoredCompletions
 from gateway.stored_responses.expansion import ResponseStore
 from gateway.tasks import LeaderRunner, NoRunner, Runner
 from gateway.tracing import RequestTracer, make_tracer
-from gateway.upstreams.clients import NOTHING_KEPT, Engines, Kept, make_engines
+from gateway.upstreams.base import EngineClient
+from gateway.upstreams.clients import NOTHING_KEPT, Engines, Kept, make_engines, shared_by
 from gateway.upstreams.config import Upstream, read_upstreams
 from gateway.upstreams.openai import OpenAIEngine
 from gateway.upstreams.reloading import UpstreamReload
@@ -203,6 +204,11 @@ def _attach(engines: Engines, catalog: Catalog, receipts: ReceiptLog) -> None:
             client.on_receipt = receipts.arrived
             if isinstance(client, OpenAIEngine):
                 client.on_context = partial(catalog.learn_context, name)
+                client.on_detected = partial(_serve_as_detected, catalog, name, clients)
+
+
+def _serve_as_detected(catalog: Catalog, name: str, replicas: list[EngineClient]) -> None:
+    catalog.learn_kind(name, *shared_by(replicas))
 
 
 def _build_request_path(base: _Base, moderator: Moderator | None) -> _RequestPath:

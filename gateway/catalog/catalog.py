@@ -78,6 +78,14 @@ class Catalog:
         if model is not None and tokens < model.context_length:
             self.serve(replace(model, context_length=tokens))
 
+    def learn_kind(
+        self, name: str, capabilities: frozenset[str], parameters: frozenset[str] | None
+    ) -> None:
+        """Store what the upstreams of a model can do, by what their pages say of them."""
+        model = self._models.get(name)
+        if model is not None:
+            self.serve(replace(model, capabilities=capabilities, parameters=parameters))
+
     def set_adapters(self, adapters: Mapping[str, Mapping[str, NamedAdapter]]) -> None:
         self._adapters = adapters
         if self.on_adapters_changed is not None:

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -67,13 +67,12 @@ def make_engines(
     replica_counts = Counter(upstream.model or model_name(settings) for upstream in upstreams)
     clients: dict[str, list[EngineClient]] = {}
     models: dict[str, ServedModel] = {}
-    capabilities_of: dict[str, frozenset[str]] = {}
-    parameters: dict[str, frozenset[str] | None] = {}
     fields: dict[str, frozenset[str]] = {}
     endpoints: dict[str, frozenset[str]] = {}
     identities = _kept_identities(kept)
     for upstream in upstreams:
         name = upstream.model or model_name(settings)
+        _check_kind(upstream)
         if name not in models:
             models[name] = kept.models.get(name) or _model(settings, upstream, name)
         client: EngineClient
@@ -100,26 +99,33 @@ def make_engines(
                 on_stray_receipt=on_stray_receipt,
             )
         clients.setdefault(name, []).append(client)
-        # A model has the capabilities that all of its replicas share, since any may be chosen.
-        shared = frozenset(upstream.capabilities) if upstream.is_http else OWN_CAPABILITIES
-        capabilities_of[name] = capabilities_of.get(name, shared) & shared
         named = frozenset(upstream.extra_fields)
         fields[name] = fields.get(name, named) & named
         declared = frozenset(upstream.endpoints)
         endpoints[name] = endpoints.get(name, declared) & declared
-        supported = _parameters(upstream)
-        common = parameters.setdefault(name, supported)
-        if supported is not None:
-            parameters[name] = supported if common is None else common & supported
-    for name, shared in capabilities_of.items():
+    for name, replicas in clients.items():
+        capabilities, parameters = shared_by(replicas)
         models[name] = replace(
             models[name],
-            capabilities=shared,
-            parameters=parameters[name],
+            capabilities=capabilities,
+            parameters=parameters,
             extra_fields=fields[name],
             endpoints=endpoints[name],
         )
     return Engines(clients, list(models.values()))
+
+
+def shared_by(
+    replicas: Sequence[EngineClient],
+) -> tuple[frozenset[str], frozenset[str] | None]:
+    """The capabilities and the sampling parameters (None: all) that each replica of a model has, since
+    any may be chosen."""
+    servers = [each for each in replicas if isinstance(each, OpenAIEngine)]
+    listed = [each.capabilities for each in servers]
+    if len(servers) < len(replicas):
+        listed.append(OWN_CAPABILITIES)
+    parameters = frozenset.intersection(*(s.parameters for s in servers)) if servers else None
+    return frozenset.intersection(*listed), parameters
 
 
 def _identity(model: ServedModel) -> ModelIdentity:
@@ -140,18 +146,16 @@ def _token_count(codec: TextCodec | None) -> CountTokens | None:
     return (lambda text: len(codec.encode(text))) if codec is not None else None
 
 
-def _parameters(upstream: Upstream) -> frozenset[str] | None:
-    """Sampling parameters that an upstream supports; None: all, since it is our own engine."""
-    if not upstream.is_http:
-        return None
+def _check_kind(upstream: Upstream) -> None:
     named = frozenset(upstream.parameters)
+    if not upstream.is_http:
+        return
     if upstream.engine not in KINDS or not named <= EXTRA.keys():
         raise SettingError(
             f"TOLLHOUSE_UPSTREAMS is wrong: {upstream.url} has engine {upstream.engine!r} and "
             f"parameters {sorted(named)}.",
             next_step=f"Engines: {', '.join(filter(None, KINDS))}. Parameters: {', '.join(EXTRA)}.",
         )
-    return KINDS[upstream.engine] | named
 
 
 def _model(settings: Settings, upstream: Upstream, name: str) -> ServedModel:

@@ -36,7 +36,9 @@ class Upstream:
     tokenizer: str = ""  # a model directory; empty: TOLLHOUSE_MODEL's if it is served, else none
     context_length: int = 0  # 0: the server is asked for it
     public_key: str = ""  # CURVE, Z85; empty: TOLLHOUSE_ENGINE_PUBLIC_KEY
-    engine: str = ""  # vllm, sglang, llama.cpp, tgi, tensorrt-llm or dynamo
+    # vllm, sglang, llama.cpp, tgi, ollama, lmstudio, tensorrt-llm or dynamo; empty: the server's own
+    # pages say it.
+    engine: str = ""
     # Parameters that it supports beyond OpenAI's and those of its `engine`: top_k, min_p, …
     parameters: tuple[str, ...] = ()
     # Fields of a chat or completion that the gateway does not know and passes on as they are.
@@ -50,12 +52,15 @@ class Upstream:
     canary_percent: int | None = None
     capabilities: tuple[
         str, ...
-    ] = ()  # besides text: tools, json, grammar, embeddings, images, audio, adapters
+    ] = ()  # besides text: tools, json, grammar, embeddings, images, audio, adapters; empty: by its kind
     # What it serves besides text: see ENDPOINTS.
     endpoints: tuple[str, ...] = ()
     # Whether tenants may share its prefix cache, whose timing tells whether a prompt was seen before.
     # None: they are kept apart where its `engine` can do that.
     shared_cache: bool | None = None
+    # Whether clients read the server's own text of a refusal, without secrets and addresses. None: of
+    # the kinds of servers that write it about the request alone.
+    error_text: bool | None = None
 
     @property
     def replica_name(self) -> str:
@@ -64,10 +69,14 @@ class Upstream:
 
     @property
     def shares_cache(self) -> bool:
-        """Whether tenants share the server's prefix cache."""
+        """Whether tenants share the server's prefix cache, by what the entry declares."""
+        return self.shares_cache_as(self.engine)
+
+    def shares_cache_as(self, kind: str) -> bool:
+        """Whether tenants share the prefix cache of a server of that kind."""
         if not self.is_http:
             return False
-        return bool(self.shared_cache) or self.engine not in ISOLATING_ENGINES
+        return bool(self.shared_cache) or kind not in ISOLATING_ENGINES
 
     @property
     def is_http(self) -> bool:
@@ -123,6 +132,10 @@ def _parse_entry(given: Any, index: int) -> Upstream:
             f"region of {upstream.url} is not a name of up to {_LONGEST_REGION} characters"
         )
     _check_shared_cache(upstream)
+    if upstream.error_text is not None and type(upstream.error_text) is not bool:
+        raise _invalid(
+            f"error_text of {upstream.url} is {upstream.error_text!r}, not true or false"
+        )
     _check_endpoints(upstream)
     for name in ("max_in_flight", "requests_per_minute", "context_length"):
         value = getattr(upstream, name)

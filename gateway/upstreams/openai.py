@@ -18,11 +18,13 @@ from engine.protocol import AdapterState, EngineInfo, EngineStats, Receipt
 from gateway.upstreams.base import Generation, Job, Mailbox, StartupProgress, reporting
 from gateway.upstreams.config import Upstream
 from gateway.upstreams.http_pool import CONNECT_S, HttpPool
-from gateway.upstreams.openai_body import lora_name, path_of, upstream_body
+from gateway.upstreams.openai_body import KINDS, lora_name, path_of, upstream_body
 from gateway.upstreams.openai_context import context_of
 from gateway.upstreams.openai_response import ResponseParser
 from gateway.upstreams.openai_stats import stats_of
 from gateway.upstreams.receipts import AnyReceipt
+from gateway.upstreams.refusal_texts import client_text
+from gateway.upstreams.server_kinds import SHOWN, Detected, detect
 from gateway.upstreams.upstream_limits import Permit, UpstreamLimits
 from gateway.upstreams.upstream_usage import CountTokens
 
@@ -49,10 +51,17 @@ class OpenAIEngine:
         `count_tokens` is the model's tokenizer, for output whose usage the server does not report."""
         self.engine_id = upstream.replica_name
         self.on_receipt: Callable[[str, AnyReceipt], None] | None = None
+        # Called when the server's pages have said another kind, or other capabilities.
+        self.on_detected: Callable[[], None] | None = None
         # Called with the context length that the server reports, if the upstream's entry has none.
         self.on_context: Callable[[int], None] | None = None
         self._context = upstream.context_length  # tokens; 0: not known yet
         self._upstream = upstream
+        self.kind = upstream.engine
+        self.capabilities = frozenset(upstream.capabilities)
+        self._shown: Callable[[Any], str] | None = None
+        self._detected: Detected | None = None
+        self._apply(Detected(upstream.engine))
         self.upstream_model = model
         self._count_tokens = count_tokens
         self._base = upstream.url.rstrip("/").removesuffix("/v1")
@@ -80,12 +89,6 @@ class OpenAIEngine:
             headers=self._headers,
         )
         self._checker = asyncio.create_task(self._check())
-        if self._upstream.shares_cache and self._upstream.shared_cache is None:
-            log.warning(
-                "%s: tenants share its prefix cache, and its timing tells whether a prompt was seen "
-                'before; declare "shared_cache": true in its entry, or name its engine',
-                self.engine_id,
-            )
         self._limits.start()
 
     async def close(self) -> None:
@@ -98,6 +101,11 @@ class OpenAIEngine:
             await asyncio.gather(self._checker, return_exceptions=True)
         if self._session is not None:
             await self._session.close()
+
+    @property
+    def parameters(self) -> frozenset[str]:
+        """Sampling parameters beyond OpenAI's that it supports."""
+        return KINDS[self.kind] | frozenset(self._upstream.parameters)
 
     def info(self) -> EngineInfo | None:
         return None
@@ -123,7 +131,7 @@ class OpenAIEngine:
         request_id = job.engine_request.request_id
         upstream = self._upstream
         body = upstream_body(
-            job, self.upstream_model, upstream.engine, shared_cache=bool(upstream.shared_cache)
+            job, self.upstream_model, self.kind, shared_cache=bool(upstream.shared_cache)
         )
         permit = await self._limits.acquire() if self._is_limited else None
         mailbox = Mailbox(request_id, self._cancel, self._report)
@@ -131,6 +139,7 @@ class OpenAIEngine:
         answer = ResponseParser(self.engine_id, job, mailbox, on_close, self._count_tokens)
         if job.request.clamp_max_tokens and "max_tokens" in body:
             answer.retry = partial(self._retry, path_of(job.request), body, answer)
+        answer.shown = self._shown
         self._running[request_id] = answer
         await self._post(path_of(job.request), body, answer)
         return mailbox
@@ -217,22 +226,24 @@ class OpenAIEngine:
 
     async def _check(self) -> None:
         """Poll its models, adapters and load. It is unhealthy while it refuses connections."""
-        listed = 0.0
+        listed, models = 0.0, b""
         while True:
             now = time.monotonic()
             poll_due = bool(self._running) and now - self._pool.last_byte_at > _LOAD_EVERY_S
             try:
                 if now - listed >= _CHECK_S or not self._healthy:
                     listed = now
-                    page = await self._get("/v1/models")
-                    self._update_adapters(page)
+                    models = await self._get("/v1/models")
+                    self._update_adapters(models)
                     if not self._context:
-                        self._learn_context(page, await self._get("/props"))
+                        self._learn_context(models, await self._get("/props"))
                 if self._stats is not None or listed == now or poll_due:
                     page = await self._get("/metrics")
                     self._stats = stats_of(page.decode("utf-8", "replace"))
+                    if self._detected is None and models:
+                        self._take(await detect(self._page, models, page, self._upstream.engine))
             except (aiohttp.ClientError, TimeoutError, OSError):
-                self._healthy, self._stats = False, None
+                self._healthy, self._stats, self._detected = False, None, None
                 self._adapters.clear()  # it may restart without any adapter
             await asyncio.sleep(_LOAD_EVERY_S)
 
@@ -245,6 +256,43 @@ class OpenAIEngine:
             page = await answer.read() if answer.status == 200 else b""
         self._polled_at = None
         return page
+
+    async def _page(self, path: str) -> bytes:
+        """A page that only some kinds of servers have; empty without an answer."""
+        assert self._session is not None
+        timeout = aiohttp.ClientTimeout(total=_CHECK_S)
+        try:
+            async with self._session.get(self._base + path, timeout=timeout) as answer:
+                return await answer.read() if answer.status == 200 else b""
+        except (aiohttp.ClientError, TimeoutError, OSError):
+            return b""
+
+    def _take(self, detected: Detected) -> None:
+        """Serve by what the server's pages say; what its entry declares stays."""
+        self._detected = detected
+        before = self.kind, self.capabilities
+        self._apply(detected)
+        if self._upstream.shares_cache_as(self.kind) and self._upstream.shared_cache is None:
+            log.warning(
+                "%s: tenants share its prefix cache, and its timing tells whether a prompt was seen "
+                'before; declare "shared_cache": true in its entry, or name its engine',
+                self.engine_id,
+            )
+        if before == (self.kind, self.capabilities):
+            return
+        name = f"{detected.kind} {detected.version}".strip()
+        log.info("%s is %s: %s", self.engine_id, name, ", ".join(sorted(self.capabilities)))
+        if self.on_detected is not None:
+            self.on_detected()
+
+    def _apply(self, detected: Detected) -> None:
+        upstream = self._upstream
+        self.kind = upstream.engine or detected.kind
+        self.capabilities = frozenset(upstream.capabilities) or detected.capabilities
+        shows = upstream.error_text
+        if shows is None:
+            shows = self.kind in SHOWN
+        self._shown = partial(client_text, secrets=(upstream.api_key,)) if shows else None
 
     def _update_adapters(self, page: bytes) -> None:
         """Read /v1/models. Adapters that it no longer lists must be loaded again."""

@@ -92,11 +92,13 @@ KINDS: Mapping[str, frozenset[str]] = MappingProxyType(
             )
         ),
         "dynamo": frozenset(("top_k", "repetition_penalty", "ignore_eos")),
+        "ollama": frozenset(("reasoning_effort",)),
+        "lmstudio": frozenset(("top_k", "repetition_penalty")),
         "tgi": frozenset(),
     }
 )
 _CONTINUOUS_USAGE = frozenset(("vllm", "sglang"))
-_RENAMED = {("llama.cpp", "repetition_penalty"): "repeat_penalty"}
+_RENAMED = {(kind, "repetition_penalty"): "repeat_penalty" for kind in ("llama.cpp", "lmstudio")}
 
 
 def lora_name(digest: str) -> str:

@@ -53,6 +53,8 @@ class ResponseParser:
     terminate: Callable[[], None] | None = None
     # Given the error of a refusal, says whether the request is sent once more, to this parser.
     retry: Callable[[TollhouseError], bool] | None = None
+    # What a client reads of the server's text of a refusal; None: nothing.
+    shown: Callable[[Any], str] | None = None
     _status = 0
     _retry_after = ""  # the header's value
     _streams = False
@@ -132,7 +134,9 @@ class ResponseParser:
             request_id = self._mailbox.request_id
             head = body[:_INLINE_BYTES]
             told = self._retry_after
-            error = error_of_status(self._engine_id, request_id, self._status, head, told)
+            error = error_of_status(
+                self._engine_id, request_id, self._status, head, told, self.shown
+            )
             retry, self.retry = self.retry, None
             if self._on_close is not None and retry is not None and retry(error):
                 self._size = 0

@@ -1,11 +1,13 @@
 """Errors of OpenAI-compatible servers, in our own words.
 
-A server's error text may name its host or hold another tenant's data, so clients never see it: it
-goes to the log with the request's id, and clients get a fixed text with that id.
+A server's error text may name its host or hold another tenant's data, so clients do not see it: it
+goes to the log with the request's id, and clients get a fixed text with that id. Of a refusal they get
+what `refusal_texts` leaves of it, where the upstream's entry or its kind allows that.
 """
 
 import logging
 import re
+from collections.abc import Callable
 from datetime import datetime
 from email.utils import parsedate_to_datetime
 from math import ceil
@@ -55,16 +57,25 @@ _POLICY = re.compile(r"content[_ -](?:filter|policy|management)|moderation|safet
 
 
 def error_of_status(
-    engine_id: str, request_id: str, status: int, body: bytes, retry_after: str = ""
+    engine_id: str,
+    request_id: str,
+    status: int,
+    body: bytes,
+    retry_after: str = "",
+    shown: Callable[[Any], str] | None = None,
 ) -> TollhouseError:
-    """The error of an answer with an error status; `retry_after` is its header."""
+    """The error of an answer with an error status; `retry_after` is its header. `shown` makes the
+    text for the client from the server's; without it, the client gets ours alone."""
     try:
         answer = orjson.loads(body)
         detail = answer.get("error", answer) if isinstance(answer, dict) else answer
     except ValueError:
         detail = body.decode("utf-8", "replace")
     wait_s = _wait_s(retry_after, SystemClock().now())
-    return _error(engine_id, request_id, status, detail, wait_s)
+    error = _error(engine_id, request_id, status, detail, wait_s)
+    if shown is not None and error.code == "upstream_refused" and (text := shown(detail)):
+        error.message = f"The upstream of this model refused the request: {text}"
+    return error
 
 
 def error_of_event(engine_id: str, request_id: str, detail: Any) -> TollhouseError:

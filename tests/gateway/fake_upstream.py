@@ -22,7 +22,8 @@ class Server(ThreadingHTTPServer):
         self.answers: dict[str, Any] = {}
         self.statuses: dict[str, int] = {}
         self.headers: dict[str, str] = {}  # of every answer
-        self.pages: dict[str, Any] = {}  # of GET
+        self.pages: dict[str, Any] = {}  # of GET; bytes are sent as they are
+        self.only_pages = False  # other paths are 404, not an empty list
         self.faults: list[str] = []  # of the bodies, by OpenAI's schema
         self.also: frozenset[str] = frozenset()  # fields that the schema lacks and the test sends
 
@@ -38,7 +39,9 @@ class _Handler(BaseHTTPRequestHandler):
         server = self.server
         assert isinstance(server, Server)
         page = server.pages.get(self.path, {"object": "list", "data": []})
-        self._send(200, "application/json", json.dumps(page).encode())
+        raw = page if isinstance(page, bytes) else json.dumps(page).encode()
+        missing = server.only_pages and self.path not in server.pages
+        self._send(404 if missing else 200, "application/json", raw)
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))

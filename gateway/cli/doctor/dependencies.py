@@ -15,6 +15,7 @@ from core.extras import imports_of
 from core.redis_client import is_cluster, node_url
 from core.settings import Settings
 from gateway.cli.doctor.check import Finding, bad, good, unused, warn
+from gateway.cli.doctor.upstream_flags import probe_servers
 from gateway.metering.streams.watch import stream_state
 from gateway.upstreams.clients import make_engines
 from gateway.upstreams.config import ISOLATING_ENGINES, Upstream, read_upstreams
@@ -142,7 +143,17 @@ def upstreams(settings: Settings, _clock: Clock) -> Finding:
         return bad(
             "; ".join(refusals), "Correct TOLLHOUSE_MODEL, TOLLHOUSE_UPSTREAMS or the CURVE keys."
         )
-    sharing = [e.url for e in entries if e.shares_cache and e.shared_cache is None]
+    servers = asyncio.run(probe_servers([entry for entry in entries if entry.is_http]))
+    sharing = [
+        probe.entry.url
+        for probe in servers
+        if probe.entry.shares_cache_as(probe.kind) and probe.entry.shared_cache is None
+    ]
+    lacks = [
+        f"{probe.entry.url} ({probe.name}): {each}" for probe in servers for each in probe.lacks
+    ]
+    if lacks:
+        return warn("; ".join(lacks), "Start the server with that, or do without what it is for.")
     if sharing:
         return warn(
             f"{len(addresses)} reachable; tenants share the prefix cache of {', '.join(sharing)}, "
@@ -150,7 +161,8 @@ def upstreams(settings: Settings, _clock: Clock) -> Finding:
             'Declare "shared_cache": true in the entry, or name its engine if it is one of '
             f"{', '.join(sorted(ISOLATING_ENGINES))}.",
         )
-    return good(f"{len(addresses)} reachable")
+    kinds = ", ".join(probe.name for probe in servers if probe.kind)
+    return good(f"{len(addresses)} reachable{f': {kinds}' if kinds else ''}")
 
 
 async def _refusals(settings: Settings, entries: list[Upstream]) -> list[str]:
