@@ -93,7 +93,7 @@ class Server:
         return web.Response(text="Success: LoRA adapter added successfully.")
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        return web.Response(text=VLLM)
+        return web.Response(text="")  # a page that names no kind of server
 
     async def _models(self, request: web.Request) -> web.Response:
         return web.json_response({"data": [{"id": name} for name in ["m", *self.adapters]]})
