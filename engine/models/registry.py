@@ -85,6 +85,7 @@ def read_config(directory: Path) -> dict[str, Any]:
 def model_spec(raw: dict[str, Any]) -> ModelSpec:
     """The model's spec. Raises CheckpointError for a family or value that is not supported."""
     check_fields(raw)
+    raw = _with_one_rope(raw)
     names = raw.get("architectures") or []
     family = next((FAMILIES[name] for name in names if name in FAMILIES), None)
     if family is None:
@@ -106,3 +107,12 @@ def model_spec(raw: dict[str, Any]) -> ModelSpec:
             f"config.json: a value cannot be read as {family.ARCHITECTURE} has it: {error!r}"
         ) from None
     return spec
+
+
+def _with_one_rope(raw: dict[str, Any]) -> dict[str, Any]:
+    """With `rope_scaling` in place of `rope_parameters` where a file has both: transformers takes the
+    older field. One by kind of layer is left to its family."""
+    older, newer = raw.get("rope_scaling"), raw.get("rope_parameters") or {}
+    if not older or not newer or any(isinstance(part, dict) for part in newer.values()):
+        return raw
+    return raw | {"rope_parameters": older}

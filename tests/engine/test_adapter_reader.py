@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from engine.errors import AdapterError
 from engine.lora import adapter_files, adapter_reader
@@ -107,3 +108,24 @@ def test_half_types_stay_in_host_memory_where_they_lose_nothing(
     assert (a.dtype, b.dtype) == (stored, kept)
     assert torch.equal(a, given[KEY.format("A")])
     assert torch.equal(b.float(), given[KEY.format("B")].float().mul(alpha / 4).T)
+
+
+def test_names_without_the_prefix_of_a_saved_model(tmp_path: Path, adapter: Path) -> None:
+    """As of layers that were put into a model by themselves, without a `PeftModel` around it."""
+    spec = model_spec(read_config(tmp_path / "base"))
+
+    def loaded() -> dict[Any, tuple[torch.Tensor, torch.Tensor]]:
+        return (
+            AdapterReader(BaseWeights("none", spec), torch.float32, max_rank=64)
+            .read(adapter)
+            .matrices
+        )
+
+    before = loaded()
+    path = adapter / "adapter_model.safetensors"
+    tensors = load_file(path)
+    save_file({key.removeprefix("base_model.model."): each for key, each in tensors.items()}, path)
+    after = loaded()
+    assert before and before.keys() == after.keys()
+    for key, pair in before.items():
+        assert all(map(torch.equal, pair, after[key]))

@@ -184,6 +184,9 @@ def test_a_tensor_without_a_place(tmp_path: Path) -> None:
     more = f32("blk.0.ssm_in.weight", torch.ones(8, 8))
     assert "blk.0.ssm_in.weight" in refused(written(tmp_path / "model.gguf", more))
     assert "occurs twice" in refused(written(tmp_path / "model.gguf", EMBEDDING))
+    # Another spelling of a block's number is not that block.
+    more = f32("blk.00.attn_norm.weight", torch.zeros(8))
+    assert "blk.00.attn_norm.weight" in refused(written(tmp_path / "model.gguf", more))
 
 
 def test_a_missing_and_a_misshapen_tensor(tmp_path: Path) -> None:

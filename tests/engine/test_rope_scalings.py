@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 
+from engine.models.registry import model_spec
 from tests.engine.checkpoints import VOCAB, reference, save_checkpoint
 from tests.engine.test_family_parity import LogitDriver
 
@@ -57,3 +59,14 @@ def test_logits_beyond_the_original_context(family: str, kind: str, tmp_path: Pa
     sequence = driver.sequence(ids)
     found = torch.cat([driver.logits(sequence, 60), driver.logits(sequence, 30)])
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+
+
+def test_of_two_fields_transformers_takes_the_older() -> None:
+    newer = {"rope_type": "default", "rope_theta": 10_000.0}
+    older = {"rope_type": "linear", "factor": 4.0}
+    config = transformers.LlamaConfig(rope_parameters=dict(newer), rope_scaling=dict(older))
+    assert config.rope_parameters["rope_type"] == "linear"
+    raw = config.to_dict() | {
+        "architectures": ["LlamaForCausalLM"], "rope_parameters": newer, "rope_scaling": older,
+    }  # fmt: skip
+    assert model_spec(raw).rope.kind == "linear"

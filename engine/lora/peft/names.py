@@ -11,7 +11,8 @@ from engine.model_spec import ModelSpec
 
 TABLE, HEAD = "embed_tokens", "lm_head"
 _KEY = re.compile(
-    r"base_model\.model\.(?:(?:model\.language_model|language_model\.model|language_model|model)\.)?"
+    # The first part is of a saved `PeftModel`: layers put into a model by themselves lack it.
+    r"(?:base_model\.model\.)?(?:(?:model\.language_model|language_model\.model|language_model|model)\.)?"
     r"(?:layers\.(?P<layer>\d+)\.)?(?P<module>[\w.]+?)\."
     r"(?:(?P<kind>lora_A|lora_B|lora_embedding_A|lora_embedding_B|lora_magnitude_vector|base_layer)"
     r"(?:\.default)?(?:\.weight)?|(?:modules_to_save\.default\.)?weight)"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from engine.models.gguf.fields import Fields
 from engine.models.gguf.header import GgufHeader, TensorInfo
 
-_BLOCK = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
+_BLOCK = re.compile(r"blk\.(0|[1-9]\d*)\.(\w+)\.(weight|bias)")
 _TOP = {
     "token_embd.weight": "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
