@@ -35,10 +35,17 @@ def upgrade(database: Database, revision: str = "head", lock_timeout_s: float = 
 
     On PostgreSQL each revision is a transaction of its own, which waits `lock_timeout_s` for a table that
     others use, lets them pass, and tries again: nobody waits longer behind a migration that waits.
-    Raises DependencyDown after `_TRIES`; the revisions before that one stay applied.
+    Raises DependencyDown after `_TRIES`; the revisions before that one stay applied. A schema of a newer
+    version stays as it is: Conflict if this version cannot use it.
     """
     from alembic import command
 
+    if revision == "head" and (newer := _newer_revision(database)) is not None:
+        from migrations.newer import require_additive
+
+        with database.db_engine.connect() as connection:
+            require_additive(connection, newer)
+        return
     _run(database, revision, command.upgrade, lock_timeout_s)
 
 
@@ -116,6 +123,18 @@ def head() -> str | None:
     from alembic.script import ScriptDirectory
 
     return ScriptDirectory(str(Path(__file__).parent)).get_current_head()
+
+
+def _newer_revision(database: Database) -> str | None:
+    """The database's revision, if this version does not have it."""
+    from alembic.script import ScriptDirectory
+
+    found = current(database)
+    if found is None:
+        return None
+    with database.db_engine.connect() as connection:
+        script = ScriptDirectory.from_config(_config(connection))
+    return None if any(each.revision == found for each in script.walk_revisions()) else found
 
 
 @contextmanager

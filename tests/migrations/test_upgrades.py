@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import text
 
 from core.database import Database
-from core.errors import DependencyDown
+from core.errors import Conflict, DependencyDown
 from migrations import run
 
 _MAKE = "op.execute('create table busy (id int)')"
@@ -112,6 +112,33 @@ def test_processes_that_start_at_once_run_each_revision_once(
         for each in [pool.submit(_start) for _ in range(4)]:
             each.result(60)
     assert run.current(database) == "2"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("create table later (id int not null)", ""),
+        ("alter table invoices add column later int", ""),
+        ("alter table invoices add column later int not null default 0", ""),
+        ("alter table invoices drop column settled_at", "invoices.settled_at is missing"),
+        ("alter table invoices rename to bills", "the table invoices is missing"),
+        ("alter table bank_lines add column later int not null", "bank_lines.later needs a value"),
+    ],
+)
+def test_an_older_version_serves_on_with_a_newer_schema_that_only_adds(
+    postgres_database: Database, change: str, said: str
+) -> None:
+    with postgres_database.transaction() as session:
+        session.execute(text(change))
+        session.execute(text("update alembic_version set version_num = '9999_later'"))
+    if not said:
+        run.upgrade(postgres_database)
+    else:
+        with pytest.raises(Conflict, match=said) as caught:
+            run.upgrade(postgres_database)
+        assert "9999_later" in caught.value.message
+        assert "Start the version that upgraded" in (caught.value.next_step or "")
+    assert run.current(postgres_database) == "9999_later"
 
 
 def _empty(database: Database) -> Database:
