@@ -1,6 +1,7 @@
 """Audit checks of charges with prices and roll-ups."""
 
 from collections import defaultdict
+from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -72,6 +73,11 @@ def charges_and_prices(
     for (period_id, tenant_id, component, scope), by_version in used.items():
         priced = [(versions[v], sums[0]) for v, sums in by_version.items() if scope != unknown]
         expected = total_of(component, priced)
+        if component is Component.WAIVED and expected:
+            for version_id, free in _waived_by_failures(session, period_id, by_version).items():
+                by_version[version_id][0] -= free
+            priced = [(versions[v], sums[0]) for v, sums in by_version.items()]
+            expected = total_of(component, priced)
         units = sum(sums[1] for sums in by_version.values())
         placed_right = all(
             positions.get((period_id, version_id, component.value), quantity) == quantity
@@ -92,6 +98,23 @@ def charges_and_prices(
         )
         found.append(amount("charges/prices", message, units - expected, ids, tenant_id))
     return found
+
+
+def _waived_by_failures(
+    session: Session, period_id: str, versions: Iterable[str]
+) -> dict[str, int]:
+    """By price version, what requests that were not answered waived: it is free at any price."""
+    rows = session.execute(
+        select(C.price_version, func.sum(C.waived_tokens))
+        .where(
+            C.usage_period_id == period_id,
+            C.price_version.in_(versions),
+            C.requests == 0,
+            frozen_sums.generated(C),
+        )
+        .group_by(C.price_version)
+    )
+    return {version_id: int(count) for version_id, count in rows}
 
 
 def _priced_groups(session: Session, since: Since, known: RowSums | None) -> list[tuple[Any, ...]]:

@@ -15,6 +15,7 @@ from billing import (
     audit_receipts,
     audit_usage,
     differences,
+    reconcile,
     usage,
 )
 from billing.audit_parts import Part
@@ -396,3 +397,17 @@ def test_an_audit_is_divided_by_ids_and_reads_late_usage_by_name(
         "both": [first, end],
         "ids": ["usage_events.request_id IN ('req_5')"],
     }
+
+
+def test_what_a_failure_waived_is_free_where_waived_tokens_have_a_price(lite: Deployment) -> None:
+    version = lite.price({"output": "10", "waived": "1"})
+    nothing = {"input_tokens": 0, "cached_tokens": 0, "price_version": version.id}
+    lite.record(lite.event(**nothing, output_tokens=5, waived_tokens=3))
+    lite.record(lite.event(**nothing, output_tokens=4, waived_tokens=7, status=503))
+    lite.record(lite.event(**nothing, output_tokens=0, waived_tokens=9, status=503, quantity=0))
+    lite.record(lite.event(**nothing, output_tokens=0, waived_tokens=2, status=429, quantity=0))
+    lite.rate()
+    with lite.database.read() as session:
+        report = reconcile.audit(session)
+    assert report.clean, report.differences
+    assert report.as_json()["steps"]["charges"]["units"] == 9 * 10_000_000 + 3 * 1_000_000
