@@ -9,6 +9,7 @@ one at a time to a target, so that a slow receiver delays its own tenant at most
 import hashlib
 import random
 import smtplib
+import ssl
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -312,4 +313,6 @@ class _Connection(smtplib.SMTP):
 class _SecureConnection(smtplib.SMTP_SSL):
     def __init__(self, opened: list[smtplib.SMTP], host: str, port: int, *, timeout: float) -> None:
         opened.append(self)
-        super().__init__(host, port, timeout=timeout)
+        # smtplib's own context would accept any certificate.
+        verified = ssl.create_default_context()
+        super().__init__(host, port, timeout=timeout, context=verified)

@@ -12,13 +12,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from celery import Celery
+from celery import Celery, signals
 from celery import Task as CeleryTask
 from kombu.entity import Queue
 
 from core import metrics
 from core.errors import SettingError
 from core.queue import QUEUES, TASKS, DeadLetterHandler, Task, TaskContext
+from core.worker_liveness import PING, SILENT_S, Times
 
 log = logging.getLogger("tollhouse.queue")
 _SENT_AT = "tollhouse_sent_at"
@@ -28,6 +29,7 @@ _HEARTBEAT_S = 4
 _CONFIRM_S = 5.0
 _ANSWER_S = 10.0  # longest wait for the broker's answer to any call
 _REDIS_ANSWER_S = 5  # longer than the second for which a consumer's BRPOP blocks
+_HARD_LIMIT_S = 30.0  # after a task's soft time limit
 _USER_TIMEOUT_MS = 15_000  # how long sent data may stay unacknowledged by TCP
 
 
@@ -129,10 +131,14 @@ def schedule(tasks: dict[str, Task], prefix: str = "tollhouse") -> dict[str, dic
 
 
 def serve(
-    app: Celery, services: Callable[[], WorkerServices], tasks: dict[str, Task] | None = None
+    app: Celery,
+    services: Callable[[], WorkerServices],
+    tasks: dict[str, Task] | None = None,
+    *,
+    times: Times | None = None,
 ) -> None:
     """Register the task functions. Each worker process creates its services once, on its first
-    task, because connections do not survive a fork.
+    task, because connections do not survive a fork. `times` gets the signs of life.
     """
     created: list[WorkerServices] = []
 
@@ -142,7 +148,48 @@ def serve(
         return created[0]
 
     for each in (TASKS if tasks is None else tasks).values():
-        _register(app, each, _services)
+        _register(app, each, _services, times)
+    if times is not None:
+        app.task(times.taken, name=PING)
+        _note_sent(times)
+
+
+def _note_sent(times: Times) -> None:
+    """Messages that the scheduler's process sends leave their time; those of other processes do not."""
+
+    def _sent(**_: Any) -> None:
+        times.sent()
+
+    def _in_beat(**_: Any) -> None:
+        signals.after_task_publish.connect(_sent, weak=False)
+
+    signals.beat_embedded_init.connect(_in_beat, weak=False)
+
+
+def ping_queue(app: Celery, name: str) -> Queue:
+    """A worker's own queue. RabbitMQ deletes it some minutes after the worker."""
+    return Queue(  # type: ignore[no-untyped-call]
+        _queue_name(app, name), routing_key=_queue_name(app, name), durable=False, expires=600.0
+    )
+
+
+def ping(app: Celery, name: str) -> None:
+    """Send a ping to the queue over a new connection. Raises what the broker's client does."""
+    queue = ping_queue(app, name)
+    with app.connection_for_write() as connection:
+        app.send_task(
+            PING,
+            queue=queue,
+            connection=connection,
+            expires=SILENT_S,
+            confirm_timeout=_CONFIRM_S,
+            retry=False,
+        )
+
+
+def drop_ping_queue(app: Celery, name: str) -> None:
+    with app.connection_for_write() as connection:
+        connection.default_channel.queue_delete(_queue_name(app, name))
 
 
 def worker_arguments(
@@ -157,13 +204,17 @@ def worker_arguments(
     return [*arguments, "--beat", "--schedule", beat_file] if beat_file else arguments
 
 
-def _register(app: Celery, each: Task, services: Callable[[], WorkerServices]) -> None:
+def _register(
+    app: Celery, each: Task, services: Callable[[], WorkerServices], times: Times | None
+) -> None:
     def _run(self: CeleryTask, **arguments: Any) -> None:
         sent_at = (self.request.headers or {}).get(_SENT_AT)
         if sent_at is not None and self.request.retries == 0:
             metrics.queue_age_seconds.labels(each.queue).observe(
                 max(0.0, (time.time_ns() - sent_at) / 1e9)
             )
+        if times is not None:
+            times.begin(each.time_limit_s + _HARD_LIMIT_S)
         worker_services = services()
         started = time.monotonic()
         try:
@@ -172,6 +223,8 @@ def _register(app: Celery, each: Task, services: Callable[[], WorkerServices]) -
             _failed(self, each, arguments, error, worker_services.on_dead_letter)
         finally:
             metrics.task_seconds.labels(each.name).observe(time.monotonic() - started)
+            if times is not None:
+                times.end()
 
     app.task(
         _run,
@@ -179,7 +232,7 @@ def _register(app: Celery, each: Task, services: Callable[[], WorkerServices]) -
         bind=True,
         max_retries=None,
         soft_time_limit=each.time_limit_s,
-        time_limit=each.time_limit_s + 30.0,
+        time_limit=each.time_limit_s + _HARD_LIMIT_S,
     )
 
 

@@ -84,6 +84,12 @@ queue_age_seconds = Histogram(
     ["queue"],
     buckets=(0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300, 900, 3600),
 )
+worker_silence_seconds = Gauge(
+    "tollhouse_worker_silence_seconds",
+    "Seconds since a worker took a task, or its scheduler sent one, by part: tasks, schedule.",
+    ["part"],
+    multiprocess_mode="mostrecent",
+)
 task_retries = Counter("tollhouse_task_retries", "Retries of failed tasks.", ["task"])
 dead_letters = Counter("tollhouse_dead_letters", "Tasks that exhausted their retries.", ["task"])
 payment_commands = Counter(
@@ -189,6 +195,12 @@ breaker_open = Gauge(
     "tollhouse_breaker_open",
     "1 if the replica's circuit breaker is open after failures.",
     ["engine"],
+    multiprocess_mode="livemax",
+)
+unserved_models = Gauge(
+    "tollhouse_model_unserved",
+    "1 if no engine can answer a request of the model now.",
+    ["model"],
     multiprocess_mode="livemax",
 )
 hung = Counter(

@@ -12,10 +12,13 @@ from core.dead_letters import keeper
 from core.errors import SettingError
 from core.queue import TaskContext
 from core.settings import Settings
+from core.worker_liveness import Times
 from gateway.payments import make_payments, task_services
 
 
-def make_worker(settings: Settings, prefix: str = "tollhouse") -> Celery:
+def make_worker(
+    settings: Settings, prefix: str = "tollhouse", *, times: Times | None = None
+) -> Celery:
     """A Celery application whose tasks build their services inside the worker process."""
     if not settings.broker_url:
         raise SettingError(
@@ -23,7 +26,7 @@ def make_worker(settings: Settings, prefix: str = "tollhouse") -> Celery:
             next_step="Set it to the URL of RabbitMQ or Redis to use workers.",
         )
     app = celery_queue.make_app(settings.broker_url, prefix=prefix)
-    celery_queue.serve(app, lambda: _services(settings))
+    celery_queue.serve(app, lambda: _services(settings), times=times)
     return app
 
 

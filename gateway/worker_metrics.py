@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -17,15 +18,21 @@ DIRECTORY = "PROMETHEUS_MULTIPROC_DIR"
 
 
 @contextmanager
-def serve_metrics(host: str, port: int | None) -> Iterator[None]:
-    """Serve /metrics while the context is open; port 0 chooses a free one, None serves none."""
+def serve_metrics(
+    host: str, port: int | None, *, prefix: str = "tollhouse", has_schedule: bool = False
+) -> Iterator[str]:
+    """Serve /metrics, /healthz and /readyz while the context is open; port 0 chooses a free one, None
+    serves none. Yields the name of the worker's own queue; "" without a port."""
     if port is None:
-        yield
+        yield ""
         return
     if "prometheus_client" in sys.modules:
         raise RuntimeError("prometheus_client was imported before the metrics directory was set")
     os.environ[DIRECTORY] = tempfile.mkdtemp(prefix="tollhouse-metrics-")
+    queue = f"worker.{uuid.uuid4().hex}"
+    schedule = "schedule" if has_schedule else ""
     command = [sys.executable, "-m", "gateway.metrics_server", host, str(port)]
+    command += [prefix, queue, schedule]
     pipe = subprocess.PIPE
     process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
     assert process.stdin is not None and process.stdout is not None
@@ -37,7 +44,7 @@ def serve_metrics(host: str, port: int | None) -> Iterator[None]:
                 next_step="Choose another port with --metrics-port; 0 takes a free one.",
             )
         sys.stderr.write(f"metrics on http://{host}:{detail}/metrics\n")
-        yield
+        yield queue
     finally:
         process.stdin.close()
         process.wait(30)

@@ -4,6 +4,37 @@ from dashboards.alerts.alert import Alert, Runbook
 
 ENGINE_ALERTS = (
     Alert(
+        "ModelNotServed",
+        "max by (model) (tollhouse_model_unserved)",
+        ">",
+        0,
+        "2m",
+        "critical",
+        "No engine serves a model",
+        "Ask /readyz with the operator's token why its engines are not ready.",
+        Runbook(
+            "Requests of this model get 503 `model_loading` or `engine_unavailable`, or go "
+            "to its fallback "
+            "chain: its engines are away, still loading, drained, refused or behind open breakers.",
+            (
+                "[Engines](/operator/engines) and [Health](/operator/health) name the "
+                "model's engines and "
+                "their states.",
+                "`tollhouse doctor` connects to each engine and says why it does not answer.",
+            ),
+            (
+                "If an engine is away, start it, and look at the network and the CURVE keys "
+                "between it and "
+                "the gateway.",
+                "If it is loading, wait: large models take minutes.",
+                "If it is refused, it serves another model or other weights than its name "
+                "says: correct it.",
+                "If it is drained, `tollhouse model resume NAME`.",
+            ),
+            "The model's engines are ready on [Engines](/operator/engines).",
+        ),
+    ),
+    Alert(
         "QueueDeep",
         "sum(tollhouse_engine_waiting)",
         ">",
@@ -13,7 +44,8 @@ ENGINE_ALERTS = (
         "More than 100 sequences are waiting for the engines",
         "Add an engine, or lower the limits of the busiest tenant.",
         Runbook(
-            "Requests arrive faster than the engines finish them. Shares are fair between tenants, so a "
+            "Requests arrive faster than the engines finish them. Shares are fair between "
+            "tenants, so a "
             "tenant with little work still waits little.",
             (
                 "[Engines](/operator/engines) shows waiting sequences by engine, and each tenant's "
@@ -41,7 +73,8 @@ ENGINE_ALERTS = (
         "The KV cache of an engine is more than 85 % full",
         "Preemptions are imminent. Add an engine or give it more memory.",
         Runbook(
-            "An engine's memory for keys and values is nearly full. When it is full, the engine preempts "
+            "An engine's memory for keys and values is nearly full. When it is full, the "
+            "engine preempts "
             "sequences and computes them again; that time is not billed, but everybody waits.",
             (
                 "[Engines](/operator/engines) shows the share in use by engine.",
@@ -179,7 +212,8 @@ ENGINE_ALERTS = (
         "The circuit breaker of a replica is open after repeated failures",
         "Check the log of the engine that /readyz names. The other replicas serve its load.",
         Runbook(
-            "A replica failed three times in ten seconds, and gets no requests but one probe at a time.",
+            "A replica failed three times in ten seconds, and gets no requests but one probe "
+            "at a time.",
             (
                 "[Engines](/operator/engines) and [Health](/operator/health) name the replica; it is "
                 "`silent`.",

@@ -15,9 +15,11 @@ USAGE_ALERTS = (
         Runbook(
             "A gateway serves requests, but cannot ship their usage. It waits in the spool on the "
             "gateway's "
-            "disk. When that disk is full, the gateway refuses requests, because it could not bill them.",
+            "disk. When that disk is full, the gateway refuses requests, because it could "
+            "not bill them.",
             (
-                "[Health](/operator/health) shows how many records wait in the spool of the gateway that "
+                "[Health](/operator/health) shows how many records wait in the spool of the "
+                "gateway that "
                 "answers.",
                 "`tollhouse doctor` on that gateway says what the database, or the stream, answers.",
             ),
@@ -61,6 +63,63 @@ USAGE_ALERTS = (
         "seconds",
     ),
     Alert(
+        "TargetDown",
+        "up == 0",
+        "",
+        0,
+        "2m",
+        "critical",
+        "A gateway, engine or worker does not answer Prometheus",
+        "See which target it is, and restart it if its process is gone.",
+        Runbook(
+            "A process is gone, hangs, or is not reached. Its metrics are missing, so that "
+            "alerts which need "
+            "them may not fire.",
+            (
+                "The page Targets of Prometheus names the process and the error of the last scrape.",
+                "[Health](/operator/health) shows which parts the others miss.",
+            ),
+            (
+                "If the process is gone, read the end of its log and start it.",
+                "If it runs, mend the scrape: `TOLLHOUSE_METRICS_LISTEN`, "
+                "`TOLLHOUSE_METRICS_TOKEN`, and the "
+                "network between Prometheus and the process.",
+                "If it was removed on purpose, remove it from Prometheus' targets.",
+            ),
+            "`up` is 1 for all targets.",
+        ),
+    ),
+    Alert(
+        "WorkerSilent",
+        "max by (instance, part) (tollhouse_worker_silence_seconds)",
+        ">",
+        120,
+        "1m",
+        "critical",
+        "A worker takes no tasks, or its scheduler sends none",
+        "Restart the worker if its /healthz says so; otherwise restore the broker.",
+        Runbook(
+            "Each worker sends itself a task every ten seconds, through the broker. This one "
+            "has taken none "
+            "for two minutes (part `tasks`), or its scheduler has sent none (part "
+            "`schedule`): usage is "
+            "rated late, and invoices, payments and exports wait. Nothing is lost.",
+            (
+                "`/readyz` on the worker's port for metrics says which part fails: the "
+                "broker, the tasks, the "
+                "schedule or the database.",
+                "`tollhouse doctor` says which queues have no worker.",
+            ),
+            (
+                "If `/healthz` on that port is 503, restart the worker; a supervisor that "
+                "asks it does so.",
+                "If the broker is not reached, restore it: workers connect again by themselves.",
+            ),
+            "`/readyz` of the worker is 200. Then follow [RatingLate](#RatingLate).",
+        ),
+        "seconds",
+    ),
+    Alert(
         "DatabaseUnreachable",
         "absent(tollhouse_database_up == 1)",
         "",
@@ -97,7 +156,8 @@ USAGE_ALERTS = (
         "",
         "critical",
         "Usage records in a gateway's spool cannot be stored, and are not billed",
-        "On that gateway run tollhouse usage parked list to see why, and tollhouse usage parked release "
+        "On that gateway run tollhouse usage parked list to see why, and tollhouse usage "
+        "parked release "
         "to "
         "retry.",
         Runbook(
@@ -162,7 +222,8 @@ USAGE_ALERTS = (
             (
                 "[Health](/operator/health) says how much waits, since when, and which queues have no "
                 "worker.",
-                "[Dead letters](/operator/dead-letters) shows a rating task that exhausted its retries.",
+                "[Dead letters](/operator/dead-letters) shows a rating task that exhausted "
+                "its retries.",
             ),
             (
                 "If no worker runs, start one: `tollhouse worker`.",
@@ -181,7 +242,8 @@ USAGE_ALERTS = (
         0,
         "5m",
         "critical",
-        "Moved days of usage cannot be read: ClickHouse does not answer, or is not the one that has them",
+        "Moved days of usage cannot be read: ClickHouse does not answer, or is not the one "
+        "that has them",
         "Restore ClickHouse. Requests are served and billed meanwhile, and no day is moved or dropped.",
         Runbook(
             "Closed days of raw events and charges are on ClickHouse, and nobody can read them there. "
@@ -200,7 +262,8 @@ USAGE_ALERTS = (
                 "Run `tollhouse audit`: it compares every moved day with what it was closed with.",
             ),
             "`tollhouse_clickhouse_down` is 0, and the audit is clean on "
-            "[Reconciliation](/operator/reconciliation). Usage that waited as `unchecked` is released by "
+            "[Reconciliation](/operator/reconciliation). Usage that waited as `unchecked` is "
+            "released by "
             "itself.",
         ),
     ),
@@ -214,18 +277,21 @@ USAGE_ALERTS = (
         "A closed day of usage has waited for six hours to be moved to ClickHouse",
         "See the workers' log of billing.move_days, and that the disk of PostgreSQL has space.",
         Runbook(
-            "PostgreSQL keeps more days of raw events and charges than `TOLLHOUSE_EVENTS_DAYS`, and its "
+            "PostgreSQL keeps more days of raw events and charges than "
+            "`TOLLHOUSE_EVENTS_DAYS`, and its "
             "disk fills. Nothing is lost or billed twice: a day is read from where it is.",
             (
                 "`tollhouse doctor` names the oldest day that waits, and how many do.",
-                "The workers' log of `billing.move_days` says why: ClickHouse does not answer, or holds "
+                "The workers' log of `billing.move_days` says why: ClickHouse does not "
+                "answer, or holds "
                 "something else than what the day was closed with.",
                 "[Dead letters](/operator/dead-letters) shows the task if it exhausted its retries.",
             ),
             (
                 "If ClickHouse does not answer, follow [ClickHouseDown](#ClickHouseDown).",
                 "If no worker runs the queue `invoices`, start one: `tollhouse worker`.",
-                "If the sums differ, run `tollhouse audit`: it says which side was changed. The next run "
+                "If the sums differ, run `tollhouse audit`: it says which side was changed. "
+                "The next run "
                 "copies the day anew.",
                 "If the log says nothing, usage of that day waits for the service roll-ups: see that a "
                 "worker has the queue `rating`.",

@@ -27,6 +27,7 @@ class HungEngines:
     def __init__(self, router: Router) -> None:
         self._router = router
         self._clock = router.clock
+        self._served: dict[str, bool] = {}  # by model
 
     async def run(self) -> None:
         """Run until cancelled."""
@@ -41,11 +42,28 @@ class HungEngines:
             self._update_silence(
                 replica, silent=replica.client.healthy() and replica.client.silent()
             )
+        models = self._router.models()
+        served = {model: any(each.serves() for each in replicas) for model, replicas in models}
+        if served != self._served:
+            self._show(served)
         now = self._clock.monotonic()
-        for _, replicas in self._router.models():
+        for _, replicas in models:
             if len(replicas) > 1:
                 for replica in replicas:
                     self._move_overdue(replica, replicas, now)
+
+    def _show(self, served: dict[str, bool]) -> None:
+        for model in self._served.keys() - served.keys():  # removed by a reload
+            metrics.unserved_models.labels(model).set(0)
+        for model, is_served in served.items():
+            if self._served.get(model) == is_served:
+                continue
+            metrics.unserved_models.labels(model).set(0 if is_served else 1)
+            if model in self._served:
+                log.warning(
+                    "%s is %s", model, "served again" if is_served else "served by no engine"
+                )
+        self._served = served
 
     def _update_silence(self, replica: Replica, *, silent: bool) -> None:
         if silent == replica.silent:

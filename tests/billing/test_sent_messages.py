@@ -4,6 +4,8 @@ import ssl
 from dataclasses import replace
 from datetime import UTC, datetime
 from email import message_from_string
+from ipaddress import ip_address
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -42,11 +44,13 @@ def test_a_signature_is_that_of_the_specification() -> None:
 
 
 @pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> ssl.SSLContext:
-    """A server's, signed by itself."""
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[ssl.SSLContext, Path]:
+    """A server's, signed by itself, and the file to trust it by."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")])
     builder = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+    address = x509.IPAddress(ip_address("127.0.0.1"))
+    builder = builder.add_extension(x509.SubjectAlternativeName([address]), critical=False)
     builder = builder.not_valid_before(START).not_valid_after(START.replace(year=2100))
     path = tmp_path_factory.mktemp("mail") / "server.pem"
     options = (Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
@@ -54,7 +58,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> ssl.SSLContext:
     path.write_bytes(key.private_bytes(*options) + signed)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(path)
-    return context
+    return context, path
 
 
 @pytest.mark.parametrize("secure", [False, True])
@@ -62,9 +66,16 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> ssl.SSLContext:
     ("user", "logins"), [("", []), ("a%40b:p%2Fq@", [("a@b", "p/q")]), ("a@", [("a", "")])]
 )
 def test_a_mail_says_what_happened(
-    certificate: ssl.SSLContext, user: str, logins: list[tuple[str, str]], *, secure: bool
+    certificate: tuple[ssl.SSLContext, Path],
+    monkeypatch: pytest.MonkeyPatch,
+    user: str,
+    logins: list[tuple[str, str]],
+    *,
+    secure: bool,
 ) -> None:
-    mailbox = Mailbox(certificate if secure else None)
+    context, trusted = certificate
+    monkeypatch.setenv("SSL_CERT_FILE", str(trusted))
+    mailbox = Mailbox(context if secure else None)
     message = _message(channel="email", target="to@r.example")
     message = replace(message, payload={"event": "x", "empty": "", "n": 0})
     try:
@@ -77,6 +88,20 @@ def test_a_mail_says_what_happened(
     heads = (mail["Subject"], mail["From"], mail["To"])
     assert heads == ("A bill", "billing@tollhouse.invalid", "to@r.example")
     assert mail.get_payload().splitlines() == ["A bill.", "", "N: 0"]
+
+
+def test_a_mail_server_whose_certificate_nobody_vouches_for_gets_no_mail_and_no_password(
+    certificate: tuple[ssl.SSLContext, Path],
+) -> None:
+    mailbox = Mailbox(certificate[0])
+    try:
+        with pytest.raises(ssl.SSLCertVerificationError):
+            NetworkSender(mailbox.url.replace("//", "//name:secret@")).send(
+                _message(channel="email", target="to@r.example")
+            )
+    finally:
+        mailbox.close()
+    assert (mailbox.logins, mailbox.mails) == ([], [])
 
 
 @pytest.mark.parametrize("url", ["", "smtp://"])

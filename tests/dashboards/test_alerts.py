@@ -158,7 +158,7 @@ def test_the_page_says_what_holds_what_is_clear_and_what_it_cannot_know(
     unseen = {name for name, state in found.items() if state == "not evaluated here"}
     assert unseen == {
         *("PrefixHitRateLow", "ThroughputGone", "AdapterQuarantined", "RequestsLost"),
-        *("DatabaseUnreachable", "InvoicesFailed", "TenantsLeftOut"),
+        *("DatabaseUnreachable", "InvoicesFailed", "TenantsLeftOut", "TargetDown", "WorkerSilent"),
     }
     assert "holds" not in found.values()
     faults = {
@@ -212,6 +212,7 @@ def slow(counts: dict[int, int], **sums: int) -> Traffic:
         ("QueueDeep", {"waiting": 101}, 101),
         ("KvCacheFull", {"kv_shares": [0.2, 0.86]}, 0.86),
         ("LimitsNotShared", {"own": {"tollhouse_limit_mode": [1.0]}}, 1),
+        ("ModelNotServed", {"own": {"tollhouse_model_unserved": [0.0, 1.0]}}, 1),
         ("SpoolStuck", {"own": {"tollhouse_spool_age_seconds": [301.0]}}, 301),
         ("SpoolParked", {"own": {"tollhouse_spool_parked_adopted_records": [2.0]}}, 2),
         ("RatingLate", {"stored": {"tollhouse_unrated_age_seconds": 301}}, 301),

@@ -350,7 +350,7 @@ def test_a_worker_s_probes_ask_what_its_process_for_metrics_answers() -> None:
         [container] = containers(made[name])
         assert container["args"][container["args"].index("--metrics-host") + 1] == "0.0.0.0"
         paths = {container[f"{kind}Probe"]["httpGet"]["path"] for kind in PROBES}
-        assert paths == {"/healthz"}
+        assert paths == {"/healthz", "/readyz"}
         for path in (*paths, "/metrics"):
             assert f'"{path}"' in (ROOT / "gateway" / "metrics_server.py").read_text()
 

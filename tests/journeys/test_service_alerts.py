@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -26,17 +27,28 @@ from billing.prices import ensure_default_prices
 from core.clock import FakeClock, SystemClock
 from core.database import Database
 from tests.billing.conftest import Deployment as Ledger
-from tests.conftest import POSTGRES
+from tests.conftest import POSTGRES, RABBITMQ, need_rabbitmq
 from tests.gateway.admission.test_redis_down import Server as Redis
 from tests.gateway.routing.test_suspects import site as hanging_site
 from tests.gateway.routing.test_suspects import upload
-from tests.journeys.deployments import ROOT, Command, RunningGateway, free_port, reap, serve
+from tests.journeys.deployments import (
+    ROOT,
+    Command,
+    RunningGateway,
+    free_port,
+    reap,
+    serve,
+    start_worker,
+    sweep,
+)
 from tests.journeys.test_alerts import BILLING, RULES, STREAM, expressions
 
 pytestmark = pytest.mark.proof
 STORES = ("ClickHouseDown", "DaysNotMoved", "DatabaseUnreachable", "LimitsNotShared")
 SLOW = ("FirstTokenSlow", "GoodputLow", "PrefixHitRateLow", "QueueDeep", "KvCacheFull")
 HUNG = ("AdapterQuarantined", "RequestsLost")
+BEHIND, WORKERS = ("DatabaseBehind",), ("WorkerSilent",)
+DOWN = ("TargetDown", "ModelNotServed")
 BROKEN = ("ThroughputGone", "BreakerOpen", "ErrorRateHigh")
 LATE_S = 400.0
 FLOOD = 130  # requests at once
@@ -232,7 +244,12 @@ def test_every_alert_of_service_engines_and_stores_is_raised_by_its_fault(
     os.kill(site.engine.pid, signal.SIGKILL)
     asked = [site.ask(f"to nobody {number}", 1, timeout_s=120) for number in range(4)]
     assert 200 not in asked
+    seen.wait(*DOWN)
     seen.wait("BreakerOpen", "ErrorRateHigh")
+
+    with psycopg.connect(postgres_url, autocommit=True) as own:
+        own.execute("insert into recoveries (found_at, reason, report) values (now(), 'it', '{}')")
+    seen.wait(*BEHIND)
 
 
 @pytest.mark.timeout(600)
@@ -252,8 +269,46 @@ def test_an_engine_that_hangs_with_an_adapter_raises_its_alerts(tmp_path: Path) 
             prometheus.process.wait(60)
 
 
+@pytest.mark.timeout(900)
+def test_a_worker_that_takes_no_tasks_raises_its_alert_and_asks_for_a_restart(
+    tmp_path: Path,
+) -> None:
+    need_rabbitmq()
+    if shutil.which("prometheus") is None:
+        pytest.skip("install prometheus (Debian's package) to run this test")
+    command = Command(tmp_path, {"TOLLHOUSE_BROKER_URL": RABBITMQ})
+    assert command.run("migrate").returncode == 0
+    prefix, port = f"test-{uuid.uuid4().hex[:10]}", free_port()
+    worker = start_worker(command, prefix, "--concurrency", "1", metrics_port=port)
+    prometheus = None
+    try:
+        prometheus = start_prometheus(tmp_path, {"worker": f"127.0.0.1:{port}"})
+        assert not prometheus.raised(*WORKERS)
+        os.kill(worker.pid, signal.SIGSTOP)  # its connection stays open, its scheduler goes on
+        prometheus.wait(*WORKERS)
+        health = httpx.get(f"http://127.0.0.1:{port}/healthz", timeout=30)
+        assert (health.status_code, health.text[:17]) == (503, "no task was taken")
+    finally:
+        if prometheus is not None:
+            prometheus.process.kill()
+            prometheus.process.wait(60)
+        os.killpg(worker.pid, signal.SIGKILL)
+        reap(worker)
+        sweep(prefix, RABBITMQ)
+
+
 def test_each_alert_is_raised_by_one_of_these_tests() -> None:
-    assert {*expressions()} == {*BILLING, *STREAM, *STORES, *SLOW, *BROKEN, *HUNG}
+    assert {*expressions()} == {
+        *BILLING,
+        *STREAM,
+        *STORES,
+        *SLOW,
+        *BROKEN,
+        *HUNG,
+        *DOWN,
+        *BEHIND,
+        *WORKERS,
+    }
 
 
 def leave_days_behind(url: str) -> None:

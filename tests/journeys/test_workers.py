@@ -98,3 +98,37 @@ def test_the_scheduler_has_metrics_and_its_death_is_seen(tmp_path: Path, postgre
             reap(beat)
         gateway.stop()
         sweep(prefix, RABBITMQ)
+
+
+@pytest.mark.timeout(200)
+def test_a_worker_says_what_it_is_ready_for(tmp_path: Path) -> None:
+    need_rabbitmq()
+    command = Command(tmp_path, {"TOLLHOUSE_BROKER_URL": RABBITMQ})
+    assert command.run("migrate").returncode == 0
+    prefix, port = f"test-{uuid.uuid4().hex[:10]}", free_port()
+    worker = start_worker(command, prefix, "--concurrency", "1", metrics_port=port)
+    log, url = tmp_path / "worker.txt", f"http://127.0.0.1:{port}"
+    silence = re.compile(r'^tollhouse_worker_silence_seconds\{part="(\w+)"\} ', re.MULTILINE)
+    try:
+        wait(lambda: set(silence.findall(metrics(url))) == {"tasks", "schedule"}, log)
+        began = time.monotonic()
+        # A ping is taken: the age is less than the time that has passed.
+        wait(
+            lambda: parts(url)["tasks"]["silent_s"] < time.monotonic() - began - 3,
+            log,
+        )
+        ready = httpx.get(f"{url}/readyz", timeout=5)
+        assert ready.status_code == 200, ready.text
+        assert {
+            name: part["ready"] for name, part in ready.json()["parts"].items()
+        } == dict.fromkeys(("broker", "tasks", "schedule", "database"), True)
+        assert httpx.get(f"{url}/healthz", timeout=5).status_code == 200
+    finally:
+        os.killpg(worker.pid, signal.SIGKILL)
+        reap(worker)
+        sweep(prefix, RABBITMQ)
+
+
+def parts(url: str) -> dict[str, Any]:
+    found: dict[str, Any] = httpx.get(f"{url}/readyz", timeout=5).json()["parts"]
+    return found

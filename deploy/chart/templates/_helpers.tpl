@@ -59,7 +59,7 @@ envFrom:
 {{/* Of a worker: its process for /metrics ends with it. The first probe leaves time for the broker. */}}
 {{- define "tollhouse.workerProbes" -}}
 startupProbe: {httpGet: {path: /healthz, port: metrics}, periodSeconds: 3, failureThreshold: 40}
-readinessProbe: {httpGet: {path: /healthz, port: metrics}, periodSeconds: 10}
+readinessProbe: {httpGet: {path: /readyz, port: metrics}, periodSeconds: 10, timeoutSeconds: 5}
 livenessProbe: {httpGet: {path: /healthz, port: metrics}, periodSeconds: 10, failureThreshold: 3}
 {{- end }}
 

@@ -1,6 +1,7 @@
 """`tollhouse worker`: runs scheduled and queued tasks from the broker."""
 
 import argparse
+import os
 from pathlib import Path
 
 from core import logs
@@ -8,7 +9,7 @@ from core.data_dir import make_data_dir, private_files
 from core.settings import Settings, load_settings
 from gateway.cli.context import command_context
 from gateway.cli.output import add_json, show
-from gateway.worker_metrics import serve_metrics
+from gateway.worker_metrics import DIRECTORY, serve_metrics
 
 HELP = "run tasks from the broker: rating, invoices, payments, exports"
 
@@ -47,22 +48,33 @@ def run(arguments: argparse.Namespace) -> int:
     logs.configure(settings.log_level, settings.log_format)
 
     port = arguments.metrics_port if arguments.metrics_port >= 0 else None
-    with private_files(), serve_metrics(arguments.metrics_host, port):
-        _work(settings, arguments)
+    served = serve_metrics(
+        arguments.metrics_host,
+        port,
+        prefix=arguments.prefix,
+        has_schedule=not arguments.no_beat,
+    )
+    with private_files(), served as own_queue:
+        _work(settings, arguments, own_queue)
     return 0
 
 
-def _work(settings: Settings, arguments: argparse.Namespace) -> None:
+def _work(settings: Settings, arguments: argparse.Namespace, own_queue: str) -> None:
     # After `serve_metrics`: these import prometheus_client.
-    from core.celery_queue import worker_arguments
+    from core.celery_queue import ping_queue, worker_arguments
     from core.queue import QUEUES
+    from core.worker_liveness import Times
     from gateway.metering.streams.consumer import StreamConsumer
     from gateway.worker import make_worker
 
-    app = make_worker(settings, arguments.prefix)
+    times = Times(os.environ[DIRECTORY]) if own_queue else None
+    app = make_worker(settings, arguments.prefix, times=times)
     make_data_dir(settings.data_dir)
     beat = "" if arguments.no_beat else str(Path(settings.data_dir) / "beat-schedule")
     queues = [name for name in arguments.queues.split(",") if name] or list(QUEUES)
+    if own_queue:
+        app.conf.task_queues = [*app.conf.task_queues, ping_queue(app, own_queue)]
+        queues.append(own_queue)
     consumer = StreamConsumer(settings)
     consumer.start()
     try:

@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
+from prometheus_client import REGISTRY
 
 from engine.demo.paths import MODEL_DIR
 from engine.worker.heartbeat import Liveness
@@ -62,6 +63,30 @@ def test_one_that_lives_and_answers_nobody_is_left_alone(
     (event,) = deployment.events(1)
     assert event["engine_id"] == "right"
     assert event["output_tokens"] + event["waived_tokens"] == 4
+
+
+def test_a_model_without_an_engine_is_shown_and_logged_once(
+    two: tuple[Deployment, list[FakeEngine]], caplog: pytest.LogCaptureFixture
+) -> None:
+    _, engines = two
+
+    def _unserved() -> float | None:
+        return REGISTRY.get_sample_value("tollhouse_model_unserved", {"model": MODEL})
+
+    def _until(value: float) -> None:
+        deadline = time.monotonic() + 60
+        while _unserved() != value:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+    _until(0)
+    for engine in engines:
+        engine.load_s = 1e9  # not healthy
+    _until(1)
+    for engine in engines:
+        engine.load_s = 0.0
+    _until(0)
+    assert caplog.text.count("served by no engine") == 1
 
 
 def test_the_only_replica_keeps_what_it_has(two: tuple[Deployment, list[FakeEngine]]) -> None:
