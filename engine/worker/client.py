@@ -27,6 +27,7 @@ from engine.protocol import (
 )
 from engine.worker import wire
 from engine.worker.curve import ClientKeys
+from engine.worker.handshakes import FAILED, client_problem
 from engine.worker.heartbeat import Liveness
 
 log = logging.getLogger("tollhouse.engine.client")
@@ -93,6 +94,7 @@ class EngineClient:
         self._connected = asyncio.Event()
         self._last_number = 0
         self.liveness = Liveness()
+        self.problem = ""  # why the last handshake failed
         self._lost_at: float | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._context: zmq.asyncio.Context | None = None
@@ -119,9 +121,11 @@ class EngineClient:
         try:
             await asyncio.wait_for(self._connected.wait(), timeout_s)
         except TimeoutError:
+            why = self.problem or (
+                "check that it runs, that the CURVE keys match and that it has the same version"
+            )
             raise ConnectionLost(
-                f"the engine at {self.address} did not answer within {timeout_s:g} s: check that "
-                "it runs, that the CURVE keys match and that it has the same version"
+                f"the engine at {self.address} did not answer within {timeout_s:g} s: {why}"
             ) from None
         return self.info
 
@@ -231,7 +235,9 @@ class EngineClient:
         socket.setsockopt(zmq.HANDSHAKE_IVL, self._unanswered_ms)
         if self._keys is not None:
             self._keys.apply(socket)
-        self._monitor = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._monitor = socket.get_monitor_socket(
+            zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | FAILED
+        )
         socket.connect(self.address)
         self._socket = socket
         self.liveness.start()
@@ -428,7 +434,12 @@ class EngineClient:
     async def _watch_connection(self, monitor: Any) -> None:
         """Notices a killed engine at once, by its broken connection."""
         while True:
-            await monitor.recv_multipart()
+            problem = client_problem(await monitor.recv_multipart())
+            if problem is not None:
+                if problem and problem != self.problem:
+                    log.error("%s: %s", self.address, problem)
+                self.problem = problem
+                continue
             self._connected.clear()
             if self._lost_at is None:
                 self._lost_at = time.monotonic()

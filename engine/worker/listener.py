@@ -7,6 +7,7 @@ import zmq
 from engine.config import EngineConfig
 from engine.errors import EngineError
 from engine.worker.curve import enable_curve
+from engine.worker.handshakes import RefusedHandshakes
 
 MAX_QUEUED = 100_000  # messages queued to or from one gateway before it counts as unreachable
 
@@ -16,6 +17,7 @@ class Listener:
         self._context = zmq.Context()
         self.socket = self._context.socket(zmq.ROUTER)
         self._authenticator = None
+        self.refused: RefusedHandshakes | None = None
         try:
             self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
             self.socket.setsockopt(zmq.SNDHWM, MAX_QUEUED)
@@ -26,6 +28,7 @@ class Listener:
             self.socket.setsockopt(zmq.HEARTBEAT_IVL, round(config.heartbeat_s * 1000))
             self.socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, round(config.gateway_timeout_s * 1000))
             self._authenticator = enable_curve(self._context, self.socket, config)
+            self.refused = RefusedHandshakes(self.socket)
             self._bind(config.listen)
         except BaseException:
             self.close()
@@ -44,6 +47,8 @@ class Listener:
             os.umask(previous)
 
     def close(self) -> None:
+        if self.refused is not None:
+            self.refused.close()
         if self._authenticator is not None:
             self._authenticator.stop()
         self.socket.close()

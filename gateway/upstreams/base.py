@@ -173,7 +173,6 @@ class EngineClient(Protocol):
 
     engine_id: str
     speaks_text: bool
-    refusal: str  # why it gets no requests although it answers, such as another model; else empty
     # Called with the engine's id and each receipt as it arrives, whatever became of its request.
     on_receipt: Callable[[str, AnyReceipt], None] | None
 
@@ -187,6 +186,10 @@ class EngineClient(Protocol):
     def stats(self) -> EngineStats | None: ...
 
     def healthy(self) -> bool: ...
+
+    @property
+    def refusal(self) -> str:
+        """Why it gets no requests although it answers, such as another model; else empty."""
 
     def silent(self) -> bool:
         """Whether it is connected but its heartbeat is overdue."""

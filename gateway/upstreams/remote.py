@@ -98,7 +98,7 @@ class RemoteEngine:
         self._keys = keys
         self.identity = identity
         self._canary = canary
-        self.refusal = ""  # why an engine that is connected gets no requests
+        self._other = ""  # how what the engine serves differs from what its name promises
         self._on_kv_events = on_kv_events
         self._on_stray_receipt = on_stray_receipt
         self._wire: Wire | None = None
@@ -144,13 +144,21 @@ class RemoteEngine:
         """Whether what the engine serves is not what its name promises. An engine that reconnects is
         compared before it gets a request."""
         if self.identity is None or wire.info is self._compared:
-            return bool(self.refusal)
+            return bool(self._other)
         self._compared = wire.info
         refusal = self.identity.refusal(self.engine_id, wire.info, canary=self._canary)
-        if refusal and refusal != self.refusal:
+        if refusal and refusal != self._other:
             log.error("the engine %s gets no requests: %s", self.engine_id, refusal)
-        self.refusal = refusal
+        self._other = refusal
         return bool(refusal)
+
+    @property
+    def refusal(self) -> str:
+        """Why it gets no requests: it serves something else, or the handshake fails."""
+        wire = self._wire
+        if wire is None or wire.connected:
+            return self._other
+        return wire.problem
 
     def silent(self) -> bool:
         return self._wire is not None and self._wire.connected and self._wire.liveness.silent
@@ -161,7 +169,7 @@ class RemoteEngine:
     async def generate(self, job: Job) -> Generation:
         wire = self._connected()
         if self._is_other_model(wire):
-            raise engine_unavailable(self.engine_id, self.refusal)
+            raise engine_unavailable(self.engine_id, self._other)
         engine_request = job.engine_request
         mailbox = Mailbox(engine_request.request_id, self._abort, reporting(self))
         mailbox.has_begun = wire.has_begun
@@ -173,7 +181,7 @@ class RemoteEngine:
         return mailbox
 
     def startup_progress(self) -> StartupProgress | None:
-        if self._wire is None or self._wire.connected:
+        if self._wire is None or self._wire.connected or self._wire.problem:
             return None
         away = time.monotonic() - self._away_since
         if away > _EXPECTED_S:
@@ -235,7 +243,7 @@ class RemoteEngine:
             self._away_since = time.monotonic()
             if self.identity is not None:
                 self.identity.left(self.engine_id)
-                self._compared, self.refusal = None, ""
+                self._compared, self._other = None, ""
             log.warning("the engine %s has disconnected", self.engine_id)
 
     def _stray(self, receipt: Receipt) -> None:

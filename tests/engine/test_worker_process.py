@@ -107,7 +107,9 @@ def test_wire_refuses_what_is_not_ours() -> None:
             decode(bad)
 
 
-async def test_curve_lets_listed_keys_in_and_nobody_else(tmp_path: Path) -> None:
+async def test_curve_lets_listed_keys_in_and_nobody_else(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     for name in ("engine", "gateway", "stranger"):
         zmq.auth.create_certificates(tmp_path, name)
     public, _ = zmq.auth.load_certificate(tmp_path / "gateway.key")
@@ -123,11 +125,24 @@ async def test_curve_lets_listed_keys_in_and_nobody_else(tmp_path: Path) -> None
     try:
         async with connected(worker, keys=keys("gateway")) as client:
             assert len((await gather(client, ask("r", [1, 2])))[0]) == 4
-        for options in ({"keys": keys("stranger")}, {}):
-            outside = EngineClient(worker.server.address, **options)
-            with pytest.raises(ConnectionLost, match="keys"):
-                await outside.connect(0.7)
+        secret = keys("gateway").secret
+        other = ClientKeys(public, public, secret)  # with its own key in place of the engine's
+        for own, why in (
+            (keys("stranger"), "does not accept this gateway's CURVE key"),
+            (other, "another key than the configured one"),
+            (None, "only one side uses keys"),
+        ):
+            outside = EngineClient(worker.server.address, keys=own)
+            async with asyncio.timeout(60):
+                with pytest.raises(ConnectionLost, match="did not answer") as refused:
+                    await outside.connect(0.7)
+                while why not in str(refused.value):
+                    with pytest.raises(ConnectionLost) as refused:
+                        await outside.connect(0.2)
             await outside.close()
+            refusals = worker.server._listener.refused
+            assert refusals is not None and refusals.count >= 1
+        assert "CURVE key is not in client_keys_file" in caplog.text
     finally:
         worker.stop()
 

@@ -182,10 +182,8 @@ async def _refusals(settings: Settings, entries: list[Upstream]) -> list[str]:
             while client.info() is None and time.monotonic() < deadline:
                 await asyncio.sleep(0.05)
             if client.info() is None:
-                found.append(
-                    f"{client.engine_id} listens but does not answer: it loads its model, its CURVE "
-                    "keys differ, or it has another version"
-                )
+                why = client.refusal or "it loads its model, or it has another version"
+                found.append(f"{client.engine_id} listens but does not answer: {why}")
             elif not client.healthy() and client.refusal:
                 found.append(f"{client.engine_id}: {client.refusal}")
     finally:
