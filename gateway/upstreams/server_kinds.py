@@ -22,6 +22,7 @@ VLLM, SGLANG, LLAMA_CPP, TGI, OLLAMA, LM_STUDIO = (
     "lmstudio",
 )
 _OWNERS = {"vllm": VLLM, "sglang": SGLANG, "llamacpp": LLAMA_CPP}  # `owned_by` in /v1/models
+OWN = "tollhouse"  # `owned_by` of our models
 _METRICS = {"vllm:": VLLM, "sglang:": SGLANG, "llamacpp:": LLAMA_CPP, "tgi_": TGI}
 _VERSION_PAGES = {VLLM: "/version", SGLANG: "/get_server_info", LLAMA_CPP: "/props"}
 _NONE: frozenset[str] = frozenset()
@@ -82,6 +83,8 @@ def _kind_of(models: bytes, metrics: bytes) -> str:
     named = {_OWNERS[owner] for each in entries if (owner := str(each.get("owned_by"))) in _OWNERS}
     if len(named) == 1:
         return named.pop()
+    if any(each.get("owned_by") == OWN for each in entries):
+        return ""  # another gateway of ours, whose engines have vLLM's names of metrics
     text = metrics.decode("utf-8", "replace")
     return next((kind for head, kind in _METRICS.items() if f"\n{head}" in f"\n{text}"), "")
 

@@ -98,6 +98,7 @@ async def detected(pages: Pages, kind: str = "") -> Detected:
         (OLLAMA, "ollama", "0.12.3", {"json"}),
         (LM_STUDIO, "lmstudio", "", {"json"}),
         (HOSTED, "", "", set()),
+        (VLLM | models("tollhouse"), "", "", set()),  # its metrics have vLLM's names
         ({"/v1/models": b"<html>"}, "", "", set()),
         ({"/v1/models": b'{"data": [1, {"owned_by": ["vllm"]}]}'}, "", "", set()),
     ],
