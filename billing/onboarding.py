@@ -19,6 +19,7 @@ from core.errors import BadRequest
 from core.tenants import keys, members, organisations
 from core.tenants.keys import IssuedKey
 from core.tenants.models import Member, Project, Tenant
+from core.tenants.passwords import PasswordHash
 from core.tenants.scope import scope_of_operator
 
 
@@ -40,7 +41,7 @@ class Owner:
 
     email: str
     name: str = ""
-    password: str | None = None
+    password_hash: PasswordHash | None = None  # what `members.hash_for` returned
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +102,7 @@ def onboard(session: Session, clock: Clock, customer: Customer, actor: str) -> O
             email=customer.owner.email,
             role="owner",
             name=customer.owner.name,
-            password=customer.owner.password,
+            password_hash=customer.owner.password_hash,
         )
     if customer.key:
         if len(customer.key) > 120:

@@ -70,10 +70,10 @@ _writing = threading.local()
 
 
 def check_no_transaction(what: str) -> None:
-    """RuntimeError if this thread has an open write transaction: what waits for another machine would
-    keep its locks, on SQLite those of the whole database, for as long as that machine likes."""
+    """RuntimeError if this thread has an open write transaction: what waits for another machine or
+    computes for long would keep its locks meanwhile, on SQLite those of the whole database."""
     if getattr(_writing, "count", 0):
-        raise RuntimeError(f"{what} inside a transaction; commit first, then send, then record")
+        raise RuntimeError(f"{what} inside a transaction; do it before or after")
 
 
 class Base(DeclarativeBase):

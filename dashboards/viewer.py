@@ -13,6 +13,7 @@ from starlette.requests import Request
 from billing.alert_targets import AlertTargets
 from core.clock import Clock
 from core.database import Database
+from core.tenants.members import PasswordProof
 from core.tenants.models import Member
 from core.tenants.scope import TenantScope
 from dashboards.backend import DashboardBackend
@@ -40,10 +41,10 @@ class DashboardAuth(Protocol):
     """Server-side sessions: created at sign-in, looked up on each request, revocable at any time."""
 
     def sign_in(
-        self, session: Session, *, email: str, password: str, secret: str, address: str
+        self, session: Session, *, proof: PasswordProof | None, secret: str, address: str
     ) -> SignedIn:
-        """Sign in by e-mail and password, or by an API key or the operator's token in `secret`, inside
-        `attempt`. Raises Unauthenticated."""
+        """Sign in by what `members.check_password` returned, or else by an API key or the operator's
+        token in `secret`, inside `attempt`. Raises Unauthenticated."""
         ...
 
     def attempt(self, address: str, *, give_back: bool = True) -> AbstractAsyncContextManager[None]:

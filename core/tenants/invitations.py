@@ -16,6 +16,7 @@ from core.errors import Conflict, Unauthenticated
 from core.tenants import audit, key_bounds, members, sessions
 from core.tenants.access import Actor, scope_for
 from core.tenants.models import Member, Tenant
+from core.tenants.passwords import PasswordHash
 from core.tenants.scope import TenantScope
 from core.tenants.secrets import digest
 
@@ -86,10 +87,13 @@ def member_of(session: Session, clock: Clock, token: str) -> Member:
     return member
 
 
-def accept_with_password(session: Session, clock: Clock, token: str, password: str) -> Member:
-    """Set the password of the link's member, which ends the link and all sessions."""
+def accept_with_password(
+    session: Session, clock: Clock, token: str, password_hash: PasswordHash
+) -> Member:
+    """Set the password of the link's member, which ends the link and all sessions. `password_hash` is
+    what `members.hash_for` returned."""
     member = member_of(session, clock, token)
-    member.password_hash = members.hash_for(session, member.email, password)
+    member.password_hash = password_hash
     # Who saw the link may have set this password.
     member.password_by = member.invitation_by
     member.last_seen_at = clock.now()

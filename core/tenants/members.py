@@ -1,20 +1,24 @@
 """Members: the users of a tenant, with a role and a password, a single sign-on identity, or both."""
 
 import re
+from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from core.clock import Clock
+from core.database import Database
 from core.errors import BadRequest, Conflict, Forbidden, NotFound, Unauthenticated
 from core.ids import MEMBER, new_id
 from core.tenants import audit, key_bounds, keys, passwords, sessions
 from core.tenants.models import Member, Tenant
+from core.tenants.passwords import PasswordHash
 from core.tenants.roles import MEMBER_ROLES, may_grant
 from core.tenants.scope import TenantScope
 
 _EMAIL = re.compile(r"[^@\s]{1,64}@[^@\s]+\.[^@\s]+|[^@\s]{1,64}@localhost")
+_MAY_SIGN_IN = (Member.disabled_at.is_(None), Tenant.status != "closed")
 
 
 def add(
@@ -25,9 +29,10 @@ def add(
     email: str,
     role: str,
     name: str = "",
-    password: str | None = None,
+    password_hash: PasswordHash | None = None,
 ) -> Member:
-    """Without a password the member enters by an invitation or by single sign-on."""
+    """`password_hash` is what `hash_for` returned. Without it the member enters by an invitation or by
+    single sign-on."""
     address = _address(email)
     key_bounds.check_unrestricted(session, scope)
     check_grant(scope, role)
@@ -44,8 +49,8 @@ def add(
         email=address,
         name=name[:200],
         role=role,
-        password_hash=hash_for(session, address, password) if password is not None else None,
-        password_by=scope.role if password is not None else None,
+        password_hash=password_hash,
+        password_by=scope.role if password_hash is not None else None,
         created_at=clock.now(),
     )
     session.add(member)
@@ -100,14 +105,19 @@ def change(
 
 
 def set_password(
-    session: Session, scope: TenantScope, clock: Clock, member_id: str, password: str
+    session: Session,
+    scope: TenantScope,
+    clock: Clock,
+    member_id: str,
+    password_hash: PasswordHash,
 ) -> None:
-    """Members set their own password; admins also that of members whose role they may grant."""
+    """`password_hash` is what `hash_for` returned. Members set their own password;
+    admins also that of members whose role they may grant."""
     member = get(session, scope, member_id)
     key_bounds.check_unrestricted(session, scope)
     if scope.actor != member.id:
         check_grant(scope, member.role)
-    member.password_hash = hash_for(session, member.email, password)
+    member.password_hash = password_hash
     if scope.actor != member.id:
         member.password_by = scope.role
     elif member.password_by is None:
@@ -118,32 +128,56 @@ def set_password(
     audit.record(session, scope, clock, "member.password", member.id, before=None, after=None)
 
 
-def authenticate_password(session: Session, clock: Clock, email: str, password: str) -> Member:
-    """The same Unauthenticated for an unknown address, a wrong password and a disabled member."""
-    candidates = list(
-        session.scalars(
-            select(Member)
-            .join(Tenant, Tenant.id == Member.tenant_id)
-            .where(
-                Member.email == email.strip().lower(),
-                Member.disabled_at.is_(None),
-                Tenant.status != "closed",
-            )
-            .order_by(Member.last_seen_at.desc().nulls_last(), Member.id)
-        )
+@dataclass(frozen=True, slots=True)
+class PasswordProof:
+    """That somebody knows the password of a member whose hash is `stored`."""
+
+    member_id: str
+    stored: str
+    renewed: PasswordHash | None = (
+        None  # with the parameters of today, if those of `stored` are older
     )
-    matched = passwords.matching([each.password_hash for each in candidates], password)
-    found = next((each for each, fits in zip(candidates, matched, strict=True) if fits), None)
+
+
+def check_password(database: Database, email: str, password: str) -> PasswordProof:
+    """Outside of transactions: hashes take long. The same Unauthenticated for an unknown address, a wrong
+    password and a disabled member."""
+    query = (
+        select(Member.id, Member.password_hash)
+        .join(Tenant, Tenant.id == Member.tenant_id)
+        .where(Member.email == email.strip().lower(), *_MAY_SIGN_IN)
+        .order_by(Member.last_seen_at.desc().nulls_last(), Member.id)
+    )
+    with database.read() as session:
+        candidates = session.execute(query).all()
+    matched = passwords.matching([stored for _, stored in candidates], password)
+    for (member_id, stored), fits in zip(candidates, matched, strict=True):
+        if fits and stored:
+            outdated = passwords.needs_rehash(stored)
+            renewed = hash_for(database, email, password) if outdated else None
+            return PasswordProof(member_id, stored, renewed)
+    raise _wrong_credentials()
+
+
+def authenticate_password(session: Session, clock: Clock, proof: PasswordProof) -> Member:
+    """Unauthenticated if the password was changed, or the member disabled, since the check."""
+    query = select(Member).join(Tenant, Tenant.id == Member.tenant_id)
+    known = (Member.id == proof.member_id, Member.password_hash == proof.stored)
+    found = session.scalars(query.where(*known, *_MAY_SIGN_IN)).first()
     if found is None:
-        raise Unauthenticated(
-            "Wrong e-mail address or password.",
-            next_step="Check both and try again.",
-            code="wrong_credentials",
-        )
-    if found.password_hash and passwords.needs_rehash(found.password_hash):
-        found.password_hash = hash_for(session, found.email, password)
+        raise _wrong_credentials()
+    if proof.renewed is not None:
+        found.password_hash = proof.renewed
     found.last_seen_at = clock.now()
     return found
+
+
+def _wrong_credentials() -> Unauthenticated:
+    return Unauthenticated(
+        "Wrong e-mail address or password.",
+        next_step="Check both and try again.",
+        code="wrong_credentials",
+    )
 
 
 def get(session: Session, scope: TenantScope, member_id: str) -> Member:
@@ -180,12 +214,14 @@ def state_of(member: Member) -> str:
     return "active" if has_way else "invited"
 
 
-def hash_for(session: Session, email: str, password: str) -> str:
-    """The hash of a password, with the salt of other memberships of the same address."""
+def hash_for(database: Database, email: str, password: str) -> PasswordHash:
+    """The hash of a password, with the salt of other memberships of the same address. Before the
+    transaction that stores it. BadRequest if the password is too short or too long."""
     query = select(Member.password_hash).where(
-        Member.email == email, Member.password_hash.is_not(None)
+        Member.email == email.strip().lower(), Member.password_hash.is_not(None)
     )
-    beside = session.scalars(query.order_by(Member.id).limit(1)).first()
+    with database.read() as session:
+        beside = session.scalars(query.order_by(Member.id).limit(1)).first()
     return passwords.hash_password(password, beside)
 
 

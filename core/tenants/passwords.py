@@ -1,16 +1,22 @@
-"""Passwords of members: argon2id. Hashes with outdated parameters are renewed at sign-in."""
+"""Passwords of members: argon2id. Hashes with outdated parameters are renewed at sign-in.
+
+A hash takes long on purpose, so none is computed inside a write transaction: RuntimeError there.
+"""
 
 import base64
 import hmac
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import NewType
 
 from argon2 import PasswordHasher, extract_parameters
 from argon2.exceptions import InvalidHashError
 from argon2.low_level import hash_secret
 
+from core.database import check_no_transaction
 from core.errors import BadRequest
 
+PasswordHash = NewType("PasswordHash", str)
 MIN_LENGTH, MAX_LENGTH = 10, 1024
 
 
@@ -24,11 +30,13 @@ def _dummy_hash() -> str:
     return _hasher().hash("nobody has this password")
 
 
-def hash_password(password: str, beside: str | None = None) -> str:
+def hash_password(password: str, beside: str | None = None) -> PasswordHash:
     """`beside` is the hash of another membership of the same address, whose salt is used: then one
     computation checks a password against all of them, however many there are."""
     check(password)
-    return _hasher().hash(password, salt=None if beside is None else _salt_of(beside))
+    check_no_transaction("a password is hashed")
+    salt = None if beside is None else _salt_of(beside)
+    return PasswordHash(_hasher().hash(password, salt=salt))
 
 
 def check(password: str) -> None:
@@ -43,6 +51,7 @@ def check(password: str) -> None:
 def matching(stored: Sequence[str | None], password: str) -> list[bool]:
     """Whether the password is that of each hash. Hashes with one salt take one computation, and so does
     an empty list: an unknown address takes as long as that of a member."""
+    check_no_transaction("a password is checked")
     hashes = [each or "" for each in stored]
     computed = {
         salted: _compute(salted, password)

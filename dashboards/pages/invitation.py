@@ -10,7 +10,7 @@ from starlette.routing import Route
 from billing import member_mails
 from billing.mail_text import RESET
 from core.errors import BadRequest, RateLimited
-from core.tenants import invitations, passwords
+from core.tenants import invitations, members, passwords
 from core.tenants.models import Tenant
 from dashboards.pages.common import address_of, base_of, deps_of, root_of
 from dashboards.pages.sign_in import with_session
@@ -56,8 +56,11 @@ async def accept(request: Request) -> Response:
     deps = deps_of(request)
 
     def _accept() -> SignedIn:
+        with deps.database.read() as session:
+            email = invitations.member_of(session, deps.clock, token).email
+        hashed = members.hash_for(deps.database, email, password)
         with deps.database.transaction() as session:
-            member = invitations.accept_with_password(session, deps.clock, token, password)
+            member = invitations.accept_with_password(session, deps.clock, token, hashed)
             return deps.auth.sign_in_member(session, member)
 
     try:

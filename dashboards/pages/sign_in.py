@@ -6,6 +6,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from core.errors import RateLimited, Unauthenticated
+from core.tenants import members
 from dashboards.pages.common import address_of, deps_of, root_of
 from dashboards.render import page
 from dashboards.viewer import SignedIn, is_secure
@@ -22,14 +23,15 @@ async def form(request: Request) -> Response:
 
 async def sign_in(request: Request) -> Response:
     async with request.form(max_fields=8, max_part_size=10_000) as fields:
-        form_fields = {
-            name: str(fields.get(name, "")).strip() for name in ("email", "password", "secret")
-        }
+        email, password, secret = (
+            str(fields.get(name, "")).strip() for name in ("email", "password", "secret")
+        )
     deps, address = deps_of(request), address_of(request)
 
     def _sign_in() -> SignedIn:
+        proof = None if secret else members.check_password(deps.database, email, password)
         with deps.database.transaction() as session:
-            return deps.auth.sign_in(session, address=address, **form_fields)
+            return deps.auth.sign_in(session, proof=proof, secret=secret, address=address)
 
     try:
         async with deps.auth.attempt(address):

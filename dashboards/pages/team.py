@@ -197,16 +197,17 @@ def _brief(values: dict[str, Any], keys: list[str], names: dict[str, str]) -> st
 def _add(request: Request, form_fields: Fields) -> Response:
     """Without a password, as an invitation."""
     viewer, deps = viewer_of(request, "members", "write"), deps_of(request)
-    password = form_fields.get("password") or None
+    email, password = form_fields.get("email", ""), form_fields.get("password") or None
+    hashed = members.hash_for(deps.database, email, password) if password else None
     with deps.database.transaction() as session:
         member = members.add(
             session,
             viewer.scope,
             deps.clock,
-            email=form_fields.get("email", ""),
+            email=email,
             role=form_fields.get("role", ""),
             name=form_fields.get("name", ""),
-            password=password,
+            password_hash=hashed,
         )
         link = _send_link(request, session, viewer, member.id) if password is None else ""
     if password is not None:
@@ -260,14 +261,11 @@ def _remove(request: Request, form_fields: Fields) -> Response:
 
 def _password(request: Request, form_fields: Fields) -> Response:
     viewer, deps = viewer_of(request, "members", "write"), deps_of(request)
+    with deps.database.read() as session:
+        member = members.get(session, viewer.scope, form_fields.get("member", ""))
+    hashed = members.hash_for(deps.database, member.email, form_fields.get("password", ""))
     with deps.database.transaction() as session:
-        members.set_password(
-            session,
-            viewer.scope,
-            deps.clock,
-            form_fields.get("member", ""),
-            form_fields.get("password", ""),
-        )
+        members.set_password(session, viewer.scope, deps.clock, member.id, hashed)
     return redirect_with_notice(request, PATH, "member-changed")
 
 

@@ -10,6 +10,7 @@ from core.clock import Clock
 from core.errors import Forbidden, Unauthenticated
 from core.tenants import audit, keys, members, operators, organisations, sessions
 from core.tenants.access import Actor, scope_for
+from core.tenants.members import PasswordProof
 from core.tenants.models import ApiKey, Member, Tenant
 from core.tenants.operator import is_operator_token
 from core.tenants.roles import Roles
@@ -40,10 +41,10 @@ class DashboardAuth:
             await self._attempts.give_back(taken)
 
     def sign_in(
-        self, session: Session, *, email: str, password: str, secret: str, address: str
+        self, session: Session, *, proof: PasswordProof | None, secret: str, address: str
     ) -> SignedIn:
         """Inside `attempt`. Raises Unauthenticated."""
-        cookie = self._start_session(session, email, password, secret, address)
+        cookie = self._start_session(session, proof, secret, address)
         return self._signed_in(session, cookie, address)
 
     def sign_in_member(self, session: Session, member: Member) -> SignedIn:
@@ -79,10 +80,10 @@ class DashboardAuth:
         return self._roles.allows(viewer.role, own_tenant, tenant, obj, act)
 
     def _start_session(
-        self, session: Session, email: str, password: str, secret: str, address: str
+        self, session: Session, proof: PasswordProof | None, secret: str, address: str
     ) -> str:
-        if not secret:
-            member = members.authenticate_password(session, self._clock, email, password)
+        if proof is not None:
+            member = members.authenticate_password(session, self._clock, proof)
             return sessions.begin(session, self._clock, member_id=member.id)
         if is_operator_token(self._operator_token, secret):
             return sessions.begin(session, self._clock, operator=True)

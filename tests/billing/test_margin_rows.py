@@ -32,6 +32,7 @@ from billing.payments.base import (
 from billing.payments.base import Customer as Buyer
 from billing.payments.manual import ManualPayments
 from core.errors import BadRequest
+from core.tenants import passwords
 from core.tenants.models import Tenant
 from tests.billing.conftest import START, Deployment
 
@@ -190,7 +191,7 @@ def _onboard(lite: Deployment, **fields: Any) -> onboarding.Onboarded:
 
 def test_a_new_customer_has_what_was_entered(lite: Deployment) -> None:
     details = BillingDetails("New Inc", "1 Road", "a@b.example", "136695976", "de", True)
-    owner = Owner("own@new.example", "Ann", "a long password")
+    owner = Owner("own@new.example", "Ann", passwords.hash_password("a long password"))
     made = _onboard(
         lite, display_name="New", billing=details, owner=owner, project="p", key="first"
     )

@@ -14,7 +14,7 @@ from billing.models import BillingAccount, DailyTenantUsage
 from billing.onboarding import BillingDetails, Customer, Owner, onboard
 from core.errors import NotFound
 from core.money import MINOR_DIGITS
-from core.tenants import keys, limits, organisations, plan_store
+from core.tenants import keys, limits, members, organisations, plan_store
 from core.tenants.models import ApiKey, Member, Tenant
 from dashboards import charts, usage_totals
 from dashboards.filters import Range
@@ -277,7 +277,9 @@ def _changes(tenant: Tenant, plans: list[str]) -> list[Form]:
 def _create(request: Request, form_fields: Fields) -> Response:
     viewer, deps = operator_of(request, "tenants", "write"), deps_of(request)
     given = form_fields.get
-    owner = Owner(given("owner", ""), password=given("password") or None)
+    email, password = given("owner", ""), given("password")
+    hashed = members.hash_for(deps.database, email, password) if email and password else None
+    owner = Owner(email, password_hash=hashed)
     plain = ("name", "display_name", "plan", "currency", "timezone", "project", "key")
     customer = Customer(
         **{name: form_fields[name] for name in plain if name in form_fields},

@@ -32,8 +32,10 @@ def add_member(
 ) -> dict[str, Any]:
     """Without a password the member is invited: the answer has a link, which is also mailed where the
     deployment sends mail."""
+    hashed = members.hash_for(ctx.database, body.email, body.password) if body.password else None
+    fields = body.model_dump(exclude={"password"})
     with ctx.database.transaction() as session:
-        member = members.add(session, ctx.scope, ctx.clock, **body.model_dump())
+        member = members.add(session, ctx.scope, ctx.clock, password_hash=hashed, **fields)
         links = LinkSender(session, ctx, _base(request), targets)
         invitation = None if body.password else links.invite(member.id)
         return members.describe(member) | ({"invitation": invitation} if invitation else {})
@@ -50,8 +52,11 @@ def change_member(member_id: str, body: MemberChange, ctx: WriteAccess) -> dict[
 
 @router.put("/{member_id}/password")
 def set_password(member_id: str, body: NewPassword, ctx: WriteAccess) -> dict[str, Any]:
+    with ctx.database.read() as session:
+        email = members.get(session, ctx.scope, member_id).email
+    hashed = members.hash_for(ctx.database, email, body.password)
     with ctx.database.transaction() as session:
-        members.set_password(session, ctx.scope, ctx.clock, member_id, body.password)
+        members.set_password(session, ctx.scope, ctx.clock, member_id, hashed)
         return members.describe(members.get(session, ctx.scope, member_id))
 
 

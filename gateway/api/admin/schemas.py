@@ -6,6 +6,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from billing.onboarding import BillingDetails, Customer, Owner
+from core.tenants.passwords import PasswordHash
 
 Role = Literal["owner", "admin", "finance", "developer", "viewer"]
 Name = Field(min_length=1, max_length=120)
@@ -42,10 +43,13 @@ class NewTenant(_Body):
     project: str = Field("default", min_length=1, max_length=63)
     key: str = Field("", max_length=120, description="Name of the first key; empty for none.")
 
-    def customer(self) -> Customer:
+    def customer(self, password_hash: PasswordHash | None) -> Customer:
+        """`password_hash` is that of the owner's password."""
         details = ("legal_name", "address", "email", "tax_id", "tax_region", "tax_exempt")
         plain = ("name", "display_name", "plan", "currency", "timezone", "project", "key")
-        owner = Owner(**self.owner.model_dump()) if self.owner is not None else None
+        owner = None
+        if self.owner is not None:
+            owner = Owner(self.owner.email, self.owner.name, password_hash)
         return Customer(
             **{name: getattr(self, name) for name in plain},
             billing=BillingDetails(**{name: getattr(self, name) for name in details}),

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends
 
 from billing import onboarding
-from core.tenants import organisations
+from core.tenants import members, organisations
 from gateway.api.admin.access import (
     AdminContext,
     OperatorContext,
@@ -33,8 +33,11 @@ def create_tenant(
 ) -> dict[str, Any]:
     """Create a tenant with its billing account and first project; with `owner` and `key` its first
     member and key too. The key's secret is in this answer only."""
+    hashed = None
+    if body.owner is not None and body.owner.password:
+        hashed = members.hash_for(ctx.database, body.owner.email, body.owner.password)
     with ctx.database.transaction() as session:
-        made = onboarding.onboard(session, ctx.clock, body.customer(), ctx.actor.id)
+        made = onboarding.onboard(session, ctx.clock, body.customer(hashed), ctx.actor.id)
         return made.describe()
 
 

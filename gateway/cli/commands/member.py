@@ -9,6 +9,7 @@ from billing import member_mails
 from core.errors import NotFound
 from core.tenants import invitations, members
 from core.tenants.models import Member
+from core.tenants.passwords import PasswordHash
 from core.tenants.roles import MEMBER_ROLES
 from core.tenants.scope import TenantScope
 from gateway.cli.commands._tenant_options import (
@@ -59,22 +60,21 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def _add(arguments: argparse.Namespace) -> int:
-    with command_context() as tools, tools.database.transaction() as session:
-        scope, password = (
-            scope_named(session, arguments.tenant),
-            password_from(arguments.password_file),
-        )
-        created = members.add(
-            session,
-            scope,
-            tools.clock,
-            email=arguments.email,
-            role=arguments.role,
-            name=arguments.name,
-            password=password,
-        )
-        invitation = None if password else _link(session, scope, tools, created.id)
-        shown = members.describe(created) | ({"invitation": invitation} if invitation else {})
+    with command_context() as tools:
+        hashed = _hash(tools, arguments)
+        with tools.database.transaction() as session:
+            scope = scope_named(session, arguments.tenant)
+            created = members.add(
+                session,
+                scope,
+                tools.clock,
+                email=arguments.email,
+                role=arguments.role,
+                name=arguments.name,
+                password_hash=hashed,
+            )
+            invitation = None if hashed else _link(session, scope, tools, created.id)
+            shown = members.describe(created) | ({"invitation": invitation} if invitation else {})
     show(shown, as_json=arguments.json, title="member")
     return 0
 
@@ -91,25 +91,32 @@ def _list(arguments: argparse.Namespace) -> int:
 
 
 def _set(arguments: argparse.Namespace) -> int:
-    with command_context() as tools, tools.database.transaction() as session:
-        scope = scope_named(session, arguments.tenant)
-        member = _find_member(session, scope, arguments.email)
-        password = password_from(arguments.password_file)
-        if password is not None:
-            members.set_password(session, scope, tools.clock, member.id, password)
-        if arguments.role is not None or arguments.disabled is not None:
-            members.change(
-                session,
-                scope,
-                tools.clock,
-                member.id,
-                role=arguments.role,
-                disabled=arguments.disabled,
-                keep_keys=arguments.keep_keys,
-            )
-        shown = members.describe(member)
+    with command_context() as tools:
+        hashed = _hash(tools, arguments)
+        with tools.database.transaction() as session:
+            scope = scope_named(session, arguments.tenant)
+            member = _find_member(session, scope, arguments.email)
+            if hashed is not None:
+                members.set_password(session, scope, tools.clock, member.id, hashed)
+            if arguments.role is not None or arguments.disabled is not None:
+                members.change(
+                    session,
+                    scope,
+                    tools.clock,
+                    member.id,
+                    role=arguments.role,
+                    disabled=arguments.disabled,
+                    keep_keys=arguments.keep_keys,
+                )
+            shown = members.describe(member)
     show(shown, as_json=arguments.json, title="member")
     return 0
+
+
+def _hash(tools: CommandContext, arguments: argparse.Namespace) -> PasswordHash | None:
+    """Of the password in the file that the option names, if it does."""
+    password = password_from(arguments.password_file)
+    return members.hash_for(tools.database, arguments.email, password) if password else None
 
 
 def _invite(arguments: argparse.Namespace) -> int:

@@ -3,7 +3,7 @@
 import argparse
 
 from billing.onboarding import BillingDetails, Customer, Owner, onboard
-from core.tenants import organisations, sign_on
+from core.tenants import members, organisations, sign_on
 from gateway.cli.commands._add_ons import add_add_ons
 from gateway.cli.commands._billing_account import add_billing_account
 from gateway.cli.commands._billing_plans import add_billing_plans
@@ -19,7 +19,7 @@ from gateway.cli.commands._tenant_options import (
     password_from,
     scope_named,
 )
-from gateway.cli.context import command_context
+from gateway.cli.context import CommandContext, command_context
 from gateway.cli.output import add_json, show
 
 HELP = "create, list and change tenants and their projects"
@@ -89,18 +89,22 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def _new(arguments: argparse.Namespace) -> int:
-    with command_context() as tools, tools.database.transaction() as session:
-        shown = onboard(session, tools.clock, _customer(arguments), ACTOR).describe()
+    with command_context() as tools:
+        customer = _customer(tools, arguments)
+        with tools.database.transaction() as session:
+            shown = onboard(session, tools.clock, customer, ACTOR).describe()
     show(shown, as_json=arguments.json, title="tenant")
     return 0
 
 
-def _customer(arguments: argparse.Namespace) -> Customer:
+def _customer(tools: CommandContext, arguments: argparse.Namespace) -> Customer:
     details = ("legal_name", "address", "email", "tax_id", "tax_region", "tax_exempt")
     plain = ("name", "display_name", "plan", "currency", "timezone", "project", "key")
     owner = None
     if arguments.owner:
-        owner = Owner(arguments.owner, password=password_from(arguments.owner_password_file))
+        password = password_from(arguments.owner_password_file)
+        hashed = members.hash_for(tools.database, arguments.owner, password) if password else None
+        owner = Owner(arguments.owner, password_hash=hashed)
     return Customer(
         **{name: getattr(arguments, name) for name in plain},
         billing=BillingDetails(**{name: getattr(arguments, name) for name in details}),

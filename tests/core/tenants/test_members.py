@@ -24,6 +24,7 @@ from gateway.auth.attempts import FailedAttempts
 from gateway.auth.dashboard_auth import DashboardAuth
 
 PASSWORD = "correct horse battery"
+HASH = passwords.hash_password(PASSWORD)
 TOKEN = "an operator's token of a test"
 
 
@@ -36,7 +37,7 @@ def scope(sqlite_database: Database, clock: FakeClock) -> TenantScope:
 @pytest.fixture
 def member(sqlite_database: Database, clock: FakeClock, scope: TenantScope) -> str:
     with sqlite_database.transaction() as session:
-        fields = {"email": "Ann@Acme.example", "role": "owner", "password": PASSWORD}
+        fields = {"email": "Ann@Acme.example", "role": "owner", "password_hash": HASH}
         return members.add(session, scope, clock, **fields).id  # type: ignore[arg-type]
 
 
@@ -47,14 +48,22 @@ def dashboard_auth(sqlite_database: Database, clock: FakeClock) -> Iterator[Dash
 
 
 def _sign_in(database: Database, dashboard_auth: DashboardAuth, **fields: str) -> str:
-    given = {"email": "", "password": "", "secret": "", "address": "203.0.113.7"} | fields
+    secret, address = fields.pop("secret", ""), fields.pop("address", "203.0.113.7")
 
     async def _attempt() -> str:
-        async with dashboard_auth.attempt(given["address"]):
+        async with dashboard_auth.attempt(address):
+            proof = None if secret else members.check_password(database, **fields)
             with database.transaction() as session:
-                return dashboard_auth.sign_in(session, **given).cookie
+                made = dashboard_auth.sign_in(session, proof=proof, secret=secret, address=address)
+                return made.cookie
 
     return asyncio.run(_attempt())
+
+
+def _enter(database: Database, clock: FakeClock, email: str, password: str = PASSWORD) -> Member:
+    proof = members.check_password(database, email, password)
+    with database.transaction() as session:
+        return members.authenticate_password(session, clock, proof)
 
 
 def _role(database: Database, dashboard_auth: DashboardAuth, cookie: str) -> str | None:
@@ -112,7 +121,7 @@ def test_a_change_of_rights_ends_every_session(
     assert _role(sqlite_database, dashboard_auth, cookie) == "owner"
     with sqlite_database.transaction() as session:
         if "password" in change:
-            members.set_password(session, scope, clock, member, str(change["password"]))
+            members.set_password(session, scope, clock, member, HASH)
         else:
             members.change(session, scope, clock, member, **change)  # type: ignore[arg-type]
     assert _role(sqlite_database, dashboard_auth, cookie) is None
@@ -200,7 +209,6 @@ def test_bad_members_are_refused(
         for fields in (
             {"email": "no address", "role": "viewer"},
             {"email": "x@acme.example", "role": "king"},
-            {"email": "x@acme.example", "role": "viewer", "password": "short"},
         ):
             with pytest.raises(BadRequest):
                 members.add(session, scope, clock, **fields)  # type: ignore[arg-type]
@@ -213,8 +221,9 @@ def test_bad_members_are_refused(
 def test_no_password_is_in_the_audit_log(
     sqlite_database: Database, clock: FakeClock, scope: TenantScope, member: str
 ) -> None:
+    hashed = members.hash_for(sqlite_database, "ann@acme.example", "yet another password")
     with sqlite_database.transaction() as session:
-        members.set_password(session, scope, clock, member, "yet another password")
+        members.set_password(session, scope, clock, member, hashed)
     with sqlite_database.read() as session:
         shown = str([audit.describe(entry) for entry in audit.entries(session, scope)])
     assert "member.password" in shown and "yet another" not in shown and "argon2" not in shown
@@ -240,23 +249,54 @@ def test_a_wrong_password_costs_one_computation_however_many_tenants_have_the_ad
         return plain(*given, **named)  # type: ignore[arg-type]
 
     monkeypatch.setattr(passwords, "hash_secret", _counted)
-    with sqlite_database.transaction() as session:
-        for name in ("beta", "gamma"):
-            other = scope_of_operator(create_tenant(session, clock, name=name).id)
-            for email in ("ann@acme.example", "nobody@acme.example"):
-                fields = {"email": email, "role": "viewer", "password": f"{name} {name} {name}"}
-                members.add(session, other, clock, **fields)
-    with sqlite_database.transaction() as session:
-        costs = {}
-        for email in ("ann@acme.example", "nobody@acme.example", "never@acme.example"):
-            computed.clear()
-            with pytest.raises(Unauthenticated):
-                members.authenticate_password(session, clock, email, "wrong wrong wrong")
-            costs[email] = len(computed)
-        assert set(costs.values()) == {1}, costs
-        for password, tenant in ((PASSWORD, "acme"), ("gamma gamma gamma", "gamma")):
-            found = members.authenticate_password(session, clock, "ann@acme.example", password)
+    for name in ("beta", "gamma"):
+        for email in ("ann@acme.example", "nobody@acme.example"):
+            hashed = members.hash_for(sqlite_database, email, f"{name} {name} {name}")
+            with sqlite_database.transaction() as session:
+                known = session.scalars(select(Tenant.id).where(Tenant.name == name)).first()
+                tenant_id = known or create_tenant(session, clock, name=name).id
+                other = scope_of_operator(tenant_id)
+                fields = {"email": email, "role": "viewer", "password_hash": hashed}
+                members.add(session, other, clock, **fields)  # type: ignore[arg-type]
+    costs = {}
+    for email in ("ann@acme.example", "nobody@acme.example", "never@acme.example"):
+        computed.clear()
+        with pytest.raises(Unauthenticated):
+            members.check_password(sqlite_database, email, "wrong wrong wrong")
+        costs[email] = len(computed)
+    assert set(costs.values()) == {1}, costs
+    for password, tenant in ((PASSWORD, "acme"), ("gamma gamma gamma", "gamma")):
+        found = _enter(sqlite_database, clock, "ann@acme.example", password)
+        with sqlite_database.read() as session:
             assert session.get_one(Tenant, found.tenant_id).name == tenant
+
+
+def test_a_hash_is_computed_outside_of_transactions_alone(
+    sqlite_database: Database, clock: FakeClock, member: str
+) -> None:
+    """It would hold the lock of the whole database for as long as it takes."""
+    with sqlite_database.transaction(), pytest.raises(RuntimeError, match="is hashed inside"):
+        passwords.hash_password(PASSWORD)
+    with sqlite_database.transaction(), pytest.raises(RuntimeError, match="is checked inside"):
+        passwords.matching([None], PASSWORD)
+    with pytest.raises(BadRequest, match="characters"):
+        members.hash_for(sqlite_database, "ann@acme.example", "short")
+
+
+@pytest.mark.parametrize("change", ["password", "disabled"])
+def test_a_password_counts_only_while_it_is_the_members(
+    sqlite_database: Database, clock: FakeClock, scope: TenantScope, member: str, change: str
+) -> None:
+    """A change between the check and the session that it begins is not passed over."""
+    proof = members.check_password(sqlite_database, "ann@acme.example", PASSWORD)
+    with sqlite_database.transaction() as session:
+        members.add(session, scope, clock, email="other@acme.example", role="owner")
+        if change == "password":
+            members.set_password(session, scope, clock, member, passwords.PasswordHash("another"))
+        else:
+            members.change(session, scope, clock, member, disabled=True)
+    with sqlite_database.transaction() as session, pytest.raises(Unauthenticated, match="Wrong"):
+        members.authenticate_password(session, clock, proof)
 
 
 def test_a_password_that_an_admin_set_ends_with_a_role_above_the_admins(
@@ -265,18 +305,20 @@ def test_a_password_that_an_admin_set_ends_with_a_role_above_the_admins(
     with sqlite_database.transaction() as session:
         tenant = scope.tenant_id
         admin = scope_for(Actor("mem_admin", "admin", tenant), tenant)
-        fields = {"email": "vi@acme.example", "role": "viewer", "password": PASSWORD}
+        fields = {"email": "vi@acme.example", "role": "viewer", "password_hash": HASH}
         made = members.add(session, admin, clock, **fields)
         link = invitations.invite(session, admin, clock, made.id)
         members.change(session, scope, clock, made.id, role="owner")
-        with pytest.raises(Unauthenticated, match="Wrong e-mail"):
-            members.authenticate_password(session, clock, "vi@acme.example", PASSWORD)
+    with pytest.raises(Unauthenticated, match="Wrong e-mail"):
+        members.check_password(sqlite_database, "vi@acme.example", PASSWORD)
+    with sqlite_database.transaction() as session:
+        made = members.get(session, scope, made.id)
         with pytest.raises(Unauthenticated, match="link has expired"):
-            invitations.accept_with_password(session, clock, link.token, PASSWORD)
+            invitations.accept_with_password(session, clock, link.token, HASH)
         assert members.state_of(made) == "invited"
         fresh = invitations.invite(session, scope, clock, made.id)
-        invitations.accept_with_password(session, clock, fresh.token, PASSWORD)
-        assert members.authenticate_password(session, clock, "vi@acme.example", PASSWORD) == made
+        invitations.accept_with_password(session, clock, fresh.token, HASH)
+    assert _enter(sqlite_database, clock, "vi@acme.example").id == made.id
 
 
 def test_an_account_that_an_admin_may_have_linked_ends_with_a_role_above_the_admins(
@@ -293,15 +335,16 @@ def test_an_account_that_an_admin_may_have_linked_ends_with_a_role_above_the_adm
         identity = sign_on.ExternalIdentity("issuer admin", "", invitation=link.token)
         assert sign_on.authenticate(session, clock, identity) is made
         own = scope_for(Actor(made.id, "admin", tenant), tenant)
-        members.set_password(session, own, clock, made.id, PASSWORD)
+        members.set_password(session, own, clock, made.id, HASH)
         members.change(session, scope, clock, made.id, role="finance")
         assert sign_on.authenticate(session, clock, replace(identity, invitation="")) is made
         members.change(session, scope, clock, made.id, role="owner")
         with pytest.raises(Unauthenticated, match="not linked"):
             sign_on.authenticate(session, clock, replace(identity, invitation=""))
-        with pytest.raises(Unauthenticated, match="Wrong e-mail"):
-            members.authenticate_password(session, clock, "al@acme.example", PASSWORD)
-
+    with pytest.raises(Unauthenticated, match="Wrong e-mail"):
+        members.check_password(sqlite_database, "al@acme.example", PASSWORD)
+    with sqlite_database.transaction() as session:
+        made = members.get(session, scope, made.id)
         mailed = invitations.invite(session, scope, clock, made.id, shown=False)
         proved = sign_on.ExternalIdentity("issuer al", "", invitation=mailed.token)
         sign_on.authenticate(session, clock, proved)

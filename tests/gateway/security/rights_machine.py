@@ -21,7 +21,15 @@ from core.clock import FakeClock
 from core.counters_memory import MemoryCounters
 from core.database import Database
 from core.errors import TollhouseError
-from core.tenants import invitations, key_changes, keys, members, organisations, sign_on
+from core.tenants import (
+    invitations,
+    key_changes,
+    keys,
+    members,
+    organisations,
+    passwords,
+    sign_on,
+)
 from core.tenants.access import Actor, authorise
 from core.tenants.key_cache import KeyCache
 from core.tenants.key_scopes import KeyScopes
@@ -44,6 +52,7 @@ WRITERS = {"owner", "admin"}  # of keys, members and projects
 ROUTES = ("/v1/models", "/v1/files", "/admin/v1/keys", "/admin/v1/members", "/admin/v1/projects")
 HOME, AWAY = "10.0.0.7", "203.0.113.7"
 PASSWORD = "correct horse battery"
+HASH = passwords.hash_password(PASSWORD)
 _PASSWORD_ONE_IN = 12  # hashes are slow
 _CHECKED = 4
 
@@ -428,11 +437,11 @@ class RightsMachine:
     def _add_member(self) -> bool:
         self.town.made += 1
         role, email = self.choose(ROLES), f"m{self.town.made}@{self.town.name}.example"
-        password = PASSWORD if self.choose(range(_PASSWORD_ONE_IN)) == 0 else None
+        password = HASH if self.choose(range(_PASSWORD_ONE_IN)) == 0 else None
 
         def _act(session: Any, scope: Any, credential: Credential, held: Rights) -> Any:
             made = members.add(
-                session, scope, self.town.clock, email=email, role=role, password=password
+                session, scope, self.town.clock, email=email, role=role, password_hash=password
             )
             tenant = self.town.own_tenant(credential)
             self._check_member(credential, held, tenant, role)
@@ -506,7 +515,7 @@ class RightsMachine:
         token = member.link or "a link that is over"
         with self.town.database.transaction() as session:
             process = self.choose(self.town.processes)
-            found = invitations.accept_with_password(session, self.town.clock, token, PASSWORD)
+            found = invitations.accept_with_password(session, self.town.clock, token, HASH)
             cookie = process.auth.sign_in_member(session, found).cookie
         self._check_entry(member, token)
         if not member.link:
@@ -555,7 +564,7 @@ class RightsMachine:
             return False
         with self.town.database.transaction() as session:
             scope = authorise(session, process.roles, actor, None, "members", "write")
-            members.set_password(session, scope, self.town.clock, member.id, PASSWORD)
+            members.set_password(session, scope, self.town.clock, member.id, HASH)
         member.epoch += 1
         member.password_cap = used.cap
         return True
@@ -572,13 +581,14 @@ class RightsMachine:
         owners += by_password[-1:]
         owner, address = self.choose(owners), self.choose((HOME, AWAY))
         process = self.choose(self.town.processes)
-        given = {"email": "", "password": "", "secret": ""}
+        secret, proof = "", None
         if isinstance(owner, KeyModel):
-            given["secret"] = owner.secret
+            secret = owner.secret
         else:
-            given |= {"email": owner.email, "password": PASSWORD}
+            proof = members.check_password(self.town.database, owner.email, PASSWORD)
         with self.town.database.transaction() as session:
-            cookie = process.auth.sign_in(session, address=address, **given).cookie
+            given = {"secret": secret, "address": address}
+            cookie = process.auth.sign_in(session, proof=proof, **given).cookie
         cap = "owner" if isinstance(owner, KeyModel) else owner.password_cap
         assert cap is not None
         self._session(cookie, owner, cap)
