@@ -23,7 +23,7 @@ import numpy as np
 from sklearn.metrics import average_precision_score
 
 from benchmarks.report import figure, progress
-from gateway.inference.request import InferenceRequest
+from gateway.request.inference import InferenceRequest
 from gateway.screening.prompt_texts import screened_texts
 from moderation.categories import HEADS, PROMPT_ATTACK
 from moderation.classifiers.load import load_classifier

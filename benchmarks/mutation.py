@@ -41,7 +41,7 @@ from benchmarks.mutants.mutate import Mutant, mutants_of
 from benchmarks.report import figure, progress
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("billing", "gateway/admission", "gateway/metering", "gateway/streaming")
+PACKAGES = ("billing", "gateway/admission", "gateway/metering", "gateway/answers")
 _OF_THE_GATEWAY = ("tests/gateway", "tests/contracts", "tests/journeys")
 _OF_BILLING = (
     "tests/billing",
@@ -49,7 +49,7 @@ _OF_BILLING = (
     "tests/contracts",
     "tests/dashboards",
     "tests/gateway/admin",
-    "tests/gateway/request_log",
+    "tests/gateway/serving",
     "tests/migrations",
 )
 
@@ -69,7 +69,7 @@ PARTS = {
     "admission": Part(
         ["gateway/admission"], _OF_THE_GATEWAY, ["tests/gateway/admission", "tests/contracts"]
     ),
-    "streaming": Part(["gateway/streaming"], _OF_THE_GATEWAY, ["tests/gateway/streaming"]),
+    "streaming": Part(["gateway/answers"], _OF_THE_GATEWAY, ["tests/gateway/answers"]),
 }
 
 

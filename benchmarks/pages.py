@@ -30,11 +30,11 @@ from core.database import Database
 from core.settings import load_settings
 from dashboards.navigation import SECTIONS
 from engine.demo.paths import MODEL_DIR
+from gateway.admin.dashboard.mount import make_dashboard
 from gateway.catalog.catalog import ServedModel
-from gateway.dashboard import make_dashboard
-from gateway.prompts.tokenizing import load_codec
-from gateway.upstreams.clients import Engines
-from gateway.upstreams.fake import FakeEngine
+from gateway.catalog.codec.tokenizing import load_codec
+from gateway.engines.clients import Engines
+from gateway.engines.fake import FakeEngine
 from gateway.wiring import build
 from migrations.run import upgrade
 

@@ -26,10 +26,10 @@ from engine.demo.paths import MODEL_DIR
 from engine.loop import Engine
 from engine.protocol import GenerateRequest, SamplingParams
 from engine.worker.server import make_runner
-from gateway.inference.chat.request import parse_chat
+from gateway.catalog.codec.tokenizing import load_codec
+from gateway.formats.chat.request import parse_chat
 from gateway.prompts.prompt import prepare
 from gateway.prompts.prompt_order import PromptOrder
-from gateway.prompts.tokenizing import load_codec
 
 CONTEXT = 4096
 _START = datetime(2026, 11, 20, 9, 0, tzinfo=UTC)

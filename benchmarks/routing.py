@@ -36,10 +36,10 @@ from engine.protocol import (
     SamplingParams,
 )
 from gateway.catalog.catalog import NamedAdapter, ServedModel, Target
-from gateway.inference.request import InferenceRequest
+from gateway.engines.routing.router import Query, Route, Router
 from gateway.prompts.prompt import Prompt
-from gateway.routing.router import Query, Route, Router
-from gateway.upstreams.base import StartupProgress
+from gateway.request.engine import StartupProgress
+from gateway.request.inference import InferenceRequest
 
 MODEL = "m"
 ANSWER = 7  # the token that every answer consists of

@@ -9,49 +9,49 @@ from starlette.routing import Route
 
 from core.tenant_slots import TenantSlots
 from gateway import release
-from gateway.api import (
-    api_page,
+from gateway.admin.adapters import vllm_routes as lora
+from gateway.admin.adapters.routes import MAX_UPLOAD_BYTES
+from gateway.admin.dashboard.mount import make_dashboard
+from gateway.admin.finance import routes as finance
+from gateway.admin.mcp import routes as mcp
+from gateway.admin.members import sso_routes as sso
+from gateway.admin.openapi import install_openapi
+from gateway.admin.payments import webhook_routes as webhooks
+from gateway.admin.routers import ROUTERS as ADMIN_ROUTERS
+from gateway.admin.usage import routes as reported_usage
+from gateway.answers.surface import Surface
+from gateway.api import api_page
+from gateway.edge.body_limits import BodyLimits
+from gateway.edge.client_address import TrustedProxies
+from gateway.edge.cors import allow_origins
+from gateway.edge.memory import thread_count
+from gateway.edge.tenant_slots import ReleaseSlots
+from gateway.formats.registry import inference_surfaces
+from gateway.formats.responses.request import ROUTE as RESPONSES
+from gateway.formats.responses.response import ResponsesSurface
+from gateway.request.exchange import Exchange, Scope
+from gateway.serving.api import (
     batches,
     completions,
     conversations,
     files,
-    finance,
     health,
-    lora,
-    mcp,
     message_batches,
     models,
     moderations,
     responses,
-    sso,
     tokenize,
-    webhooks,
 )
-from gateway.api.admin import reported_usage
-from gateway.api.admin.adapters import MAX_UPLOAD_BYTES
-from gateway.api.admin.routers import ROUTERS as ADMIN_ROUTERS
-from gateway.api.errors import add_error_handlers
-from gateway.api.files import FORM_OVERHEAD
-from gateway.api.openapi import install_openapi
-from gateway.api.query_names import known_query
-from gateway.dashboard import make_dashboard
-from gateway.http.body_limits import BodyLimits
-from gateway.http.client_address import TrustedProxies
-from gateway.http.cors import allow_origins
-from gateway.http.exchange import Exchange, Scope
-from gateway.http.idempotency import HEADER, IdempotencyHandler, IdempotencyKeys
-from gateway.http.memory import thread_count
-from gateway.http.tenant_slots import ReleaseSlots
-from gateway.inference.registry import inference_surfaces
-from gateway.inference.responses.request import ROUTE as RESPONSES
-from gateway.inference.responses.response import ResponsesSurface
-from gateway.inference.surface import Surface
-from gateway.media.endpoint import MediaEndpoint
-from gateway.media.endpoints import ENDPOINTS
-from gateway.media.service import MediaService
-from gateway.services import Services
-from gateway.stored_responses.server import Server
-from gateway.stored_responses.storing import StoringPipeline
+from gateway.serving.api.errors import add_error_handlers
+from gateway.serving.api.files import FORM_OVERHEAD
+from gateway.serving.api.query_names import known_query
+from gateway.serving.background.storing import StoringPipeline
+from gateway.serving.idempotency import HEADER, IdempotencyHandler, IdempotencyKeys
+from gateway.serving.media.endpoint import MediaEndpoint
+from gateway.serving.media.endpoints import ENDPOINTS
+from gateway.serving.media.service import MediaService
+from gateway.serving.server import Server
+from gateway.serving.services import Services
 
 
 class InferenceEndpoint:

@@ -27,21 +27,29 @@ from core.storage import StorageQuotas
 from core.tenants.key_cache import KeyCache
 from core.tenants.operator import operator_token
 from core.tenants.roles import Roles
+from gateway.admission.counters import make_counters
 from gateway.admission.limiter import Admission, Limiter
 from gateway.admission.prices import PriceList
 from gateway.admission.rejections import RejectionCounter
 from gateway.admission.seeding import SETTLE_S, Seeding
-from gateway.auth.attempts import FailedAttempts
-from gateway.auth.authenticator import Authenticator
-from gateway.auth.dashboard_auth import DashboardAuth
-from gateway.auth.single_sign_on import SingleSignOn
-from gateway.batches.runner import BatchRunner
 from gateway.catalog.adapter_registry import AdapterRegistry
 from gateway.catalog.adapter_store import AdapterStore
 from gateway.catalog.catalog import Catalog
 from gateway.catalog.refresher import CatalogRefresher
-from gateway.counting import make_counters
-from gateway.inference.registry import runner_surfaces
+from gateway.catalog.upstreams import Upstream, read_upstreams
+from gateway.edge.auth.attempts import FailedAttempts
+from gateway.edge.auth.authenticator import Authenticator
+from gateway.edge.auth.dashboard_auth import DashboardAuth
+from gateway.edge.auth.single_sign_on import SingleSignOn
+from gateway.engines.clients import NOTHING_KEPT, Engines, Kept, make_engines, shared_by
+from gateway.engines.openai import OpenAIEngine
+from gateway.engines.reloading import UpstreamReload
+from gateway.engines.routing.adapter_preloader import AdapterPreloader
+from gateway.engines.routing.engine_view import EngineView
+from gateway.engines.routing.fallbacks import Fallbacks, read_fallbacks
+from gateway.engines.routing.router import Router
+from gateway.engines.upstream_changes import canary_shares
+from gateway.formats.registry import runner_surfaces
 from gateway.metering.batch_shippers import ProcessShipper
 from gateway.metering.meter import MeterServices
 from gateway.metering.receipt_log import ReceiptLog
@@ -51,35 +59,28 @@ from gateway.metering.spool import Spool, SpoolFile
 from gateway.metering.streams.base import UsageStream, wait_until_stored
 from gateway.metering.streams.opening import make_sink, open_stream
 from gateway.metering.usage_sink import stored_counts
-from gateway.payments import CardPages, make_payments, task_services
-from gateway.pipeline import Pipeline
 from gateway.prompts.stored_prompts import StoredPrompts
-from gateway.request_log.log import RequestLog
-from gateway.request_log.receivers import Receivers
-from gateway.response_cache.cache import ResponseCache
-from gateway.responses import RequestLimits, Responses
-from gateway.routing.adapter_preloader import AdapterPreloader
-from gateway.routing.engine_view import EngineView
-from gateway.routing.fallbacks import Fallbacks, read_fallbacks
-from gateway.routing.router import Router
+from gateway.request.engine import EngineClient
+from gateway.request.spans import NO_TRACER
 from gateway.screening.decisions import DecisionLog, record_secret
 from gateway.screening.moderator import Moderator, NoModeration
 from gateway.screening.policy_view import PolicyView
-from gateway.screening.second_opinions import SecondOpinions, make_second_opinions, read_guards
+from gateway.screening.second_opinions import SecondOpinions, read_guards
 from gateway.screening.tenant_moderator import TenantModerator
-from gateway.services import Services
-from gateway.spans import NO_TRACER
-from gateway.stored_responses.background import BackgroundResponses
-from gateway.stored_responses.completions import StoredCompletions
-from gateway.stored_responses.expansion import ResponseStore
+from gateway.serving.background.responses import BackgroundResponses
+from gateway.serving.batches.runner import BatchRunner
+from gateway.serving.guard_models import make_second_opinions
+from gateway.serving.payments import CardPages, make_payments, task_services
+from gateway.serving.pipeline import Pipeline
+from gateway.serving.request_log.log import RequestLog
+from gateway.serving.request_log.receivers import Receivers
+from gateway.serving.response_cache.cache import ResponseCache
+from gateway.serving.responses import RequestLimits, Responses
+from gateway.serving.services import Services
+from gateway.serving.stored_responses.completions import StoredCompletions
+from gateway.serving.stored_responses.expansion import ResponseStore
+from gateway.serving.tracing import RequestTracer, make_tracer
 from gateway.tasks import LeaderRunner, NoRunner, Runner
-from gateway.tracing import RequestTracer, make_tracer
-from gateway.upstreams.base import EngineClient
-from gateway.upstreams.clients import NOTHING_KEPT, Engines, Kept, make_engines, shared_by
-from gateway.upstreams.config import Upstream, read_upstreams
-from gateway.upstreams.openai import OpenAIEngine
-from gateway.upstreams.reloading import UpstreamReload
-from gateway.upstreams.upstream_changes import canary_shares
 from moderation.classifiers.load import load_classifier
 from moderation.screener import Screener
 
@@ -373,7 +374,7 @@ def _stored_counts(
 def _single_sign_on(settings: Settings, clock: Clock, token: str) -> SingleSignOn | None:
     if not settings.oidc_issuer:
         return None
-    from gateway.auth.open_id_connect import OpenIdConnect
+    from gateway.edge.auth.open_id_connect import OpenIdConnect
 
     return OpenIdConnect(settings, clock, token)
 

@@ -168,9 +168,9 @@ async def own(home: Path) -> AsyncIterator[tuple[Make, str]]:
     from core.database import Database
     from core.settings import load_settings
     from gateway.app import create_app
-    from gateway.http.http_protocol import BoundedHttp
-    from gateway.http.serving import _config
-    from gateway.http.startup import prepare
+    from gateway.cli.serve.serving import _config
+    from gateway.cli.serve.startup import prepare
+    from gateway.edge.http_protocol import BoundedHttp
     from gateway.wiring import build
 
     settings, url = load_settings(), f"sqlite:///{home}/tollhouse.db"

@@ -8,7 +8,7 @@ from core.clock import FakeClock
 from core.errors import Unavailable
 from core.events import OpenedRequest
 from engine.protocol import FinishReason, Receipt
-from gateway.upstreams.base import RequestStillRunning
+from gateway.request.engine import RequestStillRunning
 from tests.billing.simulated_books import Happened
 
 ENGINE = "engine0"

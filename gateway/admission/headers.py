@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from core.tenants.plans import LimitRule, Plan
 from gateway.admission.request import LimitState
-from gateway.http.exchange import Headers
+from gateway.request.exchange import Headers
 
 # The draft registers no quota unit for tokens; the prefix avoids a clash with other vendors.
 _TOKEN_UNIT = "tollhouse-tokens"

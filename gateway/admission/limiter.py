@@ -6,7 +6,6 @@ the plan's queue or refuses. Every outcome of a request ends in `settle` or `rel
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -26,7 +25,7 @@ from gateway.admission.rejections import (
     over_limit_error,
     too_large_error,
 )
-from gateway.admission.request import UNUSED, AdmissionRequest, SettledUsage
+from gateway.admission.request import UNUSED, AdmissionRequest, ServedRequest, SettledUsage
 from gateway.admission.request_rate import RequestRate
 from gateway.admission.reservation import (
     NO_LIMIT,
@@ -37,9 +36,6 @@ from gateway.admission.reservation import (
 )
 from gateway.admission.seeding import Seeding
 from gateway.admission.service_tiers import in_tier
-
-if TYPE_CHECKING:
-    from gateway.context import RequestContext
 
 log = logging.getLogger("tollhouse.admission")
 _EXTEND_ATTEMPTS = 10
@@ -148,7 +144,7 @@ class Limiter:
         each = output_tokens // request.choices
         self._estimates.learn(request.tenant_id, request.model, each, request.plan.expected_output)
 
-    async def refused(self, ctx: "RequestContext", error: Exception) -> Exception:
+    async def refused(self, ctx: ServedRequest, error: Exception) -> Exception:
         """The error to send for a request that was refused, which counts as a request."""
         return await self.request_rate.count_refused(ctx, error)
 
@@ -281,7 +277,7 @@ class Admission:
         reservation.price = quote.price
         return reservation
 
-    def begin_tier(self, ctx: "RequestContext") -> None:
+    def begin_tier(self, ctx: ServedRequest) -> None:
         """Give the request the priority of its service tier. Raises UnsupportedParameter where the
         model does not have the tier."""
         tier = ctx.request.service_tier

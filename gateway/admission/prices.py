@@ -23,7 +23,7 @@ from core.database import Database
 from core.errors import DependencyDown
 from core.events import UsageEvent
 from gateway.admission.request import AdmissionRequest, MoneyLimit
-from gateway.threads import Work, run_as
+from gateway.edge.threads import Work, run_as
 
 log = logging.getLogger("tollhouse.prices")
 REFRESH_S = 1.0

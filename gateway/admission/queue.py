@@ -21,7 +21,7 @@ from core.tenants.plans import BATCH_PRIORITY
 from gateway.admission.rejections import OverLimit, Overloaded, over_limit_error
 from gateway.admission.request import AdmissionRequest
 from gateway.admission.reservation import Reservation
-from gateway.http.exchange import ClientDisconnected
+from gateway.request.exchange import ClientDisconnected
 
 Attempt = Callable[[AdmissionRequest], Awaitable[Reservation | Denial]]
 _POLL_S = 1.0

@@ -14,7 +14,7 @@ from core.counters import BucketState, Denial
 from core.database import Database
 from core.errors import EngineLost, InsufficientQuota, RateLimited, TollhouseError, Unavailable
 from core.tenants.rejections import RejectionCount, add
-from gateway.threads import Work, run_as
+from gateway.edge.threads import Work, run_as
 
 log = logging.getLogger("tollhouse.rejections")
 FLUSH_S = 5.0

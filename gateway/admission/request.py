@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from msgspec import Struct
 
@@ -12,9 +12,9 @@ from core.counters import BucketState, Take
 from core.events import UsageEvent
 from core.tenants.keys import Principal
 from core.tenants.plans import LimitRule, Plan
-
-if TYPE_CHECKING:
-    from gateway.context import RequestContext
+from gateway.catalog.catalog import Target
+from gateway.request.exchange import Exchange
+from gateway.request.inference import InferenceRequest
 
 _quantity_of = itemgetter(1)
 TIMED_OUT = "deadline_exceeded"  # the finish reason of a request whose time was over
@@ -55,28 +55,6 @@ class AdmissionRequest(Struct, frozen=True):
     tier: str | None = None  # the service tier, whose price is another
     # Whether `max_output_tokens` is a bound that somebody chose, and not the rest of a context.
     is_bounded: bool = True
-
-    @classmethod
-    def from_context(cls, ctx: "RequestContext") -> "AdmissionRequest":
-        principal, adapter = ctx.principal, ctx.target.adapter
-        return cls(
-            request_id=ctx.request_id,
-            tenant_id=principal.tenant_id,
-            project_id=principal.project_id,
-            key_id=principal.origin_id,
-            model=ctx.target.model.name,
-            plan=principal.plan,
-            prompt_tokens=ctx.prompt.reserved_tokens,
-            max_output_tokens=ctx.prompt.max_tokens,
-            currency=principal.currency,
-            choices=ctx.prompt.request.choices,
-            candidates=ctx.prompt.request.candidates,
-            deadline_s=ctx.options.timeout_s,
-            adapter=adapter.name if adapter is not None else None,
-            on_disconnect=ctx.exchange.on_disconnect,
-            tier=ctx.request.service_tier,
-            is_bounded=ctx.prompt.request.max_tokens is not None,
-        )
 
     @classmethod
     def without_prompt(
@@ -131,6 +109,33 @@ class AdmissionRequest(Struct, frozen=True):
             waiting.cancel()
 
         self.on_disconnect(_cancel)
+
+
+class ServedRequest(Protocol):
+    """What admission reads of a request that is being served; a service tier changes its plan."""
+
+    principal: Principal
+
+    @property
+    def request_id(self) -> str: ...
+
+    @property
+    def request(self) -> InferenceRequest: ...
+
+    @property
+    def target(self) -> Target: ...
+
+    @property
+    def exchange(self) -> Exchange: ...
+
+    @property
+    def large(self) -> bool: ...
+
+    @property
+    def reservation(self) -> object | None: ...
+
+    @property
+    def tenant_id(self) -> str | None: ...
 
 
 class SettledUsage(Struct, frozen=True):

@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -19,12 +18,8 @@ from core.errors import TollhouseError
 from core.tenants.plans import Plan, Unit
 from gateway.admission.leases import FailoverCounters
 from gateway.admission.rejections import over_limit_error
-from gateway.admission.request import AdmissionRequest
+from gateway.admission.request import AdmissionRequest, ServedRequest
 from gateway.admission.reservation import plan_buckets
-
-if TYPE_CHECKING:
-    from gateway.context import RequestContext
-
 
 _WRONG = (HTTPStatus.BAD_REQUEST, HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY)
 
@@ -49,9 +44,7 @@ class RequestRate:
     def __init__(self, counters: FailoverCounters) -> None:
         self._counters = counters
 
-    def hold_for_large(
-        self, ctx: "RequestContext"
-    ) -> Callable[[], AbstractAsyncContextManager[None]]:
+    def hold_for_large(self, ctx: ServedRequest) -> Callable[[], AbstractAsyncContextManager[None]]:
         """Holds the limits on requests while the prompt of a large request is encoded. They stay
         taken if it is refused, so that refused prompts cost no more than the plan allows. A
         conversation whose beginning is cached needs little work, and holds nothing."""
@@ -79,7 +72,7 @@ class RequestRate:
         if taken is not None:
             await taken.keep()
 
-    async def count_refused(self, ctx: "RequestContext", error: Exception) -> Exception:
+    async def count_refused(self, ctx: ServedRequest, error: Exception) -> Exception:
         """A request that is refused as wrong before its reservation counts; over the limits, the
         refusal is that of the limit."""
         wrong = isinstance(error, TollhouseError) and error.status in _WRONG

@@ -1,1 +1,1 @@
-"""The models and adapters that the gateway serves, and their capabilities."""
+"""The models served, each tenant's adapters, and the files that they come from."""

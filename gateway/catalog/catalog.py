@@ -9,7 +9,7 @@ from msgspec import Struct
 from core.errors import Forbidden, ModelNotFound
 from core.tenants.keys import Principal
 from engine.model_spec import ModelSpec
-from gateway.prompts.tokenizing import TextCodec
+from gateway.catalog.codec.tokenizing import TextCodec
 
 # For a model whose upstream reports no context length and applies its own. Above any real one.
 OPEN_CONTEXT = 1 << 24

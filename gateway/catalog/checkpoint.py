@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from tokenizers import Tokenizer
 
 from core.errors import SettingError
-from gateway.prompts.panics import is_panic
+from gateway.catalog.panics import is_panic
 
 if TYPE_CHECKING:
     from engine.model_spec import ModelSpec

@@ -7,9 +7,9 @@ from core.errors import SettingError
 from core.settings import Settings
 from gateway.catalog.catalog import ServedModel
 from gateway.catalog.checkpoint import check_servable, read_checkpoint, read_generation, spec_of
+from gateway.catalog.codec.tokenizing import codec_of
 from gateway.catalog.model_source import locate_configured, locate_draft, short_name
-from gateway.prompts.tokenizing import codec_of
-from gateway.upstreams.config import read_upstreams
+from gateway.catalog.upstreams import read_upstreams
 
 DEMO_NAME = "tollhouse-demo"
 _SAMPLING = {

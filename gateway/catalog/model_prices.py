@@ -6,7 +6,7 @@ from sqlalchemy.orm import Session
 
 from billing.prices import ensure_default_prices, ensure_price
 from core.clock import Clock
-from gateway.upstreams.config import Upstream
+from gateway.catalog.upstreams import Upstream
 
 
 def ensure_model_prices(

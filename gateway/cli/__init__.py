@@ -1,1 +1,1 @@
-"""The `tollhouse` command line."""
+"""The `tollhouse` command, and the commands of the process itself."""

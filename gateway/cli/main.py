@@ -1,14 +1,13 @@
 """The `tollhouse` command: runs a subcommand and prints an error as its message and the next step.
 
-A subcommand is a module of `gateway.cli.commands` of the same name (`_` for `-`) with `HELP` and
-`configure(parser)`, which sets `run(arguments) -> int | None`; one that parses its own options has
+A subcommand is a module of `COMMANDS` with `HELP` and `configure(parser)`, which sets
+`run(arguments) -> int | None`; one that parses its own options has
 `main(options)` instead. Exit codes: 0 success, 1 failure, 2 invalid usage.
 """
 
 import argparse
 import importlib
 import os
-import pkgutil
 import sys
 from types import ModuleType
 
@@ -16,6 +15,33 @@ from core import collector
 from core.errors import BadRequest, Conflict, NotFound, SettingError, TollhouseError
 from gateway import release
 
+COMMANDS = {
+    "adapter": "gateway.admin.adapters.command",
+    "audit": "gateway.admin.audit.command",
+    "chat": "gateway.cli.chat.command",
+    "demo": "gateway.cli.demo.command",
+    "doctor": "gateway.cli.doctor.command",
+    "engine": "gateway.admin.engines.command",
+    "export": "gateway.admin.exports.command",
+    "invoice": "gateway.admin.invoices.command",
+    "key": "gateway.admin.keys.command",
+    "limit": "gateway.admin.limits.command",
+    "member": "gateway.admin.members.command",
+    "migrate": "gateway.cli.migrate",
+    "model": "gateway.admin.models.command",
+    "money": "gateway.admin.adjustments.command",
+    "operator": "gateway.admin.operators.command",
+    "payment": "gateway.admin.payments.command",
+    "policy": "gateway.admin.policies.command",
+    "price": "gateway.admin.prices.command",
+    "prompt": "gateway.admin.prompts.command",
+    "recover": "gateway.admin.usage.recover_command",
+    "seller": "gateway.admin.taxes.seller_command",
+    "serve": "gateway.cli.serve.command",
+    "tenant": "gateway.admin.tenants.command",
+    "usage": "gateway.admin.usage.command",
+    "worker": "gateway.admin.worker.command",
+}
 USAGE_ERRORS = (SettingError, BadRequest, NotFound, Conflict)
 
 
@@ -42,7 +68,7 @@ def main(argv: list[str] | None = None) -> int:
 def _run(args: list[str]) -> int:
     names = command_names()
     if args and args[0] in names:
-        module = _module(args[0])
+        module = command_module(args[0])
         if hasattr(module, "main"):
             return int(module.main(args[1:]))
     arguments = _parser(args, names).parse_args(args)
@@ -50,9 +76,7 @@ def _run(args: list[str]) -> int:
 
 
 def command_names() -> list[str]:
-    package = importlib.import_module("gateway.cli.commands")
-    modules = pkgutil.iter_modules(package.__path__)
-    return sorted(each.name.replace("_", "-") for each in modules if not each.name.startswith("_"))
+    return sorted(COMMANDS)
 
 
 def _parser(args: list[str], names: list[str]) -> argparse.ArgumentParser:
@@ -67,16 +91,17 @@ def _parser(args: list[str], names: list[str]) -> argparse.ArgumentParser:
     # Import only the subcommand that runs; `--help` and an unknown name need all of them.
     selected = args[:1] if args and args[0] in names else names
     for name in selected:
-        module = _module(name)
+        module = command_module(name)
         subparser = commands.add_parser(name, help=module.HELP, description=module.HELP)
         if hasattr(module, "configure"):
             module.configure(subparser)
     return parser
 
 
-def _module(name: str) -> ModuleType:
+def command_module(name: str) -> ModuleType:
+    """Imports the module of a subcommand."""
     with collector.paused():
-        return importlib.import_module(f"gateway.cli.commands.{name.replace('-', '_')}")
+        return importlib.import_module(COMMANDS[name])
 
 
 if __name__ == "__main__":

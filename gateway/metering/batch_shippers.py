@@ -24,21 +24,13 @@ from msgspec import Struct
 from core import logs
 from core.clock import SystemClock
 from core.database import Database
-from gateway.http import cpu_affinity
-from gateway.metering.refusals import is_permanent
+from gateway.edge import cpu_affinity
+from gateway.metering.refusals import brief, is_permanent
 from gateway.metering.spool import connect, read_outbox
 from gateway.metering.spool_records import OutboxBatch, decode_outbox
+from gateway.metering.usage_sink import UsageSink
 
 log = logging.getLogger("tollhouse.shipper")
-
-
-class UsageSink(Protocol):
-    """The destination of usage events. A call is one transaction and idempotent."""
-
-    def record(self, batch: OutboxBatch) -> None: ...
-
-    def park(self, batch: OutboxBatch, reason: str) -> None:
-        """Keep usage events that `record` refused permanently in the database, for an operator."""
 
 
 class ShippedBatch(Struct, frozen=True):
@@ -180,10 +172,6 @@ class ProcessShipper:
         pipe = subprocess.PIPE
         with cpu_affinity.all_cores_for_children():
             return subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment)
-
-
-def brief(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0][:300]
 
 
 def serve(

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from functools import cache, partial
 from operator import attrgetter
-from typing import TYPE_CHECKING
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -24,16 +23,13 @@ from core.events import (
     UsageEvent,
     UsageKind,
 )
+from gateway.edge.threads import run_in_thread
 from gateway.metering.delivered import StreamCount
 from gateway.metering.order_savings import GivenOrders
 from gateway.metering.spool import Spool
 from gateway.metering.spool_statements import Statement
-from gateway.spans import NO_TRACE, Trace
-from gateway.threads import run_in_thread
-from gateway.upstreams.receipts import AnyReceipt, UpstreamReceipt
-
-if TYPE_CHECKING:
-    from gateway.context import RequestContext
+from gateway.request.receipts import AnyReceipt, UpstreamReceipt
+from gateway.request.spans import NO_TRACE, Trace
 
 _GENERATION, _CACHE_HIT = UsageKind.GENERATION, UsageKind.CACHE_HIT
 _BY_GATEWAY = SettledBy.GATEWAY
@@ -127,43 +123,6 @@ class Meter:
         self._started = services.clock.monotonic()
         self._acknowledge = services.acknowledge
         self._trace = trace
-
-    @classmethod
-    def from_context(
-        cls, ctx: "RequestContext", services: MeterServices, engine_id: str
-    ) -> "Meter":
-        opened = opened_request(ctx, services.clock.now(), engine_id)
-        meter = cls(services, opened, ctx.trace)
-        request = ctx.prompt.request
-        meter.is_warm_up = ctx.options.is_warm_up
-        meter.streamed = request.stream
-        meter.moderation = ctx.screening.action if ctx.screening is not None else None
-        meter.prompt_order = ctx.prompt.order
-        owner = (opened.tenant_id, opened.model, opened.adapter_digest)
-        meter.cached_as_given = services.given_orders.cached_tokens(owner, ctx.given, ctx.prompt)
-        meter.truncated = request.dropped
-        meter.fallback_from = tuple(ctx.fallback_from)
-        meter.canary_of = ctx.canary_of
-        return meter
-
-    @classmethod
-    async def open(cls, ctx: "RequestContext", services: MeterServices, engine_id: str) -> "Meter":
-        """Write the opened record, in place of the one of a model that failed before."""
-        meter, again = cls.from_context(ctx, services, engine_id), ctx.meter is not None
-        ctx.meter = meter
-        with ctx.span("opened"):
-            await meter.write_opened(again=again)
-        if ctx.reservation is not None:
-            ctx.reservation.keep()
-        return meter
-
-    @classmethod
-    async def record_blocked(
-        cls, ctx: "RequestContext", services: MeterServices, paid_by: str
-    ) -> None:
-        """The blocked prompt is a usage event, whether the tenant or the operator pays."""
-        ctx.meter = cls.from_context(ctx, services, "")
-        await ctx.meter.close(blocked_ending(paid_by), None)
 
     async def write_opened(self, *, again: bool = False) -> None:
         await (self._spool.reopen(self.opened) if again else self._spool.open(self.opened))
@@ -271,34 +230,6 @@ class Meter:
             counted_by=counted_by(ending, receipt),
             busy_us=receipt.busy_us if receipt else 0,
         )
-
-
-def opened_request(ctx: "RequestContext", now: datetime, engine_id: str) -> OpenedRequest:
-    assert ctx.reservation is not None
-    principal, adapter, request = ctx.principal, ctx.target.adapter, ctx.prompt.request
-    kind = _GENERATION if request.inputs is None else UsageKind.EMBEDDING
-    if ctx.lookup is not None and ctx.lookup.hit is not None:
-        kind = UsageKind.CACHE_HIT
-    return OpenedRequest(
-        request_id=ctx.request_id,
-        tenant_id=principal.tenant_id,
-        project_id=principal.project_id,
-        key_id=principal.key_id,
-        kind=kind,
-        route=ctx.surface.route,
-        model=ctx.target.model.name,
-        adapter=adapter.name if adapter else None,
-        adapter_digest=adapter.digest if adapter else None,
-        price_version=ctx.reservation.price_version,
-        opened_at=now,
-        prompt_tokens=len(ctx.prompt.ids),
-        engine_id=engine_id,
-        member_id=principal.member_id,
-        end_user=request.end_user,
-        client_request_id=ctx.options.client_request_id,
-        batch_job=ctx.exchange.batch_job,
-        prompts=len(ctx.prompt.parts) or 1,
-    )
 
 
 def with_dropped(truncated: str | None, receipt: AnyReceipt | None) -> str | None:

@@ -14,8 +14,8 @@ from operator import eq
 
 import orjson
 
-from gateway.inference.request import InferenceRequest
 from gateway.prompts.prompt import Prompt
+from gateway.request.inference import InferenceRequest
 
 _MAX_PARTS = 100_000
 

@@ -9,11 +9,11 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from gateway.metering.batch_shippers import UsageSink, brief
-from gateway.metering.refusals import is_permanent
+from gateway.metering.refusals import brief, is_permanent
 from gateway.metering.spool import SpoolFile
 from gateway.metering.spool_records import OPENED, OPERATION, decode_outbox, request_id_of
 from gateway.metering.spool_statements import Statement, return_to_outbox
+from gateway.metering.usage_sink import UsageSink
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from gateway.metering.receipt_log import engine_count
 from gateway.metering.receipt_notes import opened_of
 from gateway.metering.recovery import event_of_receipt
 from gateway.metering.spool_watch import requests_in_spools
-from gateway.upstreams.multi_prompt import merged_receipt
+from gateway.request.receipts import merged_receipt
 
 _BATCH = 1000
 MIN_AGE_S = 600.0  # younger requests may run, or be in a spool of another machine

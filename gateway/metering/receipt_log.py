@@ -10,7 +10,7 @@ from datetime import datetime
 from core.clock import Clock
 from core.events import EngineCount
 from gateway.metering.spool import Spool
-from gateway.upstreams.receipts import AnyReceipt
+from gateway.request.receipts import AnyReceipt
 
 GUARD_NAMESPACE = "tollhouse:guard"  # requests of guard models: ours, and no usage event follows
 

@@ -3,16 +3,13 @@ engine in the receipt. The engine does not read it."""
 
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from core.events import OpenedRequest, UsageKind
 from core.ids import moment_of
 from engine.protocol import Receipt
-
-if TYPE_CHECKING:
-    from gateway.context import RequestContext
 
 
 class ReceiptNote(msgspec.Struct, frozen=True, array_like=True):
@@ -33,27 +30,8 @@ _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(ReceiptNote).decode
 
 
-def note_of(ctx: "RequestContext") -> str:
-    """Empty for a warm-up request, which is not charged."""
-    if ctx.options.is_warm_up or ctx.reservation is None:
-        return ""
-    principal, adapter = ctx.principal, ctx.target.adapter
-    return _written(
-        principal.project_id,
-        principal.key_id,
-        ctx.target.model.name,
-        adapter.name if adapter is not None else None,
-        ctx.reservation.price_version,
-        ctx.surface.route,
-        _GENERATION if ctx.prompt.request.inputs is None else UsageKind.EMBEDDING,
-        principal.member_id,
-        ctx.exchange.batch_job,
-        len(ctx.prompt.parts) or 1,
-    )
-
-
 @lru_cache(maxsize=4_096)
-def _written(*fields: Any) -> str:
+def note_text(*fields: Any) -> str:
     """Requests of one key for one model have the same, unless they are of a batch."""
     return _encode(ReceiptNote(*fields)).decode()
 

@@ -21,16 +21,16 @@ from core.clock import Clock
 from core.errors import TollhouseError
 from core.events import CountedBy, EngineCount, OpenedRequest, SettledBy, UsageEvent
 from engine.protocol import WHOLE, FinishReason, Receipt
-from gateway.metering.batch_shippers import UsageSink
+from gateway.edge.threads import Work, run_as
 from gateway.metering.meter import Counts, usage_event, waive_all, with_dropped
 from gateway.metering.parked_records import retry_parked
 from gateway.metering.receipt_log import engine_count
 from gateway.metering.shipper import ship_file
 from gateway.metering.spool import SpoolFile
 from gateway.metering.spool_statements import insert_receipt, move_to_outbox, park_opened
-from gateway.threads import Work, run_as
-from gateway.upstreams.base import RequestStillRunning
-from gateway.upstreams.multi_prompt import merged_receipt
+from gateway.metering.usage_sink import UsageSink
+from gateway.request.engine import RequestStillRunning
+from gateway.request.receipts import merged_receipt
 
 log = logging.getLogger("tollhouse.recovery")
 _LOST = "gateway_lost"  # finish reason of what a killed process did not deliver whole

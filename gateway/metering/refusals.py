@@ -17,3 +17,7 @@ def is_permanent(error: BaseException) -> bool:
     if isinstance(error, StatementError) and error.orig is not None:
         return is_permanent(error.orig)
     return isinstance(error, ValueError | LookupError | TypeError | OverflowError)
+
+
+def brief(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0][:300]

@@ -19,12 +19,12 @@ from gateway.metering.batch_shippers import (
     BatchShipper,
     InlineShipper,
     ProcessShipper,
-    UsageSink,
-    brief,
     refused_rows,
 )
+from gateway.metering.refusals import brief
 from gateway.metering.spool import Spool, connect, count_parked
 from gateway.metering.spool_statements import Statement, delete_shipped, move_to_parked
+from gateway.metering.usage_sink import UsageSink
 
 log = logging.getLogger("tollhouse.shipper")
 BATCH = 5000

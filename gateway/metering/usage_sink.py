@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from operator import attrgetter
+from typing import Protocol
 
 from billing import usage
 from core.batches import jobs
@@ -44,3 +45,12 @@ def stored_counts(
             for row in usage.receipts_of(session, request_ids)
             if row.engine_id == engine_id
         ]
+
+
+class UsageSink(Protocol):
+    """The destination of usage events. A call is one transaction and idempotent."""
+
+    def record(self, batch: OutboxBatch) -> None: ...
+
+    def park(self, batch: OutboxBatch, reason: str) -> None:
+        """Keep usage events that `record` refused permanently in the database, for an operator."""

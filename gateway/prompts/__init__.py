@@ -1,1 +1,1 @@
-"""Prompt preparation: order, chat template, tokenization, truncation."""
+"""From a request to the token ids of its prompt."""

@@ -6,10 +6,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from core.errors import BadRequest, ContextLengthExceeded
-from gateway.inference.request import InferenceRequest
-from gateway.prompts.encoding import TooManyTokens
-from gateway.prompts.tokenizing import TextCodec
+from gateway.catalog.codec.encoding import TooManyTokens
+from gateway.catalog.codec.tokenizing import TextCodec
 from gateway.prompts.truncation import estimate, most_tokens
+from gateway.request.inference import InferenceRequest
 
 _SURELY_TOO_LONG = 4  # times the context, by the likely count
 

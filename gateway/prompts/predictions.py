@@ -5,7 +5,7 @@ import asyncio
 from typing import Any
 
 from core.errors import BadRequest
-from gateway.prompts.tokenizing import INLINE_CHARACTERS, TextCodec
+from gateway.catalog.codec.tokenizing import INLINE_CHARACTERS, TextCodec
 
 _CHARACTERS = 16  # for each token of the context: what is behind them cannot be guessed from anyway
 

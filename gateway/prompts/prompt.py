@@ -13,28 +13,28 @@ from msgspec.structs import replace
 
 from core.errors import BadRequest, ContextLengthExceeded
 from core.tenants.keys import Principal
-from gateway.catalog.capabilities import (
+from gateway.catalog.catalog import Target
+from gateway.catalog.codec.encoding import TooManyTokens
+from gateway.catalog.codec.prefix_tokens import Pieces
+from gateway.catalog.codec.template_limits import RenderingTakesLong
+from gateway.catalog.codec.tokenizing import INLINE_CHARACTERS, TextCodec
+from gateway.prompts.capabilities import (
     check_capabilities,
     check_sampling_parameters,
     without_effort,
 )
-from gateway.catalog.catalog import Target
-from gateway.http.exchange import Headers
-from gateway.inference.chat.media_parts import CAPABILITIES, KINDS, RESERVED_TOKENS
-from gateway.inference.request import InferenceRequest
 from gateway.prompts.embedded_texts import read_texts
-from gateway.prompts.encoding import TooManyTokens
+from gateway.prompts.grammars import grammar_of
 from gateway.prompts.predictions import predicted_ids, text_of
-from gateway.prompts.prefix_tokens import Pieces
 from gateway.prompts.prompt_order import PromptOrder, Volatile, reorder
 from gateway.prompts.rendering import RenderedPrompt, render_prompt
-from gateway.prompts.template_limits import RenderingTakesLong
-from gateway.prompts.tokenizing import INLINE_CHARACTERS, TextCodec
 from gateway.prompts.tool_lists import tool_list
 from gateway.prompts.truncation import counted_texts, estimate, most_tokens, texts_of, truncate
 from gateway.prompts.volatile import volatile_rule
-from gateway.stored_responses.expansion import check_may_store
-from gateway.upstreams.grammars import grammar_of
+from gateway.request.exchange import Headers
+from gateway.request.inference import InferenceRequest
+from gateway.request.media_parts import CAPABILITIES, KINDS, RESERVED_TOKENS
+from gateway.request.storing import check_may_store
 
 ORDER_HEADER = "x-tollhouse-prompt-order"
 TRUNCATION_HEADER = "x-tollhouse-truncation"

@@ -6,13 +6,13 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from core.errors import BadRequest
-from gateway.inference.plain_messages import PlainMessages
-from gateway.inference.request import InferenceRequest
+from gateway.catalog.codec.prefix_tokens import MIN_TEXT, Pieces
+from gateway.catalog.codec.templates import ChatTemplate
+from gateway.catalog.codec.tokenizing import TextCodec
 from gateway.prompts.json_text import json_text
-from gateway.prompts.prefix_tokens import MIN_TEXT, Pieces
-from gateway.prompts.templates import ChatTemplate
-from gateway.prompts.tokenizing import TextCodec
 from gateway.prompts.tool_lists import GATEWAY_MARKS, ToolList
+from gateway.request.inference import InferenceRequest
+from gateway.request.plain_messages import PlainMessages
 
 NO_CHAT_TEMPLATE = "no_chat_template"
 _PLAIN_FIELDS = 2  # of a message that has a role and content alone

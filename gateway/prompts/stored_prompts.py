@@ -11,8 +11,8 @@ from core.tenants import prompt_templates
 from core.tenants.key_cache import KeyCache
 from core.tenants.keys import Principal
 from core.tenants.prompt_templates import Messages, variables_of
-from gateway.inference.prompt_references import PromptReference
-from gateway.inference.request import InferenceRequest
+from gateway.request.inference import InferenceRequest
+from gateway.request.prompt_references import PromptReference
 
 _MOST_READ = 1_000
 _Key = tuple[str, str, int | None]  # tenant, prompt, version

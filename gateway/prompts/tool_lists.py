@@ -60,3 +60,8 @@ def _sorted(tools: Sequence[dict[str, Any]]) -> ToolList:
     ordered.names = tuple([str(tool["function"]["name"]) for tool in ordered])
     ordered.texts = tuple(map(json_text, ordered))
     return ordered
+
+
+def flat_name(namespace: str, name: str) -> str:
+    """A namespaced tool's name for the model: names of functions have no other structure."""
+    return f"{namespace}__{name}"

@@ -7,11 +7,11 @@ from typing import Any
 import orjson
 from msgspec.structs import replace
 
-from gateway.inference.plain_messages import PlainMessages
-from gateway.inference.request import InferenceRequest
+from gateway.catalog.codec.tokenizing import TextCodec
 from gateway.prompts.context_budget import Count, Message, Truncation, fit
 from gateway.prompts.rendering import render_chat
-from gateway.prompts.tokenizing import TextCodec
+from gateway.request.inference import InferenceRequest
+from gateway.request.plain_messages import PlainMessages
 
 _TEMPLATE_TOKENS, _MOST_TEMPLATE_TOKENS = 4, 16  # of a chat template, for each text
 _PLAIN_FIELDS = frozenset(("role", "content", "volatile"))

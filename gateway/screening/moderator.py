@@ -7,9 +7,9 @@ from msgspec import Struct
 
 from core.errors import ContentBlocked
 from core.tenants.keys import Principal
-from gateway.http.exchange import Headers
-from gateway.inference.request import InferenceRequest
-from gateway.streaming.output_guard import OutputGuard
+from gateway.request.exchange import Headers
+from gateway.request.inference import InferenceRequest
+from gateway.request.output_guard import OutputGuard
 
 Continued = Callable[[int], str]  # the number of a choice -> the text that it continues
 

@@ -19,13 +19,12 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from core.errors import ContentBlocked
-from gateway.inference.plain_messages import PlainMessages
-from gateway.inference.request import InferenceRequest
-from gateway.inference.responses.tools import flat_name
 from gateway.prompts.json_text import json_text
 from gateway.prompts.template_variables import texts_of_variables, with_texts
-from gateway.prompts.tool_lists import GATEWAY_MARKS, ToolList
+from gateway.prompts.tool_lists import GATEWAY_MARKS, ToolList, flat_name
 from gateway.prompts.truncation import texts_of
+from gateway.request.inference import InferenceRequest
+from gateway.request.plain_messages import PlainMessages
 from moderation.policy import SAME_ROLE
 from moderation.rules import merged
 from moderation.screener import TOOLS

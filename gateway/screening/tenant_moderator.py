@@ -12,13 +12,13 @@ from prometheus_client import Counter
 from core import metrics
 from core.clock import Clock
 from core.tenants.keys import Principal
-from gateway.http.exchange import Headers
-from gateway.inference.request import InferenceRequest
+from gateway.request.exchange import Headers
+from gateway.request.inference import InferenceRequest
+from gateway.request.output_guard import OutputGuard
 from gateway.screening.decisions import DecisionLog
 from gateway.screening.moderator import Continued, PromptBlocked, ScreeningResult
 from gateway.screening.prompt_texts import screened_texts, with_redactions
 from gateway.screening.second_opinions import SecondOpinions
-from gateway.streaming.output_guard import OutputGuard
 from moderation.guard import StreamGuard
 from moderation.policy import OFF, Payer, Policy
 from moderation.screener import Screener, text_of

@@ -19,7 +19,7 @@ from core.queue import TASKS
 from core.tenants import adapters, keys, members, organisations, rejections
 from core.tenants.models import Project
 from core.tenants.scope import TenantScope, scope_of_operator
-from gateway.services import Services
+from gateway.serving.services import Services
 from moderation import appeals
 from moderation.records import store
 

@@ -11,13 +11,13 @@ from aiohttp import web
 
 from core.errors import TollhouseError
 from engine.protocol import FinishReason, SamplingParams
-from gateway.inference.request import InferenceRequest
-from gateway.upstreams.base import Chunk, EngineClient, EngineRequest, Generation, Job, TextChunk
-from gateway.upstreams.config import Upstream
-from gateway.upstreams.fake import FakeEngine
-from gateway.upstreams.local import EngineOptions, EngineProcess
-from gateway.upstreams.openai import OpenAIEngine
-from gateway.upstreams.remote import RemoteEngine
+from gateway.catalog.upstreams import Upstream
+from gateway.engines.fake import FakeEngine
+from gateway.engines.local import EngineOptions, EngineProcess
+from gateway.engines.openai import OpenAIEngine
+from gateway.engines.remote import RemoteEngine
+from gateway.request.engine import Chunk, EngineClient, EngineRequest, Generation, Job, TextChunk
+from gateway.request.inference import InferenceRequest
 
 
 def job(name: str, *, max_tokens: int = 6, n: int = 1, logprobs: int | None = None) -> Job:

@@ -21,7 +21,7 @@ from core.batches.models import Batch
 from core.clock import FakeClock, SystemClock
 from core.database import Database
 from core.events import EngineCount, ModerationEvent, UsageEvent
-from gateway.metering.batch_shippers import InlineShipper, UsageSink
+from gateway.metering.batch_shippers import InlineShipper
 from gateway.metering.spool import SpoolFile
 from gateway.metering.spool_records import OutboxBatch
 from gateway.metering.spool_statements import insert_receipt, move_to_outbox
@@ -30,7 +30,7 @@ from gateway.metering.streams.base import Message, StreamDown, UsageStream, wait
 from gateway.metering.streams.messages import batch_of, messages_of
 from gateway.metering.streams.opening import make_sink
 from gateway.metering.streams.storing import StreamStore, release_parked
-from gateway.metering.usage_sink import SqlUsageSink
+from gateway.metering.usage_sink import SqlUsageSink, UsageSink
 from moderation.models import Decision
 from tests.conftest import need_nats
 from tests.contracts.usage_streams import kafka_url, nats_url, opened, store_waiting

@@ -31,11 +31,11 @@ def test_a_command_is_imported_without_a_search_and_leaves_the_process_as_it_was
 
     class Finder:
         def find_spec(self, name: str, path: object, target: object = None) -> None:
-            if name == "gateway.cli.commands.limit":
+            if name == "gateway.admin.limits.command":
                 seen.append((gc.isenabled(), gc.get_threshold()[0]))
 
     before = gc.get_threshold()
-    monkeypatch.delitem(sys.modules, "gateway.cli.commands.limit", raising=False)
+    monkeypatch.delitem(sys.modules, "gateway.admin.limits.command", raising=False)
     monkeypatch.setattr(sys, "meta_path", [Finder(), *sys.meta_path])
     with pytest.raises(SystemExit):
         main(["limit", "--help"])

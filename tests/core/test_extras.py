@@ -22,8 +22,8 @@ from engine.worker.server import make_runner
 from gateway.cli.doctor.packages import EXTRAS, extras
 from gateway.cli.main import main
 from gateway.metering.streams.opening import open_stream
-from gateway.payments import make_payments, make_taxes
-from gateway.tracing import make_tracer
+from gateway.serving.payments import make_payments, make_taxes
+from gateway.serving.tracing import make_tracer
 
 
 def parquet() -> None:

@@ -8,8 +8,8 @@ from billing.models import EngineReceipt, UsageEventRow
 from core import lengths
 from core.errors import BadRequest
 from core.events import EngineCount, OpenedRequest, UsageEvent
-from gateway.http.headers import read_options
-from gateway.inference.decoding import check_label
+from gateway.edge.decoding import check_label
+from gateway.serving.headers import read_options
 
 
 def texts(kind: type) -> set[str]:

@@ -7,7 +7,6 @@ import shutil
 import subprocess
 from contextlib import closing
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ from dashboards.grafana.boards import HERE
 from dashboards.pages.routes import ROUTES
 from dashboards.traffic import Traffic
 from engine.metrics import Metrics, render
-from gateway.cli.main import command_names
+from gateway.cli.main import command_module, command_names
 from tests.dashboards.browser_client import browser, with_role
 from tests.deploy.tools import CHART, MISSING, available
 from tests.deploy.tools import render as render_chart
@@ -69,7 +68,7 @@ def test_commands_of_a_runbook_exist(book: str) -> None:
         words = shlex.split(command)
         assert words[0] in command_names(), command
         parser = argparse.ArgumentParser(exit_on_error=False)
-        import_module(f"gateway.cli.commands.{words[0]}").configure(parser)
+        command_module(words[0]).configure(parser)
         parser.parse_args(words[1:])
 
 

@@ -16,8 +16,8 @@ import yaml
 
 from core.settings import setting_names
 from engine.worker.options import parse
-from gateway.cli.main import command_names
-from gateway.upstreams.config import read_upstreams
+from gateway.catalog.upstreams import read_upstreams
+from gateway.cli.main import command_module, command_names
 from tests.deploy.tools import CHART, MISSING, available, faults, render
 
 ROOT = Path(__file__).parents[2]
@@ -48,10 +48,8 @@ def check_command(words: list[str]) -> None:
     if words[0] == "engine":
         assert parse(words[1:]).config.model
         return
-    from importlib import import_module
-
     parser = argparse.ArgumentParser()
-    import_module(f"gateway.cli.commands.{words[0]}").configure(parser)
+    command_module(words[0]).configure(parser)
     parser.parse_args(words[1:])
 
 
@@ -352,7 +350,10 @@ def test_a_worker_s_probes_ask_what_its_process_for_metrics_answers() -> None:
         paths = {container[f"{kind}Probe"]["httpGet"]["path"] for kind in PROBES}
         assert paths == {"/healthz", "/readyz"}
         for path in (*paths, "/metrics"):
-            assert f'"{path}"' in (ROOT / "gateway" / "metrics_server.py").read_text()
+            assert (
+                f'"{path}"'
+                in (ROOT / "gateway" / "admin" / "worker" / "metrics_server.py").read_text()
+            )
 
 
 PROBES = ("startup", "readiness", "liveness")

@@ -23,12 +23,12 @@ from core.tenants.bootstrap import ensure_demo_tenant
 from engine.demo.paths import MODEL_DIR
 from gateway.app import create_app
 from gateway.catalog.catalog import ServedModel
-from gateway.http.http_protocol import BoundedHttp
-from gateway.http.serving import Server
-from gateway.prompts.tokenizing import load_codec
-from gateway.services import Services
-from gateway.upstreams.clients import Engines
-from gateway.upstreams.fake import FakeEngine
+from gateway.catalog.codec.tokenizing import load_codec
+from gateway.cli.serve.serving import Server
+from gateway.edge.http_protocol import BoundedHttp
+from gateway.engines.clients import Engines
+from gateway.engines.fake import FakeEngine
+from gateway.serving.services import Services
 from gateway.wiring import build
 from tests.migrated import migrated
 

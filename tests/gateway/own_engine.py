@@ -12,9 +12,9 @@ from engine.demo.paths import MODEL_DIR
 from engine.execution.cpu_runner import load_runner
 from engine.worker.server import Server
 from gateway.catalog.catalog import ServedModel
-from gateway.prompts.tokenizing import load_codec
-from gateway.upstreams.clients import OWN_CAPABILITIES, Engines
-from gateway.upstreams.remote import RemoteEngine
+from gateway.catalog.codec.tokenizing import load_codec
+from gateway.engines.clients import OWN_CAPABILITIES, Engines
+from gateway.engines.remote import RemoteEngine
 from tests.gateway.deployment import MODEL, Deployment, running_deployment
 
 

@@ -25,9 +25,9 @@ from core.database import Database
 from core.dead_letters import keeper
 from core.queue import QUEUES, TASKS
 from core.settings import Settings
+from gateway.admin.worker.application import make_worker
 from gateway.metering.spool import SpoolFile
 from gateway.metering.spool_statements import Statement, move_to_outbox
-from gateway.worker import make_worker
 from tests.billing.conftest import Deployment as Ledger
 from tests.conftest import RABBITMQ, REDIS, need_nats, need_rabbitmq, need_redis
 from tests.contracts.usage_streams import nats_url

@@ -29,8 +29,8 @@ from core.database import Database
 from tests.billing.conftest import Deployment as Ledger
 from tests.conftest import POSTGRES, RABBITMQ, need_rabbitmq
 from tests.gateway.admission.test_redis_down import Server as Redis
-from tests.gateway.routing.test_suspects import site as hanging_site
-from tests.gateway.routing.test_suspects import upload
+from tests.gateway.engines.test_suspects import site as hanging_site
+from tests.gateway.engines.test_suspects import upload
 from tests.journeys.deployments import (
     ROOT,
     Command,

@@ -3,13 +3,12 @@
 """
 
 import argparse
-import importlib
 from pathlib import Path
 
 from core import metrics
 from core.settings import PREFIX, Settings
 from dashboards.alerts import runbooks
-from gateway.cli.main import command_names
+from gateway.cli.main import command_module, command_names
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -63,7 +62,7 @@ def commands_page() -> str:
         "|---|---|",
     ]
     for name in command_names():
-        module = importlib.import_module(f"gateway.cli.commands.{name.replace('-', '_')}")
+        module = command_module(name)
         rows.append(f"| `tollhouse {name}` | {module.HELP} |")
         if not hasattr(module, "configure"):
             continue

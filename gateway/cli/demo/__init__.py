@@ -1,1 +1,1 @@
-"""`tollhouse demo`: a minute of mixed traffic and a summary of its usage."""
+"""`tollhouse demo`: a server with traffic."""

@@ -12,7 +12,7 @@ from urllib.error import URLError
 
 from core.errors import Unavailable
 from core.settings import Settings
-from gateway.http.serving_record import read_record
+from gateway.serving.record import read_record
 
 START_S = 180
 

@@ -1,1 +1,1 @@
-"""The checks of `tollhouse doctor`."""
+"""`tollhouse doctor`: finds what is wrong with an installation."""

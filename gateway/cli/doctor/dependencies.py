@@ -14,11 +14,11 @@ from core.clock import Clock
 from core.extras import imports_of
 from core.redis_client import is_cluster, node_url
 from core.settings import Settings
+from gateway.catalog.upstreams import ISOLATING_ENGINES, Upstream, read_upstreams
 from gateway.cli.doctor.check import Finding, bad, good, unused, warn
 from gateway.cli.doctor.upstream_flags import probe_servers
+from gateway.engines.clients import make_engines
 from gateway.metering.streams.watch import stream_state
-from gateway.upstreams.clients import make_engines
-from gateway.upstreams.config import ISOLATING_ENGINES, Upstream, read_upstreams
 
 TIMEOUT_S = 2.0
 HELLO_S = 3.0  # for engines to answer

@@ -6,7 +6,7 @@ from typing import Any
 import aiohttp
 import orjson
 
-from gateway.upstreams.config import Upstream
+from gateway.catalog.upstreams import Upstream
 from gateway.upstreams.server_kinds import LLAMA_CPP, SGLANG, VLLM, Detected, detect
 
 _ANSWER_S = 10.0

@@ -17,8 +17,8 @@ from core import logs, metrics
 from core.clock import Clock, SystemClock
 from core.database import Database
 from core.settings import Settings
-from gateway.http import cpu_affinity
-from gateway.metering.batch_shippers import brief
+from gateway.edge import cpu_affinity
+from gateway.metering.refusals import brief
 from gateway.metering.streams.base import UsageStream, age_s
 from gateway.metering.streams.opening import open_stream
 from gateway.metering.streams.storing import StreamStore

@@ -6,10 +6,9 @@ from core.clock import Clock
 from core.database import Database
 from core.errors import SettingError
 from core.extras import imports_of
-from gateway.metering.batch_shippers import UsageSink
 from gateway.metering.streams.base import UsageStream
 from gateway.metering.streams.sink import StreamSink
-from gateway.metering.usage_sink import SqlUsageSink
+from gateway.metering.usage_sink import SqlUsageSink, UsageSink
 
 STREAM, TOPIC = "tollhouse_usage", "tollhouse.usage"
 

@@ -1,9 +1,9 @@
 """The usage sink that publishes to a stream, which confirms a record before the spool deletes it."""
 
-from gateway.metering.batch_shippers import UsageSink
 from gateway.metering.spool_records import OutboxBatch
 from gateway.metering.streams.base import UsageStream
 from gateway.metering.streams.messages import messages_of
+from gateway.metering.usage_sink import UsageSink
 
 
 class StreamSink:

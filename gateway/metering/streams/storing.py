@@ -15,8 +15,7 @@ from billing import usage
 from billing.models import ParkedEvent
 from core.clock import Clock
 from core.database import Database
-from gateway.metering.batch_shippers import UsageSink, brief
-from gateway.metering.refusals import is_permanent
+from gateway.metering.refusals import brief, is_permanent
 from gateway.metering.streams.base import Delivery, UsageStream
 from gateway.metering.streams.messages import (
     USAGE,
@@ -26,6 +25,7 @@ from gateway.metering.streams.messages import (
     read,
     read_record,
 )
+from gateway.metering.usage_sink import UsageSink
 
 log = logging.getLogger("tollhouse.stream")
 FETCH = 40  # messages, of some hundreds of records each

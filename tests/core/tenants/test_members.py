@@ -20,8 +20,8 @@ from core.tenants.models import DashboardSession, Member, Tenant
 from core.tenants.organisations import change_tenant, create_project, create_tenant
 from core.tenants.roles import Roles
 from core.tenants.scope import TenantScope, scope_of_operator
-from gateway.auth.attempts import FailedAttempts
-from gateway.auth.dashboard_auth import DashboardAuth
+from gateway.edge.auth.attempts import FailedAttempts
+from gateway.edge.auth.dashboard_auth import DashboardAuth
 
 PASSWORD = "correct horse battery"
 HASH = passwords.hash_password(PASSWORD)

@@ -11,7 +11,7 @@ from core.tenants import keys
 from core.tenants.organisations import create_project, create_tenant
 from core.tenants.roles import MEMBER_ROLES
 from core.tenants.scope import scope_of_operator
-from gateway.services import Services
+from gateway.serving.services import Services
 from tests.gateway.deployment import running_deployment
 
 OPERATORS = "an operator's token of a test"

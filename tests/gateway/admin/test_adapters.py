@@ -246,7 +246,7 @@ def test_a_decompression_bomb_stops_at_the_cap(town: Town, monkeypatch: pytest.M
 
 
 def test_a_body_past_the_cap_is_cut_off(town: Town, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.api.admin.adapters.MAX_UPLOAD_BYTES", 2**20)
+    monkeypatch.setattr("gateway.admin.adapters.routes.MAX_UPLOAD_BYTES", 2**20)
     assert _upload(town, "large", bytes(2 * 2**20)).status_code == 413
 
 

@@ -5,7 +5,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from gateway.api.admin.access import SESSION_COOKIE
+from gateway.admin.access import SESSION_COOKIE
 from tests.gateway.admin.conftest import OPERATORS, Town
 
 

@@ -8,7 +8,7 @@ import pytest
 from fastapi.routing import APIRoute
 
 from core.tenants.roles import MEMBER_ROLES
-from gateway.api.admin.access import RequireOperator, RequirePermission
+from gateway.admin.access import RequireOperator, RequirePermission
 from gateway.app import create_app
 from tests.gateway.admin.conftest import OPERATORS, Town
 

@@ -11,7 +11,7 @@ from core.clock import SystemClock
 from core.errors import Unavailable
 from core.tenants import members, sign_on
 from core.tenants.scope import scope_of_operator
-from gateway.auth.open_id_connect import OpenIdConnect
+from gateway.edge.auth.open_id_connect import OpenIdConnect
 from tests.gateway.admin.issuer import CLIENT, SECRET, Issuer, generate_key, running
 from tests.gateway.deployment import Deployment, running_deployment
 

@@ -25,20 +25,20 @@ from core.tenants.scope import scope_of_operator
 from engine.demo.paths import MODEL_DIR
 from engine.protocol import FinishReason, Receipt, TokenChunk
 from gateway.catalog.catalog import ServedModel
-from gateway.http.exchange import Exchange, Headers
-from gateway.inference.registry import inference_surfaces
-from gateway.inference.request import InferenceRequest
+from gateway.catalog.codec.tokenizing import load_codec
+from gateway.catalog.upstreams import Upstream
+from gateway.engines.clients import Engines
+from gateway.engines.fake import FakeEngine
+from gateway.engines.openai import OpenAIEngine
+from gateway.formats.registry import inference_surfaces
 from gateway.metering.spool import read_outbox
 from gateway.metering.spool_records import decode_outbox
-from gateway.prompts.tokenizing import load_codec
+from gateway.request.engine import EngineRequest, Generation, Job, Mailbox
+from gateway.request.exchange import Exchange, Headers
+from gateway.request.inference import InferenceRequest
+from gateway.request.output_guard import OutputGuard
 from gateway.screening.moderator import Continued, PromptBlocked, ScreeningResult
-from gateway.services import Services
-from gateway.streaming.output_guard import OutputGuard
-from gateway.upstreams.base import EngineRequest, Generation, Job, Mailbox
-from gateway.upstreams.clients import Engines
-from gateway.upstreams.config import Upstream
-from gateway.upstreams.fake import FakeEngine
-from gateway.upstreams.openai import OpenAIEngine
+from gateway.serving.services import Services
 from gateway.wiring import build
 from tests.migrated import migrated
 

@@ -5,7 +5,7 @@ import pytest
 from core.clock import FakeClock
 from core.counters_memory import MemoryCounters
 from core.errors import RateLimited
-from gateway.auth.attempts import FailedAttempts
+from gateway.edge.auth.attempts import FailedAttempts
 
 
 async def test_guessing_is_bounded_per_address(clock: FakeClock) -> None:

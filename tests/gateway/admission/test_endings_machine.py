@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from core.events import UsageEvent
-from gateway.inference.registry import inference_surfaces
-from gateway.upstreams.config import Upstream
+from gateway.catalog.upstreams import Upstream
+from gateway.formats.registry import inference_surfaces
 from tests.gateway.admission.endings import SECOND, Ending, Gateway
 from tests.gateway.admission.test_conservation import expected
 from tests.gateway.scripted_upstream import (

@@ -21,9 +21,9 @@ from core.events import UsageEvent
 from gateway.admission.estimates import OutputEstimates
 from gateway.admission.prices import CostBounds
 from gateway.admission.request import AdmissionRequest, MoneyLimit
-from gateway.inference.registry import inference_surfaces
-from gateway.streaming.deadlines import shutting_down
-from gateway.upstreams.config import Upstream
+from gateway.answers.deadlines import shutting_down
+from gateway.catalog.upstreams import Upstream
+from gateway.formats.registry import inference_surfaces
 from tests.gateway.admission.endings import OUTPUT, Ending, Gateway
 from tests.gateway.admission.test_conservation import expected
 from tests.gateway.admission.test_endings_machine import text_of

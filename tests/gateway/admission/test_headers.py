@@ -22,7 +22,7 @@ from gateway.admission.headers import (
 from gateway.admission.limiter import Limiter
 from gateway.admission.request import AdmissionRequest, LimitState
 from gateway.admission.reservation import Reservation, plan_buckets
-from gateway.http.exchange import Headers
+from gateway.request.exchange import Headers
 
 BUCKETS = (
     BucketState("tenant:requests:60:org_a", 100, 60_000, 40, 36_000, 0),

@@ -17,7 +17,7 @@ from core.tenants.plans import LimitRule, Plan, Scope, Unit
 from gateway.admission.limiter import Limiter
 from gateway.admission.request import AdmissionRequest, SettledUsage
 from gateway.admission.reservation import Reservation
-from gateway.http.exchange import ClientDisconnected
+from gateway.request.exchange import ClientDisconnected
 
 ONE_AT_A_TIME = (LimitRule(Scope.TENANT, Unit.CONCURRENT, 1),)
 QUEUED = Plan("queued", ONE_AT_A_TIME, 2, 1, queue_wait_s=60.0, queue_length=50)

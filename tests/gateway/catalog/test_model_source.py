@@ -20,12 +20,12 @@ from core.errors import SettingError, Unavailable
 from core.settings import Settings
 from engine.demo.paths import ADAPTERS, MODEL_DIR
 from engine.errors import CheckpointError
+from gateway.admin.engines.command import with_model_path
 from gateway.catalog import known_models, model_source, wheel_files
 from gateway.catalog.checkpoint import read_checkpoint
 from gateway.catalog.known_models import KNOWN, WheelModel, shipped_adapters
 from gateway.catalog.model_files import model_name, resolved, served_model
 from gateway.catalog.model_source import local_copy, locate
-from gateway.cli.commands.engine import with_model_path
 
 CONTENT = b"GGUF" + bytes(range(256)) * 40
 TINY = WheelModel(

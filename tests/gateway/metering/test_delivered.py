@@ -16,9 +16,9 @@ from gateway.metering.delivered import DeliveredCounts, delivered_path, read_del
 from gateway.metering.recovery import event_of_receipt
 from gateway.metering.spool import Spool, SpoolFile
 from gateway.metering.spool_statements import insert_opened
+from tests.gateway.answers.test_delivery import Case, Generated, Replica, Route, said
 from tests.gateway.metering.spool_rows import NOW, opened
 from tests.gateway.metering.test_spool import Books, Receipts, receipt, recovery
-from tests.gateway.streaming.test_delivery import Case, Generated, Replica, Route, said
 
 ID = "req_01m8fv03knscw43t4zxzdtrnsh"
 KILLED = """

@@ -13,6 +13,7 @@ from core import metrics
 from core.clock import FakeClock
 from core.events import CountedBy, EngineCount, OpenedRequest, SettledBy, UsageEvent
 from core.tallies import fold_all
+from gateway.engines.upstream_usage import UpstreamReceipt
 from gateway.metering.meter import (
     Counts,
     Ending,
@@ -28,7 +29,6 @@ from gateway.metering.spool import Spool, SpoolFile
 from gateway.metering.spool import read_outbox as read
 from gateway.metering.spool_records import decode_outbox
 from gateway.metering.spool_statements import Statement, insert_receipt
-from gateway.upstreams.upstream_usage import UpstreamReceipt
 from tests.gateway.metering.spool_rows import NOW, opened
 from tests.gateway.metering.test_spool import receipt
 

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.inference.request import InferenceRequest
 from gateway.metering import order_savings
 from gateway.metering.order_savings import GivenOrders
 from gateway.prompts.prompt import Prompt
+from gateway.request.inference import InferenceRequest
 
 OWNER = ("org_a", "m", None)
 Parts = list[dict[str, Any]]

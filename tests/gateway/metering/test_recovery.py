@@ -14,7 +14,7 @@ from engine.protocol import FinishReason
 from gateway.metering.recovery import Recovery, event_of_receipt
 from gateway.metering.spool import SpoolFile
 from gateway.metering.spool_statements import insert_opened, move_to_outbox, move_to_parked
-from gateway.upstreams.base import RequestStillRunning
+from gateway.request.engine import RequestStillRunning
 from tests.gateway.metering.spool_rows import NOW, closed, opened
 from tests.gateway.metering.test_spool import Books, Receipts, receipt, recovery
 

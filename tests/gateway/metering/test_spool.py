@@ -35,7 +35,7 @@ from gateway.metering.spool_statements import (
     move_to_outbox,
 )
 from gateway.metering.usage_sink import SqlUsageSink, stored_counts
-from gateway.upstreams.base import RequestStillRunning
+from gateway.request.engine import RequestStillRunning
 from tests.gateway.deployment import MODEL, Deployment
 from tests.gateway.metering.spool_rows import NOW, closed, opened
 from tests.migrated import migrated

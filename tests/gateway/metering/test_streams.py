@@ -33,7 +33,7 @@ from gateway.metering.streams.messages import MESSAGE_BYTES, batch_of
 from gateway.metering.streams.opening import make_sink, open_stream
 from gateway.metering.streams.storing import StreamStore
 from gateway.metering.usage_sink import SqlUsageSink
-from gateway.payments import make_payments, task_services
+from gateway.serving.payments import make_payments, task_services
 from tests.conftest import NATS, need_nats
 from tests.contracts.usage_streams import Proxy, nats_url, opened, store_waiting
 from tests.gateway.deployment import MODEL, running_deployment
@@ -215,7 +215,7 @@ def test_what_lies_in_the_stream_is_shown(
 def _recover() -> None:
     from argparse import Namespace
 
-    from gateway.cli.commands import recover
+    from gateway.admin.usage import recover_command as recover
 
     recover._run(Namespace(from_receipts=[], dry_run=False, min_age=600.0, json=True))
 

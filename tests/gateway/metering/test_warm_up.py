@@ -7,9 +7,9 @@ import pytest
 
 from billing import service_rollups
 from billing.rating_worker import rate_all
-from gateway.http.headers import WARM_UP_HEADER
-from gateway.http.ready import warm_up
-from gateway.http.startup import StartupInfo
+from gateway.cli.serve.ready import warm_up
+from gateway.cli.serve.startup import StartupInfo
+from gateway.serving.headers import WARM_UP_HEADER
 from tests.dashboards.browser_client import browser
 from tests.gateway.deployment import MODEL, Deployment
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from core.errors import ContextLengthExceeded
 from engine.demo.paths import MODEL_DIR
+from gateway.catalog.codec.tokenizing import load_codec
 from gateway.prompts.context_budget import Count, Truncation, fit
-from gateway.prompts.tokenizing import load_codec
 from tests.gateway.deployment import MODEL, Deployment
 
 DISABLED, AUTO = Truncation.DISABLED, Truncation.AUTO

@@ -9,9 +9,9 @@ import pytest
 
 from core.errors import ContextLengthExceeded
 from engine.demo.paths import MODEL_DIR
-from gateway.inference.request import InferenceRequest
+from gateway.catalog.codec.tokenizing import load_codec
 from gateway.prompts.prompt import prepare
-from gateway.prompts.tokenizing import load_codec
+from gateway.request.inference import InferenceRequest
 
 OWNER: Any = SimpleNamespace(tenant_id="org_a", settings={})
 CODEC = load_codec(MODEL_DIR)

@@ -10,10 +10,10 @@ import pytest
 
 from engine.demo.paths import MODEL_DIR
 from gateway.catalog.catalog import ServedModel
+from gateway.catalog.codec.tokenizing import TextCodec, load_codec
+from gateway.engines.clients import Engines
+from gateway.engines.fake import FakeEngine
 from gateway.prompts.template_variables import texts_of_variables, with_texts
-from gateway.prompts.tokenizing import TextCodec, load_codec
-from gateway.upstreams.clients import Engines
-from gateway.upstreams.fake import FakeEngine
 from tests.gateway.deployment import MODEL, Deployment, running_deployment
 
 SOURCE = (

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.demo.paths import MODEL_DIR
-from gateway.inference.request import InferenceRequest
+from gateway.catalog.codec.tokenizing import load_codec
 from gateway.prompts.prompt import Prompt
-from gateway.prompts.tokenizing import load_codec
 from gateway.prompts.truncation import counted_texts, estimate, most_tokens
+from gateway.request.inference import InferenceRequest
 from tests.gateway.deployment import MODEL, Deployment, running_deployment
 from tests.gateway.fake_upstream import Server, upstream
 

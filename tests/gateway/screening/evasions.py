@@ -8,11 +8,11 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from gateway.inference.chat.request import parse_chat
-from gateway.inference.completions.request import parse_completion
-from gateway.inference.messages.request import parse_messages
-from gateway.inference.request import InferenceRequest
-from gateway.inference.responses.request import parse_responses
+from gateway.formats.chat.request import parse_chat
+from gateway.formats.completions.request import parse_completion
+from gateway.formats.messages.request import parse_messages
+from gateway.formats.responses.request import parse_responses
+from gateway.request.inference import InferenceRequest
 
 # The rule in a policy's document, and a text that it matches.
 RULES: dict[str, tuple[dict[str, Any], str]] = {

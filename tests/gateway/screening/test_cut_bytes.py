@@ -17,18 +17,18 @@ from hypothesis import given, settings
 
 from engine.demo.paths import MODEL_DIR
 from engine.protocol import FinishReason, TokenChunk, TokenLogprob
-from gateway.inference.chat.response import ChatSurface
-from gateway.inference.completions.response import CompletionsSurface
-from gateway.inference.messages.response import MessagesSurface
-from gateway.inference.request import InferenceRequest, Usage
-from gateway.inference.responses.response import ResponsesSurface
-from gateway.inference.surface import ResponseInfo, Surface
-from gateway.prompts.tokenizing import load_codec
+from gateway.answers.choices import ChoiceOutput
+from gateway.answers.chunks import group_chunks
+from gateway.answers.reasoning import reader_for
+from gateway.answers.surface import ResponseInfo, Surface
+from gateway.catalog.codec.tokenizing import load_codec
+from gateway.formats.chat.response import ChatSurface
+from gateway.formats.completions.response import CompletionsSurface
+from gateway.formats.messages.response import MessagesSurface
+from gateway.formats.responses.response import ResponsesSurface
+from gateway.request.engine import Chunk, TextChunk
+from gateway.request.inference import InferenceRequest, Usage
 from gateway.screening.tenant_moderator import ChoiceGuard, GuardedResponse
-from gateway.streaming.choices import ChoiceOutput
-from gateway.streaming.chunks import group_chunks
-from gateway.streaming.reasoning import reader_for
-from gateway.upstreams.base import Chunk, TextChunk
 from moderation.guard import StreamGuard
 from moderation.policy import Policy
 from moderation.screener import Screener

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 
 from core.errors import ContentBlocked
-from gateway.inference.chat.request import parse_chat
-from gateway.inference.messages.request import parse_messages
-from gateway.inference.request import InferenceRequest
-from gateway.inference.responses.request import parse_responses
+from gateway.formats.chat.request import parse_chat
+from gateway.formats.messages.request import parse_messages
+from gateway.formats.responses.request import parse_responses
+from gateway.request.inference import InferenceRequest
 from gateway.screening.prompt_texts import (
     MAX_JOINED,
     documents_of,

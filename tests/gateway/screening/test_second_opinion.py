@@ -16,14 +16,14 @@ from core.clock import SystemClock
 from core.errors import SettingError
 from engine.demo.paths import MODEL_DIR
 from gateway.catalog.catalog import ServedModel
+from gateway.catalog.codec.tokenizing import load_codec
+from gateway.catalog.upstreams import Upstream
+from gateway.engines.clients import Engines
+from gateway.engines.fake import FakeEngine
+from gateway.engines.openai import OpenAIEngine
 from gateway.metering.receipt_log import GUARD_NAMESPACE
-from gateway.prompts.tokenizing import load_codec
+from gateway.request.engine import Generation, Job
 from gateway.screening.second_opinions import read_guards
-from gateway.upstreams.base import Generation, Job
-from gateway.upstreams.clients import Engines
-from gateway.upstreams.config import Upstream
-from gateway.upstreams.fake import FakeEngine
-from gateway.upstreams.openai import OpenAIEngine
 from moderation.models import Decision
 from tests.gateway.deployment import MODEL, Deployment, running_deployment
 

@@ -35,8 +35,8 @@ from core.tenants.key_cache import KeyCache
 from core.tenants.key_scopes import KeyScopes
 from core.tenants.roles import Roles
 from core.tenants.scope import scope_of_operator
-from gateway.auth.attempts import FailedAttempts
-from gateway.auth.dashboard_auth import DashboardAuth
+from gateway.edge.auth.attempts import FailedAttempts
+from gateway.edge.auth.dashboard_auth import DashboardAuth
 from tests.migrated import migrated
 
 # What the product promises, written out: who may give whom which role, and who may write what.

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from gateway.http import exchange
+from gateway.request import exchange
 from tests.gateway.deployment import Deployment, running_deployment
 
 LIMIT = 2**20

@@ -10,10 +10,10 @@ import pytest
 
 from engine.demo.paths import MODEL_DIR
 from gateway.catalog.catalog import ServedModel
-from gateway.prompts.tokenizing import load_codec
-from gateway.upstreams.clients import Engines
-from gateway.upstreams.config import Upstream
-from gateway.upstreams.openai import OpenAIEngine
+from gateway.catalog.codec.tokenizing import load_codec
+from gateway.catalog.upstreams import Upstream
+from gateway.engines.clients import Engines
+from gateway.engines.openai import OpenAIEngine
 from tests.gateway.deployment import MODEL, Deployment, running_deployment
 from tests.gateway.security.large_upstream import PROSE, TEXT, VECTORS, WIDTH
 from tests.gateway.security.loop_lag import as_served

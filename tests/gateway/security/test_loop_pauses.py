@@ -14,10 +14,10 @@ import pytest
 
 from engine.demo.paths import MODEL_DIR
 from gateway.catalog.catalog import ServedModel
-from gateway.prompts.encoding import TooManyTokens
-from gateway.prompts.tokenizing import load_codec
-from gateway.upstreams.clients import Engines
-from gateway.upstreams.fake import FakeEngine
+from gateway.catalog.codec.encoding import TooManyTokens
+from gateway.catalog.codec.tokenizing import load_codec
+from gateway.engines.clients import Engines
+from gateway.engines.fake import FakeEngine
 from tests.gateway.deployment import MODEL, Deployment, running_deployment
 from tests.gateway.security.loop_lag import as_served, longest_pause
 

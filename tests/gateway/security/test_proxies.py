@@ -17,7 +17,7 @@ from core.tenants import keys, secrets
 from core.tenants.key_cache import KeyCache
 from core.tenants.organisations import create_project, create_tenant
 from core.tenants.scope import scope_of_operator
-from gateway.http.client_address import TrustedProxies
+from gateway.edge.client_address import TrustedProxies
 from tests.gateway.deployment import MODEL, Deployment, running_deployment
 
 CLOCK = SystemClock()

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.media.transcripts import TranscriptBlocked, TranscriptEvents, screened
 from gateway.screening.tenant_moderator import ChoiceGuard, GuardedResponse
+from gateway.serving.media.transcripts import TranscriptBlocked, TranscriptEvents, screened
 from moderation.guard import StreamGuard
 from moderation.policy import Policy
 from moderation.screener import Screener
 from tests.gateway.deployment import Deployment
-from tests.gateway.media.test_media import media_deployment, wav
-from tests.gateway.media.upstream import Reply, Server, media_upstream
+from tests.gateway.serving.test_media import media_deployment, wav
+from tests.gateway.serving.upstream import Reply, Server, media_upstream
 
 CARD = "4111 1111 1111 1111"
 SAID = f"my card is {CARD} thanks"

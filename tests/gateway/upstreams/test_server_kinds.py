@@ -13,8 +13,8 @@ from openai import OpenAI
 from billing.prices import ensure_default_prices
 from core.clock import SystemClock
 from gateway.catalog.catalog import ServedModel
+from gateway.catalog.upstreams import Upstream
 from gateway.cli.doctor.upstream_flags import probe_servers
-from gateway.upstreams.config import Upstream
 from gateway.upstreams.refusal_texts import client_text
 from gateway.upstreams.server_kinds import Detected, detect
 from tests.gateway.deployment import Deployment, running_deployment

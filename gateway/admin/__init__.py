@@ -1,0 +1,1 @@
+"""One folder a noun: its routes and its command."""

@@ -1,0 +1,1 @@
+"""Prices, billing accounts, credits and credit notes, for the operator."""

@@ -1,0 +1,1 @@
+"""Adapters: their routes, vLLM's routes for them, and their command."""

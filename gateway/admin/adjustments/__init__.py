@@ -1,0 +1,1 @@
+"""Adjustments of balances, which a second person may have to approve."""

@@ -1,0 +1,1 @@
+"""The audit log, and the audit of the books."""

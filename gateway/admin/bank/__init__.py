@@ -1,0 +1,1 @@
+"""Lines of bank statements and what they pay."""

@@ -1,0 +1,1 @@
+"""Invoices, budgets and usage of an organisation; the bodies of billing routes."""

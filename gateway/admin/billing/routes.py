@@ -1,0 +1,207 @@
+"""/admin/v1: a tenant's billing account, invoices, credit and budgets."""
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends
+from fastapi.responses import HTMLResponse, Response
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from billing import account_changes, budgets, credit_notes, invoices
+from billing.erasure import erase_end_user
+from billing.models import BillingAccount, Budget, CreditGrant, Invoice
+from billing.printing import as_pdf, credit_note_page, invoice_page
+from billing.views import invoice_json, invoice_summary, money
+from core.errors import BadRequest, NotFound
+from core.money import Money, units_of
+from core.tenants import audit
+from core.tenants.models import ApiKey, Project
+from gateway.admin.access import AdminContext, RequirePermission
+from gateway.admin.billing.schemas import EndUserErasure, NewBudget
+from gateway.serving.api.dependencies import AlertTargetsDep
+
+router = APIRouter(prefix="/admin/v1", tags=["billing"])
+InvoiceReadAccess = Annotated[AdminContext, Depends(RequirePermission("invoices", "read"))]
+BudgetReadAccess = Annotated[AdminContext, Depends(RequirePermission("budgets", "read"))]
+EraseAccess = Annotated[AdminContext, Depends(RequirePermission("members", "write"))]
+BudgetWriteAccess = Annotated[AdminContext, Depends(RequirePermission("budgets", "write"))]
+
+
+@router.get("/billing")
+def get_account(ctx: InvoiceReadAccess) -> dict[str, Any]:
+    """The billing account and its remaining credit."""
+    with ctx.database.read() as session:
+        account = session.get(BillingAccount, ctx.scope.tenant_id)
+        if account is None:
+            return {"tenant_id": ctx.scope.tenant_id, "opened": False, "credit": []}
+        grants = session.scalars(
+            select(CreditGrant)
+            .where(CreditGrant.tenant_id == account.tenant_id)
+            .order_by(CreditGrant.granted_at.desc())
+            .limit(200)
+        )
+        return account_changes.describe(account) | {"credit": [_grant(each) for each in grants]}
+
+
+@router.get("/invoices")
+def list_invoices(ctx: InvoiceReadAccess, limit: int = 100) -> dict[str, Any]:
+    with ctx.database.read() as session:
+        rows = session.scalars(
+            select(Invoice)
+            .where(Invoice.tenant_id == ctx.scope.tenant_id)
+            .order_by(Invoice.period_start.desc())
+            .limit(min(max(limit, 1), 500))
+        )
+        return {"object": "list", "data": [invoice_summary(each) for each in rows]}
+
+
+@router.get("/invoices/{reference}")
+def get_invoice(reference: str, ctx: InvoiceReadAccess) -> dict[str, Any]:
+    """Get an invoice by id or number, with every line and its usage."""
+    with ctx.database.read() as session:
+        return invoice_json(session, _tenant_invoice(session, ctx, reference))
+
+
+@router.get("/invoices/{reference}/page", response_class=HTMLResponse)
+def get_invoice_page(reference: str, ctx: InvoiceReadAccess) -> HTMLResponse:
+    with ctx.database.read() as session:
+        return HTMLResponse(invoice_page(session, _tenant_invoice(session, ctx, reference)))
+
+
+@router.get("/invoices/{reference}/pdf", response_class=Response)
+def get_invoice_pdf(reference: str, ctx: InvoiceReadAccess) -> Response:
+    with ctx.database.read() as session:
+        page = invoice_page(session, _tenant_invoice(session, ctx, reference))
+    return Response(as_pdf(page), media_type="application/pdf")
+
+
+@router.get("/credit-notes/{reference}/pdf", response_class=Response)
+def get_credit_note_pdf(reference: str, ctx: InvoiceReadAccess) -> Response:
+    """Get a credit note by id or number."""
+    with ctx.database.read() as session:
+        note = credit_notes.get(session, reference)
+        if note.tenant_id != ctx.scope.tenant_id:
+            raise credit_notes.unknown(reference)
+        page = credit_note_page(session, note)
+    return Response(as_pdf(page), media_type="application/pdf")
+
+
+@router.get("/budgets")
+def list_budgets(ctx: BudgetReadAccess) -> dict[str, Any]:
+    now = ctx.clock.now()
+    with ctx.database.read() as session:
+        account = session.get(BillingAccount, ctx.scope.tenant_id)
+        zone = account.timezone if account else "UTC"
+        rows = session.scalars(
+            select(Budget)
+            .where(Budget.tenant_id == ctx.scope.tenant_id, Budget.ended_at.is_(None))
+            .order_by(Budget.created_at, Budget.id)
+        ).all()
+        listed = []
+        for each in rows:
+            window = budgets.window_of(each.window, now, zone)
+            spent, credited = budgets.spent_in(session, each, window)
+            listed.append(_budget(each) | {"spent": money(spent - credited, each.currency)})
+    return {"object": "list", "data": listed}
+
+
+@router.post("/budgets", status_code=201)
+def create_budget(
+    body: NewBudget, ctx: BudgetWriteAccess, targets: AlertTargetsDep
+) -> dict[str, Any]:
+    """`webhook_secret` signs the messages to `webhooks`; only this answer shows it."""
+    tenant_id = ctx.scope.tenant_id
+    targets.check(body.webhooks, body.emails)
+    with ctx.database.transaction() as session:
+        account = session.get(BillingAccount, tenant_id)
+        target = _target(session, tenant_id, body)
+        budget = budgets.create(
+            session,
+            ctx.clock,
+            tenant_id=tenant_id,
+            scope=body.scope,
+            scope_id=target,
+            cap=Money(units_of(body.cap), account.currency if account else "USD"),
+            window=body.window,
+            hard=body.hard,
+            thresholds=tuple(body.thresholds),
+            webhooks=tuple(body.webhooks),
+            emails=tuple(body.emails),
+            name=body.name,
+        )
+        shown = _budget(budget)
+        audit.record(
+            session, ctx.scope, ctx.clock, "budget.create", budget.id, before=None, after=shown
+        )
+        secret = budget.webhook_secret
+    return shown | ({"webhook_secret": secret} if secret else {})
+
+
+@router.delete("/budgets/{budget_id}")
+def end_budget(budget_id: str, ctx: BudgetWriteAccess) -> dict[str, Any]:
+    with ctx.database.transaction() as session:
+        row = session.get(Budget, budget_id)
+        if row is None or row.tenant_id != ctx.scope.tenant_id or row.ended_at:
+            raise NotFound(f"There is no budget {budget_id!r}.", next_step="GET /admin/v1/budgets")
+        before = _budget(row)
+        row.ended_at = ctx.clock.now()
+        audit.record(session, ctx.scope, ctx.clock, "budget.end", row.id, before=before, after=None)
+    return {"ended": budget_id}
+
+
+@router.post("/erasures")
+def erase(body: EndUserErasure, ctx: EraseAccess) -> dict[str, int]:
+    """Erase an end user's name from the tenant's usage. Counts and amounts stay."""
+    with ctx.database.transaction() as session:
+        return erase_end_user(session, ctx.scope, ctx.clock, body.end_user).describe()
+
+
+def _tenant_invoice(session: Session, ctx: AdminContext, reference: str) -> Invoice:
+    row = invoices.get(session, reference)
+    if row.tenant_id != ctx.scope.tenant_id:
+        raise NotFound(f"There is no invoice {reference!r}.", next_step="GET /admin/v1/invoices")
+    return row
+
+
+def _target(session: Session, tenant_id: str, body: NewBudget) -> str:
+    """The id that the budget applies to. BadRequest where the tenant has no such project or key."""
+    if body.scope == "tenant":
+        return tenant_id
+    table = Project if body.scope == "project" else ApiKey
+    row: Any = session.get(table, body.scope_id)
+    if row is None or row.tenant_id != tenant_id:
+        raise BadRequest(
+            f"There is no {body.scope} {body.scope_id!r}.",
+            next_step=f"Set scope_id to the id of one of the tenant's {body.scope}s.",
+            param="scope_id",
+        )
+    return body.scope_id
+
+
+def _budget(each: Budget) -> dict[str, Any]:
+    names = (
+        "id",
+        "scope",
+        "scope_id",
+        "name",
+        "window",
+        "hard",
+        "thresholds",
+        "webhooks",
+        "emails",
+    )
+    shown = {name: getattr(each, name) for name in names}
+    return shown | {"cap": money(each.cap, each.currency)}
+
+
+def _grant(each: CreditGrant) -> dict[str, Any]:
+    return {
+        "id": each.id,
+        "kind": each.kind,
+        "granted": money(each.granted, each.currency),
+        "remaining": money(each.remaining, each.currency),
+        "priority": each.priority,
+        "granted_at": each.granted_at.isoformat(),
+        "expires_at": each.expires_at.isoformat() if each.expires_at else None,
+        "note": each.note,
+    }

@@ -1,0 +1,1 @@
+"""What the commands share: settings and database, output, options."""

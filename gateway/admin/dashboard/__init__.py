@@ -1,0 +1,1 @@
+"""The dashboard on this gateway's services."""

@@ -1,0 +1,1 @@
+"""Engines: their state, draining, reloading and prices."""

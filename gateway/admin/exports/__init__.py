@@ -1,0 +1,1 @@
+"""Exports of figures, and their schedules."""

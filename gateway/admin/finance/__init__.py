@@ -1,0 +1,1 @@
+"""The finance API: costs, usage, margin and the end of a month."""

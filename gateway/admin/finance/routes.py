@@ -1,0 +1,136 @@
+"""/v1/organization/usage and /costs in OpenAI's format, and /v1/exports as streamed files."""
+
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from typing import Annotated, Any
+
+import orjson
+from fastapi import APIRouter, Depends, Query, Request
+from fastapi.responses import Response, StreamingResponse
+from sqlalchemy import select
+
+from billing.exports import schedules
+from billing.exports.encoding import NAMES, check_name, chunks_of, format_of
+from billing.exports.formats import Format
+from billing.exports.subjects import Period
+from billing.exports.views import job_json, schedule_json
+from billing.models import ExportJob
+from billing.usage_buckets import BucketQuery, usage_buckets
+from core.errors import BadRequest
+from core.events import UsageKind
+from gateway.admin.access import AdminContext, RequirePermission
+from gateway.admin.finance import schemas as shapes
+from gateway.edge.datetimes import parse_datetime
+from gateway.serving.api.query_names import reads_query
+
+router = APIRouter(prefix="/v1", tags=["finance"])
+UsageReadAccess = Annotated[AdminContext, Depends(RequirePermission("usage", "read"))]
+CostReadAccess = Annotated[AdminContext, Depends(RequirePermission("costs", "read"))]
+ExportReadAccess = Annotated[AdminContext, Depends(RequirePermission("exports", "read"))]
+
+
+@router.get("/organization/usage/completions")
+@reads_query(*shapes.PARAMETERS)
+def completions_usage(request: Request, ctx: UsageReadAccess) -> Response:
+    """Tokens and requests of generations in buckets of 1m, 1h or 1d."""
+    return _json(usage_of(ctx, _parameters(request)))
+
+
+@router.get("/organization/costs")
+@reads_query(*shapes.PARAMETERS)
+def costs(request: Request, ctx: CostReadAccess) -> Response:
+    """Charges per day, before tax and credits."""
+    return _json(costs_of(ctx, _parameters(request)))
+
+
+@router.get("/exports")
+def export(
+    ctx: ExportReadAccess,
+    what: Annotated[str, Query(description=f"One of {', '.join(NAMES)}.")] = "usage",
+    format: Annotated[str, Query(description="csv, jsonl or parquet.")] = "csv",
+    start: Annotated[str | None, Query(description="First day or time, UTC, inclusive.")] = None,
+    end: Annotated[str | None, Query(description="Last day or time, UTC, exclusive.")] = None,
+) -> StreamingResponse:
+    """Download the tenant's usage, charges, invoices or ledger, or a FOCUS 1.2 file."""
+    check_name(what)
+    form = format_of(format)
+    period = _period(ctx.clock.now(), start, end)
+    name = f"tollhouse-{what}-{period.start:%Y%m%d}-{period.end:%Y%m%d}.{form.value}"
+    return StreamingResponse(
+        _rows(ctx, what, form, period),
+        media_type=form.media_type,
+        headers={"content-disposition": f'attachment; filename="{name}"'},
+    )
+
+
+@router.get("/exports/schedules")
+def export_schedules(ctx: ExportReadAccess) -> dict[str, Any]:
+    """The tenant's export schedules and the state of each."""
+    with ctx.database.read() as session:
+        rows = schedules.open_schedules(session, ctx.scope.tenant_id)
+        return {"object": "list", "data": [schedule_json(row) for row in rows]}
+
+
+@router.get("/exports/jobs")
+def export_jobs(
+    ctx: ExportReadAccess, limit: Annotated[int, Query(ge=1, le=500)] = 100
+) -> dict[str, Any]:
+    """Export jobs of the tenant's schedules, newest first, with rows, bytes and SHA-256."""
+    with ctx.database.read() as session:
+        rows = session.scalars(
+            select(ExportJob)
+            .where(ExportJob.tenant_id == ctx.scope.tenant_id)
+            .order_by(ExportJob.id.desc())
+            .limit(limit)
+        )
+        return {"object": "list", "data": [job_json(row) for row in rows]}
+
+
+def usage_of(ctx: AdminContext, parameters: dict[str, list[str]]) -> dict[str, Any]:
+    query, groups = shapes.usage_query(parameters, ctx.clock.now())
+    kinds = (UsageKind.GENERATION.value, UsageKind.CACHE_HIT.value)
+    return shapes.usage_page(_buckets(ctx, query, kinds), groups)
+
+
+def costs_of(ctx: AdminContext, parameters: dict[str, list[str]]) -> dict[str, Any]:
+    query, groups = shapes.costs_query(parameters, ctx.clock.now())
+    return shapes.costs_page(_buckets(ctx, query, ()), groups)
+
+
+def _rows(ctx: AdminContext, what: str, form: Format, period: Period) -> Iterator[bytes]:
+    with ctx.database.report(fresh=True) as session:
+        yield from chunks_of(session, what, form, ctx.scope, period)
+
+
+def _buckets(ctx: AdminContext, query: BucketQuery, kinds: tuple[str, ...]) -> Any:
+    from dataclasses import replace
+
+    with ctx.database.report() as session:
+        return usage_buckets(session, ctx.scope, replace(query, kinds=kinds))
+
+
+def _period(now: datetime, start: str | None, end: str | None) -> Period:
+    """By default the last 31 days."""
+    until = _parse_time("end", end) or now
+    since = _parse_time("start", start) or until - timedelta(days=31)
+    if since >= until:
+        raise BadRequest(
+            "start is not before end.", next_step="Give a start before the end.", param="start"
+        )
+    return Period(since, until)
+
+
+def _parse_time(name: str, text: str | None) -> datetime | None:
+    return parse_datetime(text, name) if text is not None else None
+
+
+def _parameters(request: Request) -> dict[str, list[str]]:
+    given: dict[str, list[str]] = {}
+    for name, value in request.query_params.multi_items():
+        given.setdefault(name, []).append(value)
+    return given
+
+
+def _json(page: dict[str, Any]) -> Response:
+    # Amounts are exact decimals; OpenAI's schema requires `number`.
+    return Response(orjson.dumps(page, default=float), media_type="application/json")

@@ -1,0 +1,118 @@
+"""/admin/v1/keys. Only the response that creates a key contains its secret."""
+
+from datetime import timedelta
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Request
+from sqlalchemy.orm import Session
+
+from core.errors import BadRequest
+from core.tenants import adapters, key_changes, key_routing, key_scopes, keys
+from core.tenants.key_scopes import KeyScopes
+from gateway.admin.access import AdminContext, RequirePermission
+from gateway.admin.schemas import KeyChange, KeyRotation, NewKey
+from gateway.catalog.catalog import Catalog
+from gateway.serving.api.dependencies import CatalogDep
+
+router = APIRouter(prefix="/admin/v1/keys", tags=["keys"])
+ReadAccess = Annotated[AdminContext, Depends(RequirePermission("keys", "read"))]
+WriteAccess = Annotated[AdminContext, Depends(RequirePermission("keys", "write"))]
+
+
+@router.get("")
+def list_keys(ctx: ReadAccess) -> dict[str, Any]:
+    with ctx.database.read() as session:
+        rows = keys.all_of(session, ctx.scope)
+        return {"object": "list", "data": [keys.describe(each) for each in rows]}
+
+
+@router.post("", status_code=201)
+def issue_key(
+    body: NewKey, ctx: WriteAccess, catalog: CatalogDep, request: Request
+) -> dict[str, Any]:
+    if body.expires_at is not None and body.expires_at.tzinfo is None:
+        raise BadRequest(
+            "expires_at has no time zone.",
+            next_step="Write it like 2027-01-31T00:00:00Z.",
+            param="expires_at",
+        )
+    scopes = body.scopes.model_dump(exclude_none=True)
+    routing = body.routing.model_dump(exclude_none=True) if body.routing else None
+    key_routing.check(routing or {}, "routing")
+    with ctx.database.transaction() as session:
+        _check_names(session, ctx, catalog, request, scopes, routing)
+        issued = keys.issue(
+            session,
+            ctx.scope,
+            ctx.clock,
+            project_id=body.project_id,
+            name=body.name,
+            role=body.role,
+            scopes=_scopes(body),
+            allowed_ips=tuple(body.allowed_ips),
+            expires_at=body.expires_at,
+            routing=routing,
+        )
+        return _shown(session, ctx, issued)
+
+
+@router.post("/{key_id}/rotate", status_code=201)
+def rotate_key(key_id: str, body: KeyRotation, ctx: WriteAccess) -> dict[str, Any]:
+    with ctx.database.transaction() as session:
+        overlap = timedelta(seconds=body.overlap_s)
+        issued = keys.rotate(session, ctx.scope, ctx.clock, key_id, overlap=overlap)
+        return _shown(session, ctx, issued)
+
+
+@router.patch("/{key_id}")
+def change_key(
+    key_id: str, body: KeyChange, ctx: WriteAccess, catalog: CatalogDep, request: Request
+) -> dict[str, Any]:
+    """Change what the key may use, its fallback chains and its canaries."""
+    named = body.model_dump(exclude_unset=True)
+    scopes, routing = named.get("scopes"), named.get("routing")
+    key_routing.check(routing or {}, "routing")
+    with ctx.database.transaction() as session:
+        keys.get(session, ctx.scope, key_id)
+        _check_names(session, ctx, catalog, request, scopes, routing)
+        changed = key_changes.change(
+            session,
+            ctx.scope,
+            ctx.clock,
+            key_id,
+            scopes=scopes,
+            routing=routing,
+        )
+        return keys.describe(changed)
+
+
+@router.delete("/{key_id}")
+def revoke_key(key_id: str, ctx: WriteAccess) -> dict[str, Any]:
+    with ctx.database.transaction() as session:
+        keys.revoke(session, ctx.scope, ctx.clock, key_id)
+        return keys.describe(keys.get(session, ctx.scope, key_id))
+
+
+def _shown(session: Session, ctx: AdminContext, issued: keys.IssuedKey) -> dict[str, Any]:
+    key = keys.describe(keys.get(session, ctx.scope, issued.id))
+    return key | {"secret": issued.secret}
+
+
+def _check_names(
+    session: Session,
+    ctx: AdminContext,
+    catalog: Catalog,
+    request: Request,
+    scopes: dict[str, Any] | None,
+    routing: dict[str, Any] | None,
+) -> None:
+    own = [each.name for each in adapters.all_of(session, ctx.scope)]
+    key_scopes.check(scopes or {})
+    key_scopes.check_names(scopes or {}, routing or {}, catalog.model_names(), own)
+    if routes := (scopes or {}).get("routes"):
+        key_scopes.check_routes(routes, request.app.openapi()["paths"])
+
+
+def _scopes(body: NewKey) -> KeyScopes:
+    listed = body.scopes.model_dump(exclude_none=True)
+    return KeyScopes(**{name: frozenset(values) for name, values in listed.items()})

@@ -1,0 +1,1 @@
+"""Limits of organisations, projects and keys."""

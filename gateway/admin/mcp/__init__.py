@@ -1,0 +1,1 @@
+"""Account data over the Model Context Protocol."""

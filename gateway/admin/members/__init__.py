@@ -1,0 +1,1 @@
+"""Members, roles and single sign-on."""

@@ -1,0 +1,96 @@
+"""/admin/v1/members: the members of a tenant."""
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Request
+from sqlalchemy.orm import Session
+
+from billing import member_mails
+from billing.alert_targets import AlertTargets
+from core.settings import Settings
+from core.tenants import invitations, members
+from gateway.admin.access import AdminContext, RequirePermission
+from gateway.admin.schemas import MemberChange, NewMember, NewPassword
+from gateway.serving.api.dependencies import AlertTargetsDep
+
+router = APIRouter(prefix="/admin/v1/members", tags=["members"])
+ReadAccess = Annotated[AdminContext, Depends(RequirePermission("members", "read"))]
+WriteAccess = Annotated[AdminContext, Depends(RequirePermission("members", "write"))]
+
+
+@router.get("")
+def list_members(ctx: ReadAccess) -> dict[str, Any]:
+    with ctx.database.read() as session:
+        rows = members.all_of(session, ctx.scope)
+        return {"object": "list", "data": [members.describe(each) for each in rows]}
+
+
+@router.post("", status_code=201)
+def add_member(
+    body: NewMember, ctx: WriteAccess, request: Request, targets: AlertTargetsDep
+) -> dict[str, Any]:
+    """Without a password the member is invited: the answer has a link, which is also mailed where the
+    deployment sends mail."""
+    hashed = members.hash_for(ctx.database, body.email, body.password) if body.password else None
+    fields = body.model_dump(exclude={"password"})
+    with ctx.database.transaction() as session:
+        member = members.add(session, ctx.scope, ctx.clock, password_hash=hashed, **fields)
+        links = LinkSender(session, ctx, _base(request), targets)
+        invitation = None if body.password else links.invite(member.id)
+        return members.describe(member) | ({"invitation": invitation} if invitation else {})
+
+
+@router.patch("/{member_id}")
+def change_member(member_id: str, body: MemberChange, ctx: WriteAccess) -> dict[str, Any]:
+    with ctx.database.transaction() as session:
+        changed = members.change(
+            session, ctx.scope, ctx.clock, member_id, **body.model_dump(exclude_unset=True)
+        )
+        return members.describe(changed)
+
+
+@router.put("/{member_id}/password")
+def set_password(member_id: str, body: NewPassword, ctx: WriteAccess) -> dict[str, Any]:
+    with ctx.database.read() as session:
+        email = members.get(session, ctx.scope, member_id).email
+    hashed = members.hash_for(ctx.database, email, body.password)
+    with ctx.database.transaction() as session:
+        members.set_password(session, ctx.scope, ctx.clock, member_id, hashed)
+        return members.describe(members.get(session, ctx.scope, member_id))
+
+
+@router.post("/{member_id}/invitation", status_code=201)
+def invite_member(
+    member_id: str, ctx: WriteAccess, request: Request, targets: AlertTargetsDep
+) -> dict[str, Any]:
+    """A new one-time link, by which the member sets a password or connects a single sign-on account.
+    Earlier links end."""
+    with ctx.database.transaction() as session:
+        links = LinkSender(session, ctx, _base(request), targets)
+        return {"member_id": member_id} | links.invite(member_id)
+
+
+@dataclass(frozen=True, slots=True)
+class LinkSender:
+    session: Session
+    ctx: AdminContext
+    base: str
+    targets: AlertTargets
+
+    def invite(self, member_id: str) -> dict[str, Any]:
+        ctx = self.ctx
+        made = invitations.invite(self.session, ctx.scope, ctx.clock, member_id)
+        if self.targets.sends_mail:
+            now = ctx.clock.now()
+            member_mails.send_link(self.session, ctx.scope.tenant_id, made, self.base, now)
+        return {
+            "url": made.url(self.base),
+            "expires_at": made.expires_at.isoformat(),
+            "mailed": self.targets.sends_mail,
+        }
+
+
+def _base(request: Request) -> str:
+    settings: Settings = request.app.state.services.settings
+    return settings.public_url or str(request.base_url)

@@ -1,0 +1,1 @@
+"""Models: fetched, quantised and listed."""

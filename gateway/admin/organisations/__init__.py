@@ -1,0 +1,1 @@
+"""Organisations and the units that are billed with them."""

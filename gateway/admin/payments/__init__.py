@@ -1,0 +1,1 @@
+"""Payments, refunds and the payment provider's events."""

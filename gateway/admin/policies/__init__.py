@@ -1,0 +1,1 @@
+"""Moderation policies and appeals."""

@@ -1,0 +1,248 @@
+"""`tollhouse price`: sets, lists, compares and tries prices; re-rates past usage; costs of engines."""
+
+import argparse
+import json
+from dataclasses import replace
+from typing import Any
+
+from sqlalchemy import select
+
+from billing import price_changes, price_terms, prices, rerating
+from billing.models import PriceVersionRow
+from billing.pricing import TOKENS, Component, Counts
+from billing.views import money, price_json
+from core.errors import BadRequest
+from core.money import decimal_of
+from gateway.admin.console.context import CommandContext, command_context
+from gateway.admin.console.output import add_json, say, show
+from gateway.admin.console.tenants import tenant_id_of
+from gateway.admin.engines import prices_command as _engine_prices
+from gateway.admin.exchange_rates import command as _exchange_rates
+from gateway.edge.datetimes import parse_datetime
+
+HELP = "set, list, compare and try prices; re-rate past usage"
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    verbs = parser.add_subparsers(metavar="verb", required=True)
+    save = verbs.add_parser("set", help="save a price, after a trial on sample usage")
+    _draft_options(save)
+    save.set_defaults(run=_set)
+    trial = verbs.add_parser("try", help="calculate a cost with a price, without saving it")
+    _draft_options(trial)
+    trial.add_argument("--prompt-tokens", type=int, default=1_000_000)
+    trial.add_argument("--cached-tokens", type=int, default=0)
+    trial.add_argument("--output-tokens", type=int, default=1_000_000)
+    trial.set_defaults(run=_try)
+    listing = verbs.add_parser("list", help="list price versions, newest first")
+    listing.add_argument("--model")
+    listing.set_defaults(run=_list)
+    compare = verbs.add_parser("diff", help="compare two versions, component by component")
+    compare.add_argument("version")
+    compare.add_argument("other")
+    compare.set_defaults(run=_diff)
+    rerate = verbs.add_parser("rerate", help="re-rate past usage of one price version with another")
+    rerate.add_argument("--version", required=True, help="the wrong version, pinned on the usage")
+    rerate.add_argument("--by", required=True, help="the right version")
+    rerate.add_argument("--from", dest="start", required=True, metavar="DATE")
+    rerate.add_argument("--to", dest="end", metavar="DATE", help="default: now")
+    rerate.add_argument("--tenant", help="name or id; default: all tenants")
+    rerate.add_argument("--reason", default="", help="shown on the invoice")
+    rerate.add_argument(
+        "--dry-run", action="store_true", help="show the difference without posting"
+    )
+    rerate.set_defaults(run=_rerate)
+    _engine_prices.add_engine_prices(verbs)
+    _exchange_rates.add_exchange_rates(verbs)
+    for each in (save, trial, listing, compare, rerate):
+        add_json(each)
+
+
+def _draft_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", required=True, help="public name, or * for every model")
+    parser.add_argument("--adapter", default="*", help="only with this adapter; default: any")
+    parser.add_argument("--tenant", help="a tenant's negotiated price; default: the list price")
+    parser.add_argument("--currency", default="USD")
+    parser.add_argument("--from", dest="start", metavar="DATE", help="default: now")
+    parser.add_argument("--to", dest="end", metavar="DATE", help="default: open-ended")
+    parser.add_argument("--discount", default="0", metavar="PERCENT")
+    parser.add_argument("--note", default="")
+    for component in Component:
+        unit = "per million tokens" if component in TOKENS else "each"
+        unit = "per million characters" if component is Component.CHARACTER else unit
+        name = component.value.replace("_", "-")
+        parser.add_argument(
+            "--adapter-request" if component is Component.ADAPTER else f"--{name}",
+            dest=f"price_{component.value}",
+            metavar="PRICE",
+            help=f"in major units, {unit}; or JSON with scheme and tiers; none removes it",
+        )
+
+
+def _draft(tools: CommandContext, arguments: argparse.Namespace) -> prices.PriceDraft:
+    terms: dict[str, Any] = {}
+    for component in Component:
+        value = getattr(arguments, f"price_{component.value}")
+        if value is not None:
+            terms[component.value] = _price(component.value, value)
+    tenant_id = ""
+    if arguments.tenant:
+        with tools.database.read() as session:
+            tenant_id = tenant_id_of(session, arguments.tenant)
+    return prices.PriceDraft(
+        arguments.model,
+        terms,
+        parse_datetime(arguments.start) if arguments.start else tools.clock.now(),
+        parse_datetime(arguments.end) if arguments.end else None,
+        tenant_id,
+        arguments.adapter,
+        arguments.currency,
+        arguments.discount,
+        arguments.note,
+        "operator",
+    )
+
+
+def _price(component: str, value: str) -> Any:
+    if value == "none":
+        return None
+    if not value.lstrip().startswith("{"):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError as error:
+        raise BadRequest(
+            f"--{component} is not JSON: {error}.",
+            next_step="Give an amount, or JSON with scheme and tiers.",
+        ) from None
+
+
+def _set(arguments: argparse.Namespace) -> int:
+    with command_context() as tools:
+        draft = _draft(tools, arguments)
+        with tools.database.transaction() as session:
+            stays = price_changes.kept(session, draft)
+            version = price_changes.save(session, tools.clock, draft)
+        if stays and not arguments.json:
+            names = ", ".join(sorted(each.value for each in stays))
+            say(f"Kept from the version before: {names}. Give `none` to remove a rate.")
+        with tools.database.read() as session:
+            row = session.get_one(PriceVersionRow, version.id)
+            shown = price_json(row) if arguments.json else _short(row)
+            show(shown, as_json=arguments.json, title="price")
+    return 0
+
+
+def _try(arguments: argparse.Namespace) -> int:
+    with command_context() as tools:
+        draft = _draft(tools, arguments)
+        written = {name: each for name, each in draft.written.items() if each is not None}
+        version = prices.validate(replace(draft, written=written))
+    counts = Counts.of_answer(
+        arguments.prompt_tokens, arguments.cached_tokens, arguments.output_tokens
+    )
+    parts = {
+        component.value: money(version.total(component, quantity), version.currency)
+        for component, quantity in counts.by_component
+        if quantity
+    }
+    total = money(version.cost(counts), version.currency)
+    if arguments.json:
+        show({"components": parts, "total": total}, as_json=True)
+        return 0
+    shown = {name: f"{part['amount']} {part['currency']}" for name, part in parts.items()}
+    show({**shown, "total": f"{total['amount']} {total['currency']}"}, as_json=False, title="cost")
+    return 0
+
+
+def _list(arguments: argparse.Namespace) -> int:
+    with command_context() as tools, tools.database.read() as session:
+        query = select(PriceVersionRow).order_by(
+            PriceVersionRow.model, PriceVersionRow.effective_from.desc()
+        )
+        if arguments.model:
+            query = query.where(PriceVersionRow.model == arguments.model)
+        rows = list(session.scalars(query))
+        if arguments.json:
+            show([price_json(row) for row in rows], as_json=True)
+            return 0
+        show([_short(row) for row in rows], as_json=False, title="prices")
+    return 0
+
+
+def _short(row: PriceVersionRow) -> dict[str, Any]:
+    rates, discount_ppm = price_terms.load(row.terms)
+    words = {each: price_terms.in_words(each, rate) for each, rate in rates.items()}
+    named = (Component.INPUT, Component.CACHED_INPUT, Component.OUTPUT)
+    others = [f"{each.value} {text}" for each, text in words.items() if each not in named]
+    return {
+        "id": row.id,
+        "model": row.model,
+        "adapter": row.adapter,
+        "tenant": row.tenant_id or "list",
+        "from": f"{row.effective_from:%Y-%m-%d}",
+        "to": f"{row.effective_to:%Y-%m-%d}" if row.effective_to else "open",
+        "currency": row.currency,
+        **{each.value: words.get(each, "-") for each in named},
+        "others": "; ".join(others) or "-",
+        "discount": f"{decimal_of(discount_ppm * 10**8)} %" if discount_ppm else "-",
+    }
+
+
+def _diff(arguments: argparse.Namespace) -> int:
+    with command_context() as tools, tools.database.read() as session:
+        one = prices.get_version(session, arguments.version)
+        other = prices.get_version(session, arguments.other)
+    rows = []
+    for component in Component:
+        before, after = one.rates.get(component), other.rates.get(component)
+        if before != after or one.discount_ppm != other.discount_ppm:
+            cost = [version.total(component, 1_000_000) for version in (one, other)]
+            if before is None and after is None:
+                continue
+            rows.append(
+                {
+                    "component": component.value,
+                    "a million before": decimal_of(cost[0]),
+                    "a million after": decimal_of(cost[1]),
+                    "difference": decimal_of(cost[1] - cost[0]),
+                }
+            )
+    show(rows, as_json=arguments.json, title="differences")
+    return 0
+
+
+def _rerate(arguments: argparse.Namespace) -> int:
+    with command_context() as tools:
+        with tools.database.read() as session:
+            tenant_id = tenant_id_of(session, arguments.tenant) if arguments.tenant else ""
+        request = rerating.Request(
+            arguments.version,
+            arguments.by,
+            parse_datetime(arguments.start),
+            parse_datetime(arguments.end) if arguments.end else tools.clock.now(),
+            tenant_id,
+            arguments.reason,
+            "operator",
+        )
+        if arguments.dry_run:
+            with tools.database.read() as session:
+                changes = rerating.plan(session, request)
+        else:
+            with tools.database.transaction() as session:
+                changes = rerating.post_all(session, tools.clock, request)
+    rows = [
+        {
+            "tenant_id": each.tenant_id,
+            "component": each.component.value,
+            "quantity": each.quantity,
+            "before": decimal_of(each.before),
+            "after": decimal_of(each.after),
+            "difference": decimal_of(each.difference),
+            "currency": each.currency,
+        }
+        for each in changes
+    ]
+    show(rows, as_json=arguments.json, title="differences")
+    say("Nothing was posted." if arguments.dry_run else f"Adjustments posted: {len(rows)}.")
+    return 0

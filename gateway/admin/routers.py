@@ -1,0 +1,61 @@
+"""All routers under `/admin/v1`, for the app to include."""
+
+from gateway.admin.accounts import routes as billing_admin
+from gateway.admin.adapters import routes as adapters
+from gateway.admin.adjustments import routes as money_acts
+from gateway.admin.audit import routes as audit
+from gateway.admin.bank import routes as bank
+from gateway.admin.billing import routes as billing
+from gateway.admin.engines import routes as engines
+from gateway.admin.exchange_rates import routes as exchange_rates
+from gateway.admin.exports import routes as exports
+from gateway.admin.finance import margin_routes as margin
+from gateway.admin.finance import month_end_routes as month_end
+from gateway.admin.keys import routes as keys
+from gateway.admin.ledger import routes as ledger
+from gateway.admin.limits import routes as limits
+from gateway.admin.members import role_routes as roles
+from gateway.admin.members import routes as members
+from gateway.admin.operators import routes as operators
+from gateway.admin.organisations import routes as organisations
+from gateway.admin.payments import routes as payments
+from gateway.admin.policies import appeal_routes as appeals
+from gateway.admin.policies import routes as policies
+from gateway.admin.prompts import routes as prompts
+from gateway.admin.request_log import routes as request_log
+from gateway.admin.response_cache import routes as response_cache
+from gateway.admin.subscriptions import routes as subscriptions
+from gateway.admin.taxes import routes as taxes
+from gateway.admin.tenants import routes as tenants
+from gateway.admin.usage import routes as reported_usage
+
+ROUTERS = (
+    tenants.router,
+    organisations.router,
+    members.router,
+    keys.router,
+    limits.router,
+    adapters.router,
+    audit.router,
+    policies.router,
+    appeals.router,
+    roles.router,
+    billing.router,
+    payments.router,
+    bank.router,
+    billing_admin.router,
+    subscriptions.router,
+    ledger.router,
+    margin.router,
+    exchange_rates.router,
+    money_acts.router,
+    month_end.router,
+    operators.router,
+    reported_usage.router,
+    taxes.router,
+    exports.router,
+    engines.router,
+    response_cache.router,
+    request_log.router,
+    prompts.router,
+)

@@ -1,0 +1,1 @@
+"""Taxes and the seller's registrations."""

@@ -1,0 +1,1 @@
+"""Usage that was reported, parked or recovered."""

@@ -1,0 +1,1 @@
+"""Celery workers: their application, metrics and dead tasks."""

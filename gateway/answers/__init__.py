@@ -1,0 +1,1 @@
+"""From an engine's output to what the client reads."""

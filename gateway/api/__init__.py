@@ -1,1 +1,0 @@
-"""FastAPI routers, one file per API."""

@@ -1,1 +1,0 @@
-"""The `/admin/v1` routes."""

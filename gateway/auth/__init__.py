@@ -1,1 +1,0 @@
-"""Authentication: from a header or a session cookie to a principal."""

@@ -1,0 +1,1 @@
+"""`tollhouse chat`: a conversation with a served model in the terminal."""

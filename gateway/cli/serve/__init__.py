@@ -1,0 +1,1 @@
+"""`tollhouse serve`: starts the processes and listens."""

@@ -1,0 +1,1 @@
+"""HTTP and who asks: connections, bodies, addresses, threads and authentication."""

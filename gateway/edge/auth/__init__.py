@@ -1,0 +1,1 @@
+"""Authenticates a header as a principal; sign-in and revocation."""

@@ -1,0 +1,225 @@
+"""Single sign-on by OpenID Connect: code flow with PKCE by authlib, ID token verified by joserfc.
+
+The state, nonce and verifier of a sign-in are kept in a signed cookie, so any worker can finish a
+sign-in that another worker began.
+"""
+
+import base64
+import hashlib
+import hmac
+import json
+import secrets
+import threading
+from typing import Any
+from urllib.parse import urlsplit
+
+import requests
+from authlib.common.errors import AuthlibBaseError
+from authlib.integrations.requests_client import OAuth2Session
+from joserfc import jwt
+from joserfc.errors import JoseError
+from joserfc.jwk import KeySet
+
+from core.clock import Clock
+from core.errors import SettingError, Unauthenticated, Unavailable
+from core.settings import Settings
+from core.tenants.sign_on import ExternalIdentity
+from gateway.edge.auth.single_sign_on import SIGN_IN_TIMEOUT_S, SignInFlow
+
+TIMEOUT_S = 5.0
+_METADATA_TTL_S = 3_600.0
+_FAILURE_TTL_S = 10.0  # for how long an issuer that did not answer is not asked again
+_ALGORITHMS = [
+    "RS256",
+    "RS384",
+    "RS512",
+    "PS256",
+    "ES256",
+    "ES384",
+    "EdDSA",
+]  # never "none", no HMAC
+
+
+class OpenIdConnect:
+    """Implements `SingleSignOn`."""
+
+    def __init__(self, settings: Settings, clock: Clock, signing_secret: str) -> None:
+        self._issuer = settings.oidc_issuer.rstrip("/")
+        self._client_id = settings.oidc_client_id
+        self._client_secret = settings.oidc_client_secret
+        self._clock = clock
+        self._signing_key = hashlib.sha256(f"single sign-on:{signing_secret}".encode()).digest()
+        self._lock = threading.Lock()
+        self._metadata: dict[str, Any] = {}
+        self._keys: KeySet | None = None
+        self._fetched_at = self._failed_at = float("-inf")
+        if self._issuer and not self._client_id:
+            raise SettingError(
+                "TOLLHOUSE_OIDC_ISSUER is set, but TOLLHOUSE_OIDC_CLIENT_ID is not.",
+                next_step="Set both, or neither.",
+            )
+
+    def begin(self, redirect_uri: str, invitation: str = "", tenant: str = "") -> SignInFlow:
+        verifier, nonce = secrets.token_urlsafe(48), secrets.token_urlsafe(24)
+        with self._client(redirect_uri) as client:
+            url, state = client.create_authorization_url(
+                self._endpoint("authorization_endpoint"), code_verifier=verifier, nonce=nonce
+            )
+        expires_at = int(self._clock.now().timestamp()) + SIGN_IN_TIMEOUT_S
+        flow = {"s": state, "n": nonce, "v": verifier, "e": expires_at}
+        return SignInFlow(url, self._signed_cookie(flow | {"i": invitation, "t": tenant}))
+
+    def finish(self, redirect_uri: str, state: str, code: str, cookie: str) -> ExternalIdentity:
+        """Raises Unauthenticated if the sign-in is invalid, Unavailable if the issuer is down."""
+        flow = self._verify_cookie(cookie)
+        if not secrets.compare_digest(flow["s"].encode(), state.encode()):
+            raise _refused("it was not started in this browser")
+        try:
+            with self._client(redirect_uri) as client:
+                token = client.fetch_token(
+                    self._endpoint("token_endpoint"),
+                    code=code,
+                    code_verifier=flow["v"],
+                    timeout=TIMEOUT_S,
+                    allow_redirects=False,
+                )
+        except AuthlibBaseError:
+            raise _refused("the issuer did not accept the code") from None
+        except (requests.RequestException, ValueError):
+            raise _issuer_down() from None
+        return self._identity(str(token.get("id_token", "")), flow)
+
+    def _identity(self, id_token: str, flow: dict[str, Any]) -> ExternalIdentity:
+        try:
+            claims = self._verified(id_token, flow["n"])
+        except (JoseError, ValueError) as error:
+            raise _refused(f"the issuer's ID token is invalid ({type(error).__name__})") from None
+        subject = f"{self._issuer}#{claims['sub']}"
+        if len(subject) > 255:
+            subject = hashlib.sha256(subject.encode()).hexdigest()
+        verified = claims.get("email_verified") is True
+        email = str(claims.get("email", "")) if verified else ""
+        return ExternalIdentity(subject, email, flow["i"], flow["t"])
+
+    def _verified(self, id_token: str, nonce: str) -> dict[str, Any]:
+        try:
+            token = jwt.decode(id_token, self._key_set(), algorithms=_ALGORITHMS)
+        except (JoseError, ValueError):
+            # The issuer may have rotated its keys: fetch them once more.
+            token = jwt.decode(id_token, self._key_set(fresh=True), algorithms=_ALGORITHMS)
+        jwt.JWTClaimsRegistry(
+            now=int(self._clock.now().timestamp()),
+            leeway=60,
+            iss={"essential": True, "value": self._metadata["issuer"]},
+            aud={"essential": True, "value": self._client_id},
+            exp={"essential": True},
+            sub={"essential": True},
+            nonce={"essential": True, "value": nonce},
+        ).validate(token.claims)
+        return dict(token.claims)
+
+    def _client(self, redirect_uri: str) -> Any:
+        return OAuth2Session(
+            self._client_id,
+            self._client_secret or None,
+            scope="openid email",
+            redirect_uri=redirect_uri,
+            code_challenge_method="S256",
+            token_endpoint_auth_method="client_secret_basic" if self._client_secret else "none",
+        )
+
+    def _endpoint(self, name: str) -> str:
+        self._discover()
+        return str(self._metadata[name])
+
+    def _key_set(self, *, fresh: bool = False) -> KeySet:
+        self._discover()
+        if not self._lock.acquire(timeout=TIMEOUT_S):
+            raise _issuer_down()
+        try:
+            if self._keys is None or fresh:
+                self._keys = KeySet.import_key_set(_fetch_json(self._metadata["jwks_uri"]))  # type: ignore[arg-type]
+            return self._keys
+        finally:
+            self._lock.release()
+
+    def _discover(self) -> None:
+        """Fetch the issuer's discovery document, at most once an hour. One caller fetches it, and the
+        others wait for that; a failure holds for a few seconds, or, once there was a document, that
+        stays in use until the issuer answers again."""
+        if self._clock.monotonic() - self._fetched_at < _METADATA_TTL_S:
+            return
+        if not self._lock.acquire(timeout=TIMEOUT_S):
+            raise _issuer_down()
+        try:
+            now = self._clock.monotonic()
+            if now - self._fetched_at < _METADATA_TTL_S:
+                return
+            if now - self._failed_at >= _FAILURE_TTL_S:
+                try:
+                    self._fetch_metadata()
+                    return
+                except Unavailable:
+                    self._failed_at = self._clock.monotonic()
+                    if not self._metadata:
+                        raise
+            if not self._metadata:
+                raise _issuer_down()
+        finally:
+            self._lock.release()
+
+    def _fetch_metadata(self) -> None:
+        document = _fetch_json(f"{self._issuer}/.well-known/openid-configuration")
+        names = ("authorization_endpoint", "token_endpoint", "jwks_uri")
+        secure = urlsplit(self._issuer).scheme == "https"
+        for name in names:
+            scheme = urlsplit(str(document.get(name, ""))).scheme
+            if scheme != "https" and (secure or scheme != "http"):
+                raise _issuer_down()
+        if str(document.get("issuer", "")).rstrip("/") != self._issuer:
+            raise _issuer_down()
+        self._metadata, self._keys = document, None
+        self._fetched_at = self._clock.monotonic()
+
+    def _signed_cookie(self, flow: dict[str, Any]) -> str:
+        body = base64.urlsafe_b64encode(json.dumps(flow).encode()).decode()
+        return f"{body}.{self._signature(body)}"
+
+    def _verify_cookie(self, cookie: str) -> dict[str, Any]:
+        body, _, signature = cookie.partition(".")
+        if not hmac.compare_digest(
+            self._signature(body).encode(), signature.encode("utf-8", "replace")
+        ):
+            raise _refused("its cookie is missing")
+        flow: dict[str, Any] = json.loads(base64.urlsafe_b64decode(body))
+        if flow["e"] < self._clock.now().timestamp():
+            raise _refused("it took too long")
+        return flow
+
+    def _signature(self, body: str) -> str:
+        return hmac.new(self._signing_key, body.encode("utf-8", "replace"), "sha256").hexdigest()
+
+
+def _fetch_json(url: str) -> dict[str, Any]:
+    try:
+        answer = requests.get(url, timeout=TIMEOUT_S, allow_redirects=False)
+        document = answer.json() if answer.status_code == 200 else None
+    except (requests.RequestException, ValueError):
+        document = None
+    if not isinstance(document, dict):
+        raise _issuer_down()
+    return document
+
+
+def _refused(reason: str) -> Unauthenticated:
+    return Unauthenticated(
+        f"The sign-in was refused: {reason}.", next_step="Sign in again.", code="sso_refused"
+    )
+
+
+def _issuer_down() -> Unavailable:
+    return Unavailable(
+        "The single sign-on issuer does not answer, or not as OpenID Connect requires.",
+        next_step="Sign in with a password, or try again; operators: check TOLLHOUSE_OIDC_ISSUER.",
+        code="sso_unavailable",
+    )

@@ -1,0 +1,1 @@
+"""The clients of engines and of other servers."""

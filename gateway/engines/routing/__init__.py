@@ -1,0 +1,1 @@
+"""Chooses the replica that runs a request."""

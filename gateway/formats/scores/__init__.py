@@ -1,0 +1,1 @@
+"""Rerank and score, as Cohere and vLLM define them."""

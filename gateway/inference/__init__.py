@@ -1,1 +1,0 @@
-"""The inference APIs: their requests, their responses, and what they share."""

@@ -1,1 +1,0 @@
-"""/v1/rerank and /v1/score: how similar texts are."""

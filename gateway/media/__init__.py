@@ -1,1 +1,0 @@
-"""Audio and images: requests that an upstream serves and the gateway limits, screens and meters."""

@@ -1,0 +1,1 @@
+"""The vocabulary of a request: values, ports and endings. Imports nothing of the gateway."""

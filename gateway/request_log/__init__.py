@@ -1,1 +1,0 @@
-"""Records of requests for the tenant's own receiver."""

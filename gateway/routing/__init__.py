@@ -1,1 +1,0 @@
-"""Routing: which replica serves a request, and the state of each replica."""

@@ -1,0 +1,1 @@
+"""Serves requests: the only steps that know the request's context."""

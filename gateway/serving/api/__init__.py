@@ -1,0 +1,1 @@
+"""Routes for tenants other than inference: models, files, batches, stored responses."""

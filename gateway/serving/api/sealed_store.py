@@ -1,0 +1,50 @@
+"""Records of one project that are encrypted at rest, as routes read and change them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, TypeVar
+
+from sqlalchemy.orm import Session
+
+from core.sealing import Sealer
+from gateway.serving.api.dependencies import (
+    ClockDep,
+    CountedCaller,
+    DatabaseDep,
+    OperatorToken,
+    QuotasDep,
+)
+
+R = TypeVar("R")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class SealedStore(Generic[R]):
+    """A dependency of routes; a subclass names its kind of records."""
+
+    records: ClassVar[type[Any]]  # R, made of session, sealer, scope and the time
+    database: DatabaseDep
+    clock: ClockDep
+    token: OperatorToken
+    caller: CountedCaller
+    quotas: QuotasDep
+
+    def read(self, act: Callable[[R], T]) -> T:
+        with self.database.read() as session:
+            return act(self._of(session))
+
+    def change(self, act: Callable[[R], T]) -> T:
+        with self.database.transaction() as session:
+            return act(self._of(session))
+
+    def grow(self, size: int, act: Callable[[R], T]) -> T:
+        """As `change`, for what adds `size` bytes. InsufficientQuota if they do not fit."""
+        with self.database.transaction() as session:
+            self.quotas.check(session, self.caller.tenant_id, self.caller.plan, size)
+            return act(self._of(session))
+
+    def _of(self, session: Session) -> R:
+        sealer = Sealer(self.token)
+        made: R = self.records(session, sealer, self.caller.scope, self.clock.now())
+        return made

@@ -1,0 +1,1 @@
+"""Responses that run in the background, and the storing of responses."""

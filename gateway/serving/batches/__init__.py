@@ -1,0 +1,1 @@
+"""Runs the lines of a batch through the pipeline at the lowest priority."""

@@ -1,0 +1,1 @@
+"""Records of requests for a tenant's own receiver."""

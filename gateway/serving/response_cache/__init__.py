@@ -1,0 +1,1 @@
+"""Complete answers of a tenant, given again."""

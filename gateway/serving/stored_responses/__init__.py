@@ -1,0 +1,1 @@
+"""Stored completions and responses, and the items that a request builds on."""

@@ -1,1 +1,0 @@
-"""Responses that are stored, and requests that build on them."""

@@ -1,1 +1,0 @@
-"""From engine output to the client's response: text, stop strings, tool calls, delivery."""

@@ -1,1 +1,0 @@
-"""A chat in the terminal, over the public REST API."""

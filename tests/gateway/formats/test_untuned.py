@@ -1,0 +1,184 @@
+"""A request that is known to set no parameter: nothing is looked for in it, so it must have none."""
+
+import ast
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+import gateway
+from core.errors import BadRequest
+from gateway.engines.openai_body import _TUNING, _tuning
+from gateway.engines.openai_body import _UNSET as _UNTUNED
+from gateway.engines.sampling import _SAMPLING_NAMES, _UNSET_VALUES, _sampling
+from gateway.formats.chat.request import parse_chat
+from gateway.prompts.capabilities import _UNSET, _extra
+from gateway.request.inference import InferenceRequest
+from gateway.request.parameters import EXTRA
+
+GATEWAY = Path(gateway.__file__).parent
+
+MESSAGES = [{"role": "user", "content": "Hello"}]
+PARTS = [{"role": "user", "content": [{"type": "text", "text": "Hello"}]}]
+USUAL: dict[str, Any] = {
+    "max_tokens": 5,
+    "max_completion_tokens": 6,
+    "user": "someone",
+    "stream": True,
+    "stream_options": {"include_usage": True},
+}
+OTHERS: dict[str, Any] = {
+    "temperature": 0.5,
+    "top_p": 0.5,
+    "top_k": 3,
+    "min_p": 0.1,
+    "seed": 7,
+    "n": 2,
+    "stop": "x",
+    "logit_bias": {"5": 1},
+    "logprobs": True,
+    "ignore_eos": True,
+    "reasoning_effort": "low",
+    "prediction": {"type": "content", "content": "x"},
+    "service_tier": "flex",
+    "chat_template_kwargs": {"a": 1},
+    "response_format": {"type": "json_object"},
+    "guided_regex": "a",
+    "safety_identifier": "someone",
+    "verbosity": "low",
+    "tools": [{"type": "function", "function": {"name": "f"}}],
+    "echo": True,
+    "truncation": "auto",
+}
+
+# Good and wrong values of the fields that most requests set, and of some others.
+DRAWN: dict[str, list[Any]] = {
+    "temperature": [0, 0.5, 2, 2.1],
+    "top_p": [0, 1, -1],
+    "top_k": [-1, 0, 4],
+    "seed": [0, 5, 2**63],
+    "length_penalty": [0, 11],
+    "frequency_penalty": [0, -3],
+    "max_tokens": [1, 9, 0],
+    "max_completion_tokens": [7],
+    "n": [1, 2],
+    "stop": [[], "x", ["x", "y"], ""],
+    "stream": [False, True],
+    "stream_options": [{"include_usage": True}, {}],
+    "user": ["", "someone", "\n"],
+    "logit_bias": [{}, {"5": 1}, {"a": 1}],
+    "bad_words": [[], ["x"]],
+    "ignore_eos": [False, True],
+    "use_beam_search": [False, True],
+    "prompt_logprobs": [0, 1],
+    "logprob_token_ids": [[], [1, 1]],
+    "truncation_side": ["left", "right"],
+    "request_id": ["", "mine", "\n"],
+    "reasoning_effort": ["low", "none", "some"],
+}
+
+
+def parsed(messages: list[dict[str, Any]], **fields: Any) -> InferenceRequest:
+    return parse_chat(json.dumps({"model": "m", "messages": messages, **fields}).encode())
+
+
+@pytest.mark.parametrize("messages", [MESSAGES, PARTS], ids=["plain", "parts"])
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_request_of_usual_fields_alone_has_no_parameter(
+    messages: list[dict[str, Any]], streamed: bool
+) -> None:
+    fields = USUAL if streamed else {"max_tokens": 5, "user": None}
+    request = parsed(messages, **fields)
+    assert request.untuned
+    assert _sampling(request) == _UNSET_VALUES
+    assert (_extra(request), _tuning(request)) == (_UNSET, _UNTUNED)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_any_other_field_is_looked_for(name: str) -> None:
+    assert not parsed(MESSAGES, **{name: OTHERS[name]}).untuned
+
+
+def _outcome(messages: list[dict[str, Any]], fields: dict[str, Any]) -> Any:
+    """The request, or what is wrong with it."""
+    try:
+        return parsed(messages, **fields)
+    except BadRequest as error:
+        return type(error), error.message, error.param, error.code
+
+
+FEW = st.fixed_dictionaries({}, optional={n: st.sampled_from(v) for n, v in DRAWN.items()})
+
+
+@given(fields=FEW)
+@example(fields=USUAL)
+@example(fields={"temperature": 0, "stream": False, "stop": [], "user": ""})
+def test_both_readers_of_messages_make_the_same_request(fields: dict[str, Any]) -> None:
+    general = [{**MESSAGES[0], "name": "someone"}]
+    plain, read = _outcome(MESSAGES, fields), _outcome(general, fields)
+    if isinstance(read, InferenceRequest):
+        read = replace(read, messages=MESSAGES)
+    assert read == plain
+
+
+@given(fields=FEW)
+def test_a_field_that_is_null_is_as_one_that_is_left_out(fields: dict[str, Any]) -> None:
+    nulls = dict.fromkeys(DRAWN.keys() | OTHERS.keys())
+    assert _outcome(MESSAGES, nulls | fields) == _outcome(MESSAGES, fields)
+
+
+def test_of_two_wrong_fields_the_first_in_the_order_of_checks_is_told() -> None:
+    wrong = {"request_id": "\n", "stop": "", "logit_bias": {"a": 1}, "seed": 2**63}
+    wrong |= {"length_penalty": 11, "top_p": 2, "temperature": 3}
+    told = []
+    while wrong:
+        with pytest.raises(BadRequest) as refused:
+            parsed(MESSAGES, **wrong)
+        told.append(refused.value.param)
+        del wrong[str(refused.value.param)]
+    assert told == [
+        *("temperature", "top_p", "length_penalty", "seed"),
+        *("logit_bias", "stop", "request_id"),
+    ]
+
+
+def test_fields_of_sampling_are_converted_one_by_one() -> None:
+    converted = {"top_k": (-1, 0), "bad_words": (["a"], ("a",)), "min_tokens": (0, 0)}
+    converted |= {"stop": ("x", ("x",)), "stop_token_ids": ([3], (3,)), "n": (2, 2)}
+    converted |= {"logit_bias": ({"5": 1}, {5: 1}), "allowed_token_ids": ([1, 1], (1, 1))}
+    request = parsed(MESSAGES, **{name: given for name, (given, _) in converted.items()})
+    unset = replace(parsed(MESSAGES), untuned=False)
+    assert request == replace(unset, **{name: value for name, (_, value) in converted.items()})
+    assert parsed(MESSAGES, request_id="mine").client_request_id == "mine"
+
+
+# Calls of `replace` that name such a field and set none in a request that has none.
+KNOWN_CHANGES = {
+    ("catalog/capabilities.py", "reasoning_effort"),  # to None
+    ("prompts/prompt.py", "prediction"),  # of a prompt, not of a request
+    ("response_cache/rules.py", "prediction"),  # unset, as is the next
+    ("response_cache/rules.py", "service_tier"),
+    ("response_cache/rules.py", "**"),  # of a rule
+    ("screening/prompt_texts.py", "chat_template_kwargs"),  # those that it has, redacted
+    ("streaming/chunks.py", "logprobs"),  # of a chunk
+}
+
+
+def test_no_parameter_is_set_in_a_request_that_is_known_to_have_none() -> None:
+    """`replace` keeps `untuned`: a caller that sets a parameter must unset it too."""
+    looked_for = {*EXTRA, *_TUNING, *_SAMPLING_NAMES}
+    found = set()
+    for file in GATEWAY.rglob("*.py"):
+        for call in ast.walk(ast.parse(file.read_text())):
+            if not isinstance(call, ast.Call):
+                continue
+            name = getattr(call.func, "id", None) or getattr(call.func, "attr", None)
+            names = {word.arg or "**" for word in call.keywords}
+            if name == "replace" and "untuned" not in names:
+                where = file.relative_to(GATEWAY).as_posix()
+                found |= {(where, each) for each in names & {*looked_for, "**"}}
+    assert found == KNOWN_CHANGES
