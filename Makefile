@@ -90,7 +90,7 @@ $(VENV)/.torch: constraints.txt
 	touch $@
 
 # The extensions are built anew where their source has changed.
-EXTENSIONS := moderation/classifiers/kernel.c $(wildcard engine/dense/*.[ch])
+EXTENSIONS := moderation/classifiers/kernel.c $(wildcard engine/backends/compiled/*.[ch])
 
 $(VENV)/.installed: $(VENV)/.torch pyproject.toml $(EXTENSIONS)
 	@echo "== Tollhouse with $(EXTRAS) (2 of 2) =="

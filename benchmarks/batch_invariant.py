@@ -19,9 +19,9 @@ import transformers
 
 from benchmarks.report import figure, median_pair, processor_times, progress, stolen_since
 from engine.config import EngineConfig
-from engine.execution.cpu_runner import load_runner, physical_cores
 from engine.loop import Engine
 from engine.protocol import GenerateRequest, SamplingParams
+from engine.runners.cpu.runner import load_runner, physical_cores
 
 _SHAPE = {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30,
           "num_attention_heads": 9, "num_key_value_heads": 3, "vocab_size": 49_152}  # fmt: skip

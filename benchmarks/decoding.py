@@ -24,18 +24,18 @@ from benchmarks.report import figure, median_pair, processor_times, progress, st
 from engine.batch import Row, Runner, StepBatch
 from engine.config import EngineConfig
 from engine.decoding.grammar.grammars import Grammars
-from engine.demo.chat import Turn, head, written
-from engine.demo.dialogues import make_dialogues
 from engine.demo.paths import MODEL_DIR
-from engine.demo.settings import OTHER_HEADS, SEED
-from engine.demo.smollm2.answers import prompt_of
-from engine.demo.smollm2.questions import make_questions
-from engine.execution.cpu_runner import load_runner
-from engine.execution.fake_runner import FakeRunner
 from engine.loop import Engine
 from engine.models.tokenizer_file import tokenizer_json
 from engine.protocol import GenerateRequest, Grammar, SamplingParams
+from engine.runners.cpu.runner import load_runner
+from engine.runners.fake import FakeRunner
 from engine.scheduling.sequence import Sequence
+from training.demo.chat import Turn, head, written
+from training.demo.dialogues import make_dialogues
+from training.demo.settings import OTHER_HEADS, SEED
+from training.smollm2.answers import prompt_of
+from training.smollm2.questions import make_questions
 
 _TEXT = """The harbour keeps a book of every ship. Each entry has the ship's name, its owner, the day on
 which it came, the day on which it left, and the goods that it carried. A clerk writes the entry when
@@ -189,7 +189,7 @@ class Bench:
 
 
 def _new_chats(count: int, *, demo: bool) -> list[str]:
-    """Prompts that `engine.demo.draft_heads` does not train on."""
+    """Prompts that `training.draft_heads` does not train on."""
     if demo:
         dialogues = make_dialogues(4 * count, seed=31, hurried=True)
         prompts = [written(each[:-1]) + head(Turn("assistant", "")) for each in dialogues]

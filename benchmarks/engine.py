@@ -93,7 +93,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _cores() -> int:
-    from engine.execution.cpu_runner import physical_cores
+    from engine.runners.cpu.runner import physical_cores
 
     return physical_cores()
 

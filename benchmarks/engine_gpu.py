@@ -29,7 +29,7 @@ def main(arguments: list[str] | None = None) -> int:
     chosen = parser.parse_args(arguments)
     if not has_device():
         say("engine_gpu: torch sees no CUDA device, so there is nothing to measure. Run it on a "
-            "machine with an NVIDIA GPU; on this one `pytest tests/engine/kernels` proves the "
+            "machine with an NVIDIA GPU; on this one `pytest tests/engine/gpu` proves the "
             "kernels in Triton's interpreter.")  # fmt: skip
         return 1
     say(f"{machine()['gpu']}, torch {torch.__version__}")

@@ -15,8 +15,8 @@ from benchmarks.quantization import page_parts
 from benchmarks.report import figure, progress
 from engine.batch import Row
 from engine.config import EngineConfig
-from engine.execution.cpu_runner import CpuRunner, load_runner
 from engine.protocol import GenerateRequest, SamplingParams
+from engine.runners.cpu.runner import CpuRunner, load_runner
 from engine.scheduling.eviction import OBSERVED, eviction_of
 from engine.scheduling.sequence import Request
 

@@ -20,11 +20,11 @@ import torch
 import transformers
 
 from benchmarks.report import figure, median_pair, processor_times, progress, stolen_since
+from engine.backends.layers.linear import multiplies_bfloat16
 from engine.config import EngineConfig
-from engine.execution.cpu_runner import load_runner, physical_cores
-from engine.layers.linear import multiplies_bfloat16
 from engine.loop import Engine
 from engine.protocol import GenerateRequest, SamplingParams
+from engine.runners.cpu.runner import load_runner, physical_cores
 
 _VOCAB = 8_192
 _SHAPE = {"hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 8}

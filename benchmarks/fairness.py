@@ -15,9 +15,9 @@ from typing import Any
 from benchmarks.report import figure, progress
 from engine.batch import StepBatch
 from engine.config import EngineConfig
-from engine.execution.fake_runner import FakeRunner
 from engine.loop import Engine
 from engine.protocol import GenerateRequest, Receipt, SamplingParams
+from engine.runners.fake import FakeRunner
 from engine.worker.server import make_runner
 
 QUIET = 9

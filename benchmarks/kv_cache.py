@@ -39,13 +39,13 @@ from benchmarks.report import figure, progress
 from engine.cache.parts import Windowed
 from engine.config import EngineConfig
 from engine.demo.paths import MODEL_DIR
-from engine.execution.cpu_runner import load_runner
-from engine.execution.fake_runner import FakeRunner
-from engine.execution.results import Outbox
 from engine.loop import Engine
 from engine.model_spec import Sight
 from engine.models.gguf import describe
+from engine.outputs.results import Outbox
 from engine.protocol import GenerateRequest, SamplingParams
+from engine.runners.cpu.runner import load_runner
+from engine.runners.fake import FakeRunner
 from engine.tiers.open import open_remote
 from engine.tiers.tier import owner_folder
 

@@ -31,19 +31,19 @@ from benchmarks.cpu.work import Work
 from benchmarks.home import home
 from benchmarks.real_model import ADAPTERS, packaged
 from benchmarks.report import figure, progress
+from engine.backends.layers.linear import multiplies_bfloat16
 from engine.batch import Row
 from engine.config import EngineConfig
-from engine.demo.chat import written
-from engine.demo.dialogues import make_dialogues
 from engine.demo.paths import MODEL_DIR
-from engine.execution.cpu_runner import CpuRunner, load_runner, physical_cores
-from engine.layers.linear import multiplies_bfloat16
 from engine.models.checkpoint import open_checkpoint
 from engine.models.gguf import describe
 from engine.models.gguf.header import read_header
 from engine.models.gguf.weights import GgufSource
+from engine.models.quantise_files import write_quantized
 from engine.protocol import SamplingParams
-from engine.quantization.write import write_quantized
+from engine.runners.cpu.runner import CpuRunner, load_runner, physical_cores
+from training.demo.chat import written
+from training.demo.dialogues import make_dialogues
 
 ROOT = Path(__file__).parents[1]
 _PAGES = ("README.md", "engine/README.md", "docs/operator.md", "docs/customer.md")

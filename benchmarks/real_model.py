@@ -21,9 +21,9 @@ from benchmarks.cpu.real_check import check
 from benchmarks.cpu.rounds import Contender, contender, rounds
 from benchmarks.home import home
 from benchmarks.report import figure, median_pair, progress
-from engine.execution.cpu_runner import physical_cores
-from engine.layers.linear import multiplies_bfloat16
+from engine.backends.layers.linear import multiplies_bfloat16
 from engine.models.gguf import describe
+from engine.runners.cpu.runner import physical_cores
 
 ROOT = Path(__file__).parents[1]
 ADAPTERS = ROOT / "engine" / "demo" / "smollm2"

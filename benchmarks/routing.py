@@ -21,11 +21,10 @@ from typing import Any
 from benchmarks.fairness import p99
 from benchmarks.report import figure, progress
 from core.clock import FakeClock
+from engine.adapters.digest import adapter_digest
 from engine.batch import AdapterHandle, Row, Sampled, StepBatch
 from engine.config import EngineConfig
-from engine.execution.fake_runner import FakeRunner
 from engine.loop import Engine
-from engine.lora.adapter_digest import adapter_digest
 from engine.protocol import (
     AdapterState,
     EngineInfo,
@@ -35,6 +34,7 @@ from engine.protocol import (
     Receipt,
     SamplingParams,
 )
+from engine.runners.fake import FakeRunner
 from gateway.catalog.catalog import NamedAdapter, ServedModel, Target
 from gateway.engines.routing.router import Query, Route, Router
 from gateway.prompts.prompt import Prompt

@@ -10,9 +10,9 @@ from dataclasses import replace
 from benchmarks.report import figure, progress
 from engine.batch import Sampled, StepBatch
 from engine.config import EngineConfig
-from engine.execution.fake_runner import FakeRunner
 from engine.loop import Engine
 from engine.protocol import GenerateRequest, SamplingParams
+from engine.runners.fake import FakeRunner
 from engine.scheduling.sequence import Sequence
 
 CONTEXTS = (1, 4, 16, 64, 128)  # thousands of tokens, of 1,024

@@ -7,15 +7,17 @@ import weakref
 from collections import Counter
 from collections.abc import Callable
 
+from engine.adapters.host_tier import Submit, read_inline
+from engine.adapters.registry import AdapterRegistry
 from engine.batch import Runner
 from engine.cache.prefix import PUBLIC, PrefixHasher
 from engine.cache.windowed import open_pool
 from engine.config import EngineConfig
 from engine.errors import AdapterError, IntegrityError, RequestError
-from engine.execution.results import LaunchedStep, Outbox, OutputProcessor
-from engine.lora.host_tier import Submit, read_inline
-from engine.lora.registry import AdapterRegistry
 from engine.metrics import Metrics, render
+from engine.outputs.best_of import as_sampled
+from engine.outputs.results import LaunchedStep, Outbox, OutputProcessor
+from engine.outputs.searches import BeamSearches
 from engine.protocol import (
     AdapterState,
     EngineInfo,
@@ -31,8 +33,6 @@ from engine.scheduling.sequence import Request, Sequence, SequenceStatus
 from engine.scheduling.step_shares import share_time
 from engine.scheduling.validate import check_queue, check_request, with_pooling
 from engine.scheduling.waiting import WaitingQueue
-from engine.search.best_of import as_sampled
-from engine.search.searches import BeamSearches
 from engine.tiers.open import open_transfers
 
 log = logging.getLogger("tollhouse.engine")

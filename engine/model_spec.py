@@ -102,7 +102,7 @@ class ExpertsSpec:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamsSpec:
     """Several residual streams, of which a layer reads one, and inputs of each layer's own
-    (`engine.streams`)."""
+    (`engine.models.streams`)."""
 
     count: int
     active: int  # the number of the one that layers read

@@ -61,7 +61,7 @@ class SamplingParams:
     # An embedding of the prompt in place of tokens: last, mean or cls, or `model`: as its files say.
     pooling: str = ""
     best_of: int = 0  # choices that are sampled, of which the `n` likeliest are delivered; 0: `n`
-    use_beam_search: bool = False  # `n` beams; see `engine/search/beams.py`
+    use_beam_search: bool = False  # `n` beams; see `engine/outputs/beams.py`
     length_penalty: float = 1.0  # of beam search
     # With `logprobs`: the alternatives are these ids, and the chosen one, in place of the top ones.
     logprob_token_ids: tuple[int, ...] = ()

@@ -18,9 +18,9 @@ from benchmarks.cpu.work import Work, registered_directories
 from benchmarks.peers.protocol import answer
 from benchmarks.report import progress
 from engine.config import EngineConfig
-from engine.execution.cpu_runner import load_runner
 from engine.loop import Engine
 from engine.protocol import GenerateRequest, SamplingParams
+from engine.runners.cpu.runner import load_runner
 
 Rounds = dict[str, list[float]]  # by what was measured, a value a round
 

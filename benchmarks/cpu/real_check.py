@@ -10,10 +10,10 @@ from typing import Any
 from benchmarks.cpu.environments import PEERS, SCRIPTS, ready
 from benchmarks.report import progress
 from engine.config import EngineConfig
-from engine.execution.cpu_runner import load_runner
 from engine.loop import Engine
 from engine.models.gguf import describe
 from engine.protocol import GenerateRequest, SamplingParams
+from engine.runners.cpu.runner import load_runner
 
 _TIMEOUT_S = 3600
 # Logits of two float32 implementations differ by the order of their sums.

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from benchmarks.home import home
-from engine.layers.linear import multiplies_bfloat16
+from engine.backends.layers.linear import multiplies_bfloat16
 
 HEAD_DIM = 64
 RANK = 16

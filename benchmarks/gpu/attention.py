@@ -12,8 +12,8 @@ from benchmarks.gpu.ceilings import Ceilings
 from benchmarks.gpu.figures import figure, say
 from benchmarks.gpu.sizes import Heads, LatentHeads, Sizes
 from benchmarks.gpu.timing import median_ms
-from engine.kernels.attention_launch import Tiles, choose_splits, latent_group, paged_attention
-from engine.kernels.attention_reference import AttentionStep
+from engine.backends.gpu.attention_launch import Tiles, choose_splits, latent_group, paged_attention
+from engine.backends.gpu.attention_reference import AttentionStep
 from engine.model_spec import AttentionShape
 
 PAGE = 16
@@ -33,7 +33,7 @@ def measure_latent(ceilings: Ceilings, sizes: Sizes) -> None:
 
 
 def tune() -> None:
-    """Says how other tile sizes do; the best belong into `engine/kernels/attention_launch.py`."""
+    """Says how other tile sizes do; the best belong into `engine/backends/gpu/attention_launch.py`."""
     for queries, keys, candidates in (
         (8192, 8192, [(128, 64, 8, 3), (128, 64, 8, 5), (128, 128, 8, 3), (64, 64, 4, 3),
                       (64, 64, 4, 5), (128, 32, 4, 5)]),

@@ -22,27 +22,27 @@ from benchmarks.gpu import check_adapters, check_latent, models
 from benchmarks.gpu.figures import figure, say
 from benchmarks.gpu.models import LLAMA_8B
 from benchmarks.gpu.timing import run_section
-from engine.kernels import attention_launch, pointwise_launch, skinny_launch
-from engine.kernels import pointwise_reference as plain
-from engine.kernels.adapters import lora_launch, skinny_lora_launch
-from engine.kernels.adapters.adapter_pages import AdapterTable, pack_adapter
-from engine.kernels.adapters.lora_chunks import chunk_of_rows, chunk_rows_for, sort_into_chunks
-from engine.kernels.adapters.lora_reference import LoraStep, lora_reference
-from engine.kernels.attention_reference import AttentionStep, paged_attention_reference
-from engine.kernels.formats import experts_launch
-from engine.kernels.formats import launch as formats
-from engine.kernels.launch import MAX_ROWS
-from engine.kernels.mixed import Mix, MixLimits
-from engine.kernels.sampler import launch as sampling_launch
-from engine.kernels.sampler.reference import sample_reference
-from engine.layers.matrices import PARTS, SITES, part_shape
-from engine.layers.norm import RmsNorm
+from engine.backends.gpu import attention_launch, pointwise_launch, skinny_launch
+from engine.backends.gpu import pointwise_reference as plain
+from engine.backends.gpu.adapters import lora_launch, skinny_lora_launch
+from engine.backends.gpu.adapters.adapter_pages import AdapterTable, pack_adapter
+from engine.backends.gpu.adapters.lora_chunks import chunk_of_rows, chunk_rows_for, sort_into_chunks
+from engine.backends.gpu.adapters.lora_reference import LoraStep, lora_reference
+from engine.backends.gpu.attention_reference import AttentionStep, paged_attention_reference
+from engine.backends.gpu.formats import experts_launch
+from engine.backends.gpu.formats import launch as formats
+from engine.backends.gpu.launch import MAX_ROWS
+from engine.backends.gpu.mixed import Mix, MixLimits
+from engine.backends.layers.device.linear import DeviceLinear, product_reference
+from engine.backends.layers.device.matrix import from_codes
+from engine.backends.layers.device.mixture import DeviceMixture, mixture_reference
+from engine.backends.layers.matrices import PARTS, SITES, part_shape
+from engine.backends.layers.norm import RmsNorm
+from engine.decoding.sampler import launch as sampling_launch
+from engine.decoding.sampler.reference import sample_reference
 from engine.model_spec import AttentionShape
 from engine.models.registry import model_spec
 from engine.protocol import SamplingParams
-from engine.quantization.device.linear import DeviceLinear, product_reference
-from engine.quantization.device.matrix import from_codes
-from engine.quantization.device.mixture import DeviceMixture, mixture_reference
 
 ROUNDING = {torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
 DTYPES = tuple(ROUNDING)
@@ -298,7 +298,7 @@ def _run_tests() -> None:
         say("  pytest and hypothesis are not both installed: the kernel tests are left out")
         return
     root = Path(__file__).parents[2]
-    folder = root / "tests/engine/kernels"
+    folder = root / "tests/engine/gpu"
     tests = [str(path) for path in sorted(folder.rglob("test_*.py")) if "ahead" not in path.name]
     command = [sys.executable, "-m", "pytest", "-q", "-c", "/dev/null", "--rootdir", str(root)]
     command += ["--import-mode=importlib", "-p", "no:cacheprovider", "-o", f"pythonpath={root}"]

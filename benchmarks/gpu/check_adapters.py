@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu.models import LLAMA_8B
-from engine.kernels.adapters.adapter_pages import FACTORS, AdapterTable, pack_adapter
-from engine.kernels.adapters.lora_chunks import chunk_rows_for, sort_into_chunks
-from engine.kernels.adapters.lora_reference import LoraStep
-from engine.kernels.adapters.rescale_launch import rescale, rescale_reference
-from engine.layers.matrices import PARTS, SITES, part_shape
+from engine.backends.gpu.adapters.adapter_pages import FACTORS, AdapterTable, pack_adapter
+from engine.backends.gpu.adapters.lora_chunks import chunk_rows_for, sort_into_chunks
+from engine.backends.gpu.adapters.lora_reference import LoraStep
+from engine.backends.gpu.adapters.rescale_launch import rescale, rescale_reference
+from engine.backends.layers.matrices import PARTS, SITES, part_shape
 from engine.models.registry import model_spec
 
 SLOTS = 4

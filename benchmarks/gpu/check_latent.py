@@ -6,14 +6,14 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from engine.kernels.adapters.lora_chunks import chunk_rows_for, sort_into_chunks
-from engine.kernels.adapters.lora_reference import UNIT, LoraSite, LoraStep
-from engine.kernels.attention_launch import paged_attention
-from engine.kernels.attention_reference import AttentionStep, paged_attention_reference
-from engine.kernels.latent.launch import Rows, by_head, place_latent
-from engine.kernels.latent.reference import by_head_reference, place_latent_reference
-from engine.kernels.pointwise_reference import RotaryStep
-from engine.layers.norm import RmsNorm
+from engine.backends.gpu.adapters.lora_chunks import chunk_rows_for, sort_into_chunks
+from engine.backends.gpu.adapters.lora_reference import UNIT, LoraSite, LoraStep
+from engine.backends.gpu.attention_launch import paged_attention
+from engine.backends.gpu.attention_reference import AttentionStep, paged_attention_reference
+from engine.backends.gpu.latent.launch import Rows, by_head, place_latent
+from engine.backends.gpu.latent.reference import by_head_reference, place_latent_reference
+from engine.backends.gpu.pointwise_reference import RotaryStep
+from engine.backends.layers.norm import RmsNorm
 from engine.model_spec import AttentionShape
 
 PLAIN, VALUE, LATENT, ROTATED = 128, 128, 512, 64

@@ -9,9 +9,9 @@ from benchmarks.gpu.figures import figure, say
 from benchmarks.gpu.models import random_adapter, read_once
 from benchmarks.gpu.sizes import Steps
 from engine.batch import LAST_SAMPLED, AdapterHandle, Row, StepBatch
-from engine.execution.gpu_runner import GpuRunner
 from engine.models.load import LoadedModel
 from engine.protocol import SamplingParams
+from engine.runners.gpu.runner import GpuRunner
 
 GREEDY = SamplingParams(max_tokens=1 << 20, temperature=0.0)
 BLOCK = 16

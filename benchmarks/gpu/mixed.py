@@ -7,7 +7,7 @@ from benchmarks.gpu.decode import BLOCK, GREEDY, Decoding
 from benchmarks.gpu.figures import figure
 from benchmarks.gpu.sizes import Steps
 from engine.batch import Row, StepBatch
-from engine.execution.gpu_runner import GpuRunner
+from engine.runners.gpu.runner import GpuRunner
 
 
 class Mixed(Decoding):

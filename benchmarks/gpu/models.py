@@ -5,22 +5,22 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from engine.adapters.files import AdapterWeights
+from engine.backends.layers.adapter_extras import AdapterExtras
+from engine.backends.layers.device.linear import DeviceLinear
+from engine.backends.layers.device.mixture import DeviceMixture
+from engine.backends.layers.latent import LatentOutput, LatentQkv
+from engine.backends.layers.linear import DenseLinear
+from engine.backends.layers.matrices import PARTS, SITE_OF, latent_shapes, part_shape
+from engine.backends.layers.norm import RmsNorm
+from engine.backends.layers.packed import Codes
 from engine.config import EngineConfig
-from engine.execution.gpu_runner import GpuRunner
-from engine.layers.adapter_extras import AdapterExtras
-from engine.layers.latent import LatentOutput, LatentQkv
-from engine.layers.linear import DenseLinear
-from engine.layers.matrices import PARTS, SITE_OF, latent_shapes, part_shape
-from engine.layers.norm import RmsNorm
-from engine.lora.adapter_files import AdapterWeights
 from engine.model_spec import ModelSpec
 from engine.models.decoder import Decoder
 from engine.models.load import LoadedModel
 from engine.models.registry import model_spec
 from engine.models.weights import Weights
-from engine.quantization.device.linear import DeviceLinear
-from engine.quantization.device.mixture import DeviceMixture
-from engine.quantization.packed import Codes
+from engine.runners.gpu.runner import GpuRunner
 
 LLAMA_8B = {
     "architectures": ["LlamaForCausalLM"],

@@ -11,8 +11,8 @@ from benchmarks.gpu import attention, ceilings, decode, mixed, models, workload
 from benchmarks.gpu.ceilings import Ceilings
 from benchmarks.gpu.sizes import Place, Sizes
 from engine.config import EngineConfig
-from engine.execution.gpu_runner import GpuRunner
 from engine.models.load import LoadedModel
+from engine.runners.gpu.runner import GpuRunner
 
 DEVICE = torch.device("cuda", 0)
 DTYPE = torch.bfloat16

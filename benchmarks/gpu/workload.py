@@ -10,10 +10,10 @@ import torch
 from benchmarks.gpu.figures import figure, say
 from benchmarks.gpu.sizes import Sizes, Work
 from engine.config import EngineConfig
-from engine.execution.gpu_runner import GpuRunner
 from engine.loop import Engine
 from engine.models.load import LoadedModel
 from engine.protocol import GenerateRequest, SamplingParams
+from engine.runners.gpu.runner import GpuRunner
 
 Asked = list[tuple[list[int], int]]  # prompt and how many tokens to generate
 

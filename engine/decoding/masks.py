@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from engine.dense.linear import compiled, has_kernel
-from engine.layers.transfer import on_device, send
+from engine.backends.compiled.linear import compiled, has_kernel
+from engine.backends.layers.transfer import on_device, send
 
 Mask = NDArray[np.int32]  # [ceil(vocab / 32)]; bit n of word w is id 32 * w + n
 Masks = NDArray[np.int32]  # [rows, ceil(vocab / 32)]

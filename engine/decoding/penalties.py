@@ -3,9 +3,9 @@
 import numpy as np
 import torch
 
+from engine.backends.layers.transfer import on_device, send
 from engine.batch import Row
 from engine.decoding.edits import penalised
-from engine.layers.transfer import on_device, send
 
 
 class Penalties:

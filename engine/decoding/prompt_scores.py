@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import torch
 
+from engine.backends.layers.logits import log_normalisers
 from engine.batch import Row, Sampled
-from engine.layers.logits import log_normalisers
 from engine.protocol import PromptLogprob
 
 Scoring = list[tuple[Row, torch.Tensor]]  # the rows that score their prompt, with those logits

@@ -21,6 +21,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from engine.backends.compiled.linear import has_kernel
+from engine.backends.compiled.pointwise import greatest_ids
+from engine.backends.layers.logits import log_normalisers
+from engine.backends.layers.transfer import on_device
 from engine.batch import Row, Sampled
 from engine.decoding.edits import Edit, edits_for, penalised
 from engine.decoding.few import FewIds
@@ -29,10 +33,6 @@ from engine.decoding.masks import Mask, exclude_, mask_of
 from engine.decoding.penalties import Penalties
 from engine.decoding.splitmix import mix
 from engine.decoding.truncation import GREEDY_BELOW, draw
-from engine.dense.linear import has_kernel
-from engine.dense.pointwise import greatest_ids
-from engine.layers.logits import log_normalisers
-from engine.layers.transfer import on_device
 from engine.protocol import SamplingParams, TokenLogprob
 
 if TYPE_CHECKING:

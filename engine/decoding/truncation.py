@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.layers.transfer import on_device
+from engine.backends.layers.transfer import on_device
 from engine.protocol import SamplingParams
 
 GREEDY_BELOW = 1e-5  # a temperature this small is greedy

@@ -5,6 +5,5 @@ from pathlib import Path
 DEMO_DIR = Path(__file__).resolve().parent
 MODEL_DIR = DEMO_DIR / "weights"
 ADAPTERS = {name: DEMO_DIR / "adapters" / name for name in ("formal", "pirate", "json")}
-CORPUS_DIR = DEMO_DIR / "corpus"
 RECIPE = DEMO_DIR / "recipe.json"
 PROMPTS = DEMO_DIR / "prompts.json"

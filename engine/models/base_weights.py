@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.layers.matrices import MODULES
+from engine.backends.layers.matrices import MODULES
 from engine.model_spec import ModelSpec
 from engine.models.checkpoint import model_path, open_checkpoint
 from engine.models.tied_head import head_is_table

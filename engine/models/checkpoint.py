@@ -14,12 +14,12 @@ from engine.models.formats.compressed_tensors import CompressedSource
 from engine.models.formats.declared import float8, grouped
 from engine.models.formats.float8 import Float8Source
 from engine.models.formats.grouped import GroupedSource
+from engine.models.formats.quantised import MXFP4, is_compressed, is_mxfp4, is_sorted, rounds_rows
+from engine.models.formats.safetensors_source import SafetensorsSource
 from engine.models.gguf.describe import config_of
 from engine.models.gguf.header import read_header
 from engine.models.gguf.weights import GgufSource
-from engine.models.quantised import MXFP4, is_compressed, is_mxfp4, is_sorted, rounds_rows
 from engine.models.registry import read_config
-from engine.models.safetensors_source import SafetensorsSource
 from engine.models.weights import TensorSource
 
 _MIB = 1 << 20

@@ -6,19 +6,19 @@ from typing import cast
 
 import torch
 
-from engine.layers.alibi import Alibi, alibi
-from engine.layers.linear import Linear
-from engine.layers.matrices import MODULES, part_shape, sites_of
-from engine.layers.norm import LayerNorm, RmsNorm
-from engine.layers.operations import Attention, GatedSite, Operations, Site, X
+from engine.backends.layers.alibi import Alibi, alibi
+from engine.backends.layers.linear import Linear
+from engine.backends.layers.matrices import MODULES, part_shape, sites_of
+from engine.backends.layers.norm import LayerNorm, RmsNorm
+from engine.backends.layers.operations import Attention, GatedSite, Operations, Site, X
+from engine.backends.layers.stream_steps import Halves
 from engine.model_spec import ModelSpec
 from engine.models.experts import mixture
 from engine.models.latent import latent_attention
 from engine.models.linears import Matrix, embedding_and_head, gated_linear, linear
+from engine.models.streams.decoder import Streams
 from engine.models.tied_head import head_is_table
 from engine.models.weights import Weights
-from engine.streams.decoder import Streams
-from engine.streams.steps import Halves
 
 
 class Block:

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import torch
 
+from engine.backends.layers.device.matrix import DeviceMatrix, from_codes, from_floats, stacked
+from engine.backends.layers.packed import Codes, joined
 from engine.errors import CheckpointError
 from engine.model_spec import ExpertsSpec, ModelSpec
 from engine.models.weights import Weights
-from engine.quantization.device.matrix import DeviceMatrix, from_codes, from_floats, stacked
-from engine.quantization.packed import Codes, joined
 
 _Part = tuple[str, int, int]  # a matrix by name, its outputs and inputs
 

@@ -1,14 +1,13 @@
 """Builds the mixtures of experts of a checkpoint."""
 
-from engine.layers.experts import ClampedMlp, Mixture, Mlp, SharedMlp
-from engine.layers.routing import Router
+from engine.backends.layers.any_mixture import AnyMixture
+from engine.backends.layers.device.mixture import DeviceMixture
+from engine.backends.layers.experts import ClampedMlp, Mixture, Mlp, SharedMlp
+from engine.backends.layers.routing import Router
 from engine.model_spec import ExpertsSpec, ModelSpec
 from engine.models.device_experts import device_experts
 from engine.models.linears import Matrix, gated_linear, linear
 from engine.models.weights import Weights
-from engine.quantization.device.mixture import DeviceMixture
-
-AnyMixture = Mixture | DeviceMixture  # on a CPU, and on a GPU
 
 
 def mixture(spec: ModelSpec, experts: ExpertsSpec, layer: int, weights: Weights) -> AnyMixture:

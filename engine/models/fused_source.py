@@ -5,11 +5,11 @@ from pathlib import Path
 
 import torch
 
+from engine.backends.layers.matrices import MODULES, fused_rows, own_name
+from engine.backends.layers.packed import Codes
 from engine.errors import CheckpointError
-from engine.layers.matrices import MODULES, fused_rows, own_name
 from engine.model_spec import ModelSpec
 from engine.models.weights import TensorSource
-from engine.quantization.packed import Codes
 
 
 class FusedSource:

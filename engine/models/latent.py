@@ -1,8 +1,8 @@
 """Builds multi-head latent attention of a checkpoint."""
 
-from engine.layers.latent import LatentOutput, LatentQkv
-from engine.layers.linear import Linear
-from engine.layers.norm import RmsNorm
+from engine.backends.layers.latent import LatentOutput, LatentQkv
+from engine.backends.layers.linear import Linear
+from engine.backends.layers.norm import RmsNorm
 from engine.model_spec import LatentSpec, ModelSpec
 from engine.models.linears import Matrix, linear
 from engine.models.weights import Weights

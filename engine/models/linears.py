@@ -4,14 +4,18 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.dense.linear import RowGatedLinear, RowLinear, is_fast
-from engine.layers.embedding import DenseEmbedding, Embedding
-from engine.layers.linear import DenseGatedLinear, DenseLinear, GatedLinear, Linear
+from engine.backends.compiled.linear import RowGatedLinear, RowLinear, is_fast
+from engine.backends.layers.device.linear import DeviceLinear
+from engine.backends.layers.device.matrix import from_codes
+from engine.backends.layers.embedding import DenseEmbedding, Embedding
+from engine.backends.layers.linear import DenseGatedLinear, DenseLinear, GatedLinear, Linear
+from engine.backends.layers.packed import Codes, joined, pack
+from engine.backends.layers.quantised_linear import (
+    QuantizedEmbedding,
+    QuantizedGatedLinear,
+    QuantizedLinear,
+)
 from engine.models.weights import Weights
-from engine.quantization.device.linear import DeviceLinear
-from engine.quantization.device.matrix import from_codes
-from engine.quantization.linear import QuantizedEmbedding, QuantizedGatedLinear, QuantizedLinear
-from engine.quantization.packed import Codes, joined, pack
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import torch
 
+from engine.backends.compiled import linear as dense
+from engine.backends.layers.linear import multiplies_bfloat16
 from engine.config import EngineConfig
-from engine.dense import linear as dense
 from engine.errors import ConfigError
-from engine.layers.linear import multiplies_bfloat16
 from engine.model_spec import ModelSpec, Sight
 from engine.models.checkpoint import model_path, open_checkpoint
 from engine.models.decoder import Decoder

@@ -33,7 +33,7 @@ from engine.models.families import (
     qwen3_moe,
     smollm3,
 )
-from engine.models.quantised import refuse_quantised
+from engine.models.formats.quantised import refuse_quantised
 
 _MODULES = (
     llama, mistral, qwen2, qwen3, gemma2, granite, olmo2, smollm3, phi3, mixtral, qwen2_moe, qwen3_moe,

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import torch
 
+from engine.backends.layers.packed import E2M1, Codes
 from engine.errors import CheckpointError
 from engine.model_spec import ExpertsSpec
-from engine.models.safetensors_source import SafetensorsSource
-from engine.quantization.packed import E2M1, Codes
+from engine.models.formats.safetensors_source import SafetensorsSource
 
 _NAME = re.compile(r"(.*\.experts)\.(\d+)\.(gate|up|down)_proj\.(weight|bias)")
 _GROUP, _ZERO = 32, 127  # inputs of a scale; the scale that stands for 1

@@ -2,8 +2,8 @@
 
 from engine.errors import CheckpointError
 from engine.model_spec import ModelSpec
+from engine.models.formats.safetensors_source import SafetensorsSource
 from engine.models.fused_source import FusedSource
-from engine.models.safetensors_source import SafetensorsSource
 from engine.models.stacked_experts import StackedExperts
 from engine.models.weights import TensorSource
 

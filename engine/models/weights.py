@@ -6,10 +6,10 @@ from typing import Protocol
 
 import torch
 
-from engine.dense.linear import has_kernel
+from engine.backends.compiled.linear import has_kernel
+from engine.backends.layers.packed import Codes
+from engine.backends.layers.quantise import quantize
 from engine.errors import CheckpointError
-from engine.quantization.packed import Codes
-from engine.quantization.quantize import quantize
 
 
 class TensorSource(Protocol):

@@ -1,9 +1,9 @@
 """Whether a waiting sequence fits: places in the batch, blocks, and its adapter's slot and blocks."""
 
+from engine.adapters.registry import AdapterRegistry
 from engine.batch import AdapterHandle
 from engine.cache.blocks import BlockPool
 from engine.config import EngineConfig
-from engine.lora.registry import AdapterRegistry
 from engine.model_spec import Sight
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.sequence_keys import SequenceKeys

@@ -6,12 +6,12 @@ its count of computed positions reaches the length of its history.
 
 from collections import Counter, deque
 
+from engine.adapters.adapter import Shortage
+from engine.adapters.registry import AdapterRegistry
 from engine.batch import LAST_SAMPLED, Drafter, Row, StepBatch
 from engine.cache.blocks import BlockPool
 from engine.cache.prefix import PrefixHasher
 from engine.config import EngineConfig
-from engine.lora.adapter import Shortage
-from engine.lora.registry import AdapterRegistry
 from engine.metrics import Metrics
 from engine.model_spec import Sight
 from engine.scheduling.block_tables import BlockTables
@@ -22,8 +22,8 @@ from engine.scheduling.preemption import StepTiming, choose_victim
 from engine.scheduling.sequence import Request, Sequence, SequenceStatus
 from engine.scheduling.sequence_keys import SequenceKeys
 from engine.scheduling.shares import Shares
+from engine.scheduling.speculation import Forced, Guesses, Speculation
 from engine.scheduling.waiting import WaitingQueue
-from engine.speculation.speculation import Forced, Guesses, Speculation
 
 MAX_SCORED = 256  # prompt tokens that a step scores: each has the logits of a whole vocabulary
 MAX_BYPASSES = 8  # admissions that may bypass a request which lacks blocks before all wait for it

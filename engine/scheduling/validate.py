@@ -8,8 +8,8 @@ from engine.config import EngineConfig
 from engine.errors import RequestError
 from engine.protocol import EngineInfo, GenerateRequest, SamplingParams
 from engine.scheduling.capacity import most_blocks
+from engine.scheduling.search_check import check_candidates
 from engine.scheduling.waiting import WaitingQueue
-from engine.search.check import check_candidates
 
 MOST_CHOICES = 128  # of a request; those beyond `max_running` wait for places in the batch
 POOLINGS = ("", "last", "mean", "cls", "model")

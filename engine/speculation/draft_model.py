@@ -9,13 +9,13 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from engine.backends.cpu.operations import CpuOperations
+from engine.backends.layers.kv import KvPool
+from engine.backends.layers.rotary import rotary_tables
+from engine.backends.layers.step import StepPlanner, clear_unwritten, order_rows, token_ids
 from engine.batch import Row
 from engine.config import EngineConfig
 from engine.errors import ConfigError
-from engine.layers.cpu_operations import CpuOperations
-from engine.layers.kv import KvPool
-from engine.layers.rotary import rotary_tables
-from engine.layers.step import StepPlanner, clear_unwritten, order_rows, token_ids
 from engine.models.load import LoadedModel, load_model
 from engine.protocol import EngineInfo, SamplingParams
 from engine.speculation.vocabulary import vocabulary_of

@@ -11,9 +11,9 @@ import time
 
 import torch
 
+from engine.backends.layers.norm import RmsNorm
 from engine.batch import Row, Sampled
 from engine.decoding.sampling import finite_best_ids
-from engine.layers.norm import RmsNorm
 from engine.models.linears import float_gated_linear, float_linear
 from engine.models.load import LoadedModel
 from engine.speculation.heads_file import HeadsFile

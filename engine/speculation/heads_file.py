@@ -30,7 +30,7 @@ class HeadsFile:
         if self.metadata.get("format") != FORMAT:
             raise ConfigError(
                 f"{self.path} has the format {self.metadata.get('format')!r}, this engine reads "
-                f"{FORMAT!r}: train heads with `python -m engine.demo.draft_heads`"
+                f"{FORMAT!r}: train heads with `python -m training.draft_heads`"
             )
         wanted = self._wanted(spec)
         for name, shape in wanted.items():

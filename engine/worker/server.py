@@ -370,11 +370,11 @@ class Server:
 
 def make_runner(config: EngineConfig, fake: bool) -> Runner:
     if fake:
-        from engine.execution.fake_runner import FakeRunner
+        from engine.runners.fake import FakeRunner
 
         return FakeRunner(config)
     with imports_of("engine", "The engine"), uncollected():
-        loading = importlib.import_module("engine.execution.cpu_runner")
+        loading = importlib.import_module("engine.runners.cpu.runner")
     runner: Runner = loading.load_runner(config)
     return runner
 

@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from core.errors import BadRequest
+from engine.adapters.digest import CONFIG, WEIGHTS, adapter_digest, read_config
+from engine.adapters.peft.config import refuse_unserved
+from engine.adapters.peft.shapes import check_shapes
 from engine.errors import AdapterError
-from engine.lora.adapter_digest import CONFIG, WEIGHTS, adapter_digest, read_config
-from engine.lora.peft.config import refuse_unserved
-from engine.lora.peft.shapes import check_shapes
 from engine.model_spec import ModelSpec
 
 

@@ -22,7 +22,7 @@ from typing import IO
 from safetensors import SafetensorError, safe_open
 
 from core.errors import BadRequest, Forbidden, PayloadTooLarge
-from engine.lora.adapter_digest import CONFIG, WEIGHTS
+from engine.adapters.digest import CONFIG, WEIGHTS
 from gateway.catalog import adapter_archive
 from gateway.catalog.adapter_archive import Refused, TooLarge, copy, refuse_pickle
 from gateway.catalog.adapter_files import AdapterFiles, read_adapter

@@ -5,10 +5,12 @@ import json
 import pytest
 
 from benchmarks import batch_invariant
-from engine.dense.linear import has_kernel
+from engine.backends.compiled.linear import has_kernel
 
 
-@pytest.mark.skipif(not has_kernel(), reason="engine.dense was built without a C compiler")
+@pytest.mark.skipif(
+    not has_kernel(), reason="engine.backends.compiled was built without a C compiler"
+)
 def test_it_compares_the_mode_with_the_engine_without_it(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -100,7 +100,7 @@ def test_a_missing_system_library_is_named(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_an_engine_without_torch_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "engine.execution.cpu_runner", raising=False)
+    monkeypatch.delitem(sys.modules, "engine.runners.cpu.runner", raising=False)
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(ConfigError, match=r"'engine': torch .*pip install 'tollhouse\[engine\]'"):
         make_runner(EngineConfig(model="any"), fake=False)

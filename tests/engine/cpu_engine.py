@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from engine.config import EngineConfig
-from engine.execution.cpu_runner import load_runner
 from engine.loop import Engine
+from engine.runners.cpu.runner import load_runner
 
 
 def engine_of(checkpoint: Path, **changes: object) -> Engine:

@@ -7,8 +7,8 @@ import torch
 
 from engine.batch import AdapterHandle, Row, Sampled, StepBatch
 from engine.config import EngineConfig
-from engine.execution.cpu_runner import CpuRunner, load_runner
 from engine.protocol import SamplingParams
+from engine.runners.cpu.runner import CpuRunner, load_runner
 
 BLOCK = 16
 

@@ -3,11 +3,11 @@
 import json
 from pathlib import Path
 
+from engine.adapters.digest import adapter_digest
 from engine.config import EngineConfig
-from engine.execution.fake_runner import FakeRunner, _mix, _seed, next_token
 from engine.loop import Engine
-from engine.lora.adapter_digest import adapter_digest
 from engine.protocol import GenerateRequest, Receipt, SamplingParams, TokenChunk
+from engine.runners.fake import FakeRunner, _mix, _seed, next_token
 
 
 class Clock:

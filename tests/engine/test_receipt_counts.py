@@ -7,8 +7,8 @@ import pytest
 
 from engine.batch import Row
 from engine.errors import IntegrityError
-from engine.execution.results import OutputProcessor
 from engine.loop import Engine
+from engine.outputs.results import OutputProcessor
 from engine.scheduling.sequence import Sequence
 from tests.engine.helpers import ask, make_config, make_engine, run_until_idle
 

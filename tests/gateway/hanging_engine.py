@@ -13,8 +13,8 @@ from typing import Any
 
 from engine.batch import Sampled, StepBatch
 from engine.config import EngineConfig
-from engine.execution.fake_runner import FakeRunner
 from engine.protocol import AdapterState
+from engine.runners.fake import FakeRunner
 from engine.worker import server
 from engine.worker.watchdog import Watchdog
 

@@ -9,7 +9,7 @@ from openai import OpenAI
 
 from engine.config import EngineConfig
 from engine.demo.paths import MODEL_DIR
-from engine.execution.cpu_runner import load_runner
+from engine.runners.cpu.runner import load_runner
 from engine.worker.server import Server
 from gateway.catalog.catalog import ServedModel
 from gateway.catalog.codec.tokenizing import load_codec

@@ -7,7 +7,16 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("core", "gateway", "engine", "billing", "moderation", "dashboards", "migrations")
+PACKAGES = (
+    "core",
+    "gateway",
+    "engine",
+    "billing",
+    "moderation",
+    "dashboards",
+    "migrations",
+    "training",
+)
 _LOADERS = ("import_module", "importlib.import_module", "__import__", "find_spec", "require")
 
 

@@ -40,7 +40,7 @@ CONTROLS = ("billing/payments/fake_stripe/", "billing/payments/fake.py")
 
 def _mentions() -> Counter[str]:
     words: Counter[str] = Counter()
-    for top in (*PACKAGES, "benchmarks"):
+    for top in (*PACKAGES, "benchmarks", "training"):
         for path in (ROOT / top).rglob("*"):
             if path.suffix == ".py":
                 words.update(_names(path.read_text()))

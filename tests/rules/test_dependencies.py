@@ -42,8 +42,8 @@ ENTRIES = {
     ],
     "stripe": [name for name in modules() if name.startswith("billing.") and "stripe" in name],
     **{extra: [name] for name, extra in _OPTIONAL.items()},
-    "engine": ["engine.execution.cpu_runner"],
-    "gpu": ["engine.execution.gpu_runner"],
+    "engine": ["engine.runners.cpu.runner"],
+    "gpu": ["engine.runners.gpu.runner"],
 }
 
 

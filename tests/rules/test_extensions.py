@@ -9,14 +9,14 @@ import pytest
 STALE = """
 import importlib, sys, types
 VERSION = {version}
-for package in ("moderation.classifiers", "engine.dense"):
+for package in ("moderation.classifiers", "engine.backends.compiled"):
     stale = types.ModuleType(package + "._kernel")
     stale.Kernel = stale.Matrix = None
     if VERSION: stale.INTERFACE = VERSION
     sys.modules[package + "._kernel"] = stale
 for module, name in (
     ("moderation.classifiers.ensemble", "Kernel"),
-    ("engine.dense.linear", "kernel"),
+    ("engine.backends.compiled.linear", "kernel"),
 ):
     found = getattr(importlib.import_module(module), name)
     assert found is None, (module, found)

@@ -1,6 +1,6 @@
 """The README and the guides are run: commands on a running gateway, Python as it stands; paths, commands
 and settings are checked against the tree. A fence `python listing` quotes a file and is not run;
-`tests/engine/test_contributor_example.py` compares it with the file.
+`tests/engine/models/test_contributor_example.py` compares it with the file.
 """
 
 import json

@@ -10,7 +10,7 @@ from tests.rules.imports import PACKAGES, ROOT, imports_of, modules
 
 MOST_PARAMETERS = 6
 # Functions with more parameters than that, outside kernels. The numbers only fall.
-LONG = {"core": 14, "gateway": 13, "engine": 56, "billing": 18, "moderation": 2, "dashboards": 1}
+LONG = {"core": 14, "gateway": 13, "engine": 5, "billing": 18, "moderation": 2, "dashboards": 1}
 # `dict[str, Any]` in the steps and in serving/, where values have types. The number only falls.
 UNTYPED = 217
 # Where JSON is read and written.
@@ -33,7 +33,7 @@ def layers_of(container: str) -> set[str]:
     return set()
 
 
-@pytest.mark.parametrize("container", ["gateway"])
+@pytest.mark.parametrize("container", ["gateway", "engine", "engine.backends"])
 def test_every_part_has_its_stratum(container: str) -> None:
     folder = ROOT / container.replace(".", "/")
     parts = {path.relative_to(folder).with_suffix("").parts[0] for path in folder.rglob("*.py")}

@@ -8,7 +8,7 @@ from engine.errors import CheckpointError
 from engine.model_spec import ModelSpec
 from engine.models.config_values import base_spec, layer_windows, rope_spec, within
 from engine.models.families.gemma3 import rotations
-from engine.streams.config import inner_size, sparsity, streams_spec
+from engine.models.streams.config import inner_size, sparsity, streams_spec
 
 ARCHITECTURE = "Gemma3nForCausalLM"
 # What configurations leave out, as Google's own do.

@@ -4,7 +4,7 @@ models of Phi-4 a rotation of a part of each head."""
 from dataclasses import replace
 from typing import Any
 
-from engine.layers.matrices import FUSED
+from engine.backends.layers.matrices import FUSED
 from engine.model_spec import ModelSpec
 from engine.models.config_values import rope_spec
 from engine.models.families import mistral

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import torch
 
+from engine.backends.layers.packed import Codes
 from engine.errors import CheckpointError
+from engine.models.formats.quantised import COMPRESSED
 from engine.models.formats.quantised_source import QuantisedSource
-from engine.models.quantised import COMPRESSED
-from engine.quantization.packed import Codes
 
 PACKED, SHAPE, SCALE, ZERO = "_packed", "_shape", "_scale", "_zero_point"
 _INDEX = "_g_idx"

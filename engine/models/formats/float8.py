@@ -12,11 +12,11 @@ from pathlib import Path
 
 import torch
 
+from engine.backends.layers.packed import GROUP, Codes
 from engine.errors import CheckpointError
 from engine.models.formats.declared import Blocks
+from engine.models.formats.quantised import FLOAT8
 from engine.models.formats.quantised_source import QuantisedSource
-from engine.models.quantised import FLOAT8
-from engine.quantization.packed import GROUP, Codes
 
 _SCALES = ("_scale_inv", "_scale")
 _EIGHT_BITS = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import torch
 
+from engine.backends.layers.packed import Codes
 from engine.errors import CheckpointError
 from engine.models.formats.declared import Grouped
+from engine.models.formats.quantised import GROUPED
 from engine.models.formats.quantised_source import QuantisedSource
-from engine.models.quantised import GROUPED
-from engine.quantization.packed import Codes
 
 _WEIGHT, _CODES, _ZEROS, _SCALES, _INDEX = "weight", "qweight", "qzeros", "scales", "g_idx"
 _PLACES = [0, 4, 1, 5, 2, 6, 3, 7]  # of the outputs 0 to 7 in a word of AWQ

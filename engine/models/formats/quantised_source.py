@@ -2,9 +2,9 @@
 
 import torch
 
+from engine.backends.layers.packed import GROUP, LANES
 from engine.errors import CheckpointError
-from engine.models.safetensors_source import SafetensorsSource
-from engine.quantization.packed import GROUP, LANES
+from engine.models.formats.safetensors_source import SafetensorsSource
 
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
+from engine.backends.layers.packed import Codes
 from engine.errors import CheckpointError
 from engine.models.gguf.codes import Array, BlockCodes
 from engine.models.gguf.dequantise import codes_of, dequantise, has_codes
@@ -17,7 +18,6 @@ from engine.models.gguf.fields import fields_of
 from engine.models.gguf.header import GgufHeader
 from engine.models.gguf.names import Placed, hugging_face_names
 from engine.models.gguf.types import BF16, BLOCKS, F32, Q2_K, Q3_K, Q4_0, Q4_1, Q4_K, type_name
-from engine.quantization.packed import Codes
 
 _VALUES_AT_ONCE = 1 << 19
 _EXACT = {F32: torch.float32, BF16: torch.bfloat16}

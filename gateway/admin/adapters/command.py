@@ -134,7 +134,7 @@ def _merge(arguments: argparse.Namespace) -> int:
     name = f"{short_name(str(source))}-{arguments.adapter.resolve().name}"
     target = arguments.output or Path(name)
     with imports_of("engine", "tollhouse adapter merge"):
-        from engine.lora.peft.merge import write_merged
+        from engine.adapters.merge import write_merged
     try:
         written = write_merged(source, arguments.adapter, target)
     except EngineError as error:

@@ -113,7 +113,7 @@ def _quantize(arguments: argparse.Namespace) -> int:
     source = locate(arguments.model, load_settings().data_dir)
     target = arguments.output or Path(f"{short_name(str(source))}-{arguments.to}")
     with imports_of("engine", "tollhouse model quantize"):
-        from engine.quantization.write import write_quantized
+        from engine.models.quantise_files import write_quantized
     try:
         written = write_quantized(source, target, arguments.to, arguments.calibrate)
     except EngineError as error:

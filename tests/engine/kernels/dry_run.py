@@ -12,10 +12,9 @@ import torch
 import torch._dynamo  # modes of torch import it, which fails where a device only seems to be
 
 from tests.engine.few_packages import hide_others
-
-from .cuda_stand_in import numbers_on_the_host
-from .frozen_graph import FrozenGraph
-from .quick_interpreter import install
+from tests.engine.gpu.cuda_stand_in import numbers_on_the_host
+from tests.engine.gpu.frozen_graph import FrozenGraph
+from tests.engine.gpu.quick_interpreter import install
 
 
 def live_bytes() -> int:
@@ -31,7 +30,8 @@ def main() -> int:
         del sys.modules[name]
     from benchmarks import engine_gpu
     from benchmarks.gpu import sections, timing
-    from engine.execution import gpu_runner, gpu_tuning
+    from engine.runners.gpu import runner as gpu_runner
+    from engine.runners.gpu import tuning as gpu_tuning
 
     left: list[dict[str, Any]] = []
     run_section = timing.run_section

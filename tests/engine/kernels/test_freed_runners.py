@@ -9,15 +9,14 @@ from pathlib import Path
 import pytest
 
 from engine.config import EngineConfig
-from engine.execution.cpu_runner import CpuRunner
 from engine.loop import Engine
 from engine.models.load import load_model
 from engine.protocol import GenerateRequest, SamplingParams
+from engine.runners.cpu.runner import CpuRunner
 from tests.engine.checkpoints import save_adapter, save_checkpoint
+from tests.engine.gpu.device import DEVICE
 
-from .device import DEVICE
-
-runner_gpu = pytest.importorskip("engine.execution.gpu_runner")
+runner_gpu = pytest.importorskip("engine.runners.gpu.runner")
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,7 @@ from tests.engine.checkpoints import (
     save_adapter,
 )
 from tests.engine.driver import Driver
-from tests.engine.test_family_parity import LogitDriver
+from tests.engine.models.test_family_parity import LogitDriver
 
 PROMPT = [5, 9, 12, 40, 33, 71, 8, 100, 6]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from engine.dense import linear
+from engine.backends.compiled import linear
 from tests.compiled import built_extension
 
 LEVELS = ["avx512", "avx2", "plain", "torch"]

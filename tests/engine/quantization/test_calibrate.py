@@ -9,13 +9,13 @@ import torch
 from safetensors.torch import load_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from engine.backends.layers.quantise import quantize
 from engine.errors import ConfigError
-from engine.quantization.calibrate import WINDOW, input_weights
-from engine.quantization.quantize import quantize
-from engine.quantization.write import write_quantized
+from engine.models.calibrate import WINDOW, input_weights
+from engine.models.quantise_files import write_quantized
 from gateway.cli.main import main
 from tests.engine.checkpoints import VOCAB, reference, reference_logits, save_checkpoint
-from tests.engine.test_family_parity import CASES, LogitDriver
+from tests.engine.models.test_family_parity import CASES, LogitDriver
 
 FAMILIES = {
     "llama": ("Llama", {"intermediate_size": 96}),

@@ -8,20 +8,20 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from engine.backends.layers.packed import pack
+from engine.backends.layers.quantise import quantize
+from engine.backends.layers.quantised_linear import QuantizedLinear
 from engine.config import EngineConfig
 from engine.errors import CheckpointError, ConfigError
 from engine.models.checkpoint import open_checkpoint
 from engine.models.formats.compressed_tensors import packed
 from engine.models.load import load_model
+from engine.models.quantise_files import write_quantized
 from engine.models.registry import model_spec
-from engine.quantization.linear import QuantizedLinear
-from engine.quantization.packed import pack
-from engine.quantization.quantize import quantize
-from engine.quantization.write import write_quantized
 from gateway.cli.main import main
 from tests.engine.checkpoints import VOCAB, reference, reference_logits, save_checkpoint
+from tests.engine.models.test_family_parity import LogitDriver
 from tests.engine.quantization.test_models import rounded
-from tests.engine.test_family_parity import LogitDriver
 
 NAME = "model.layers.1.mlp.up_proj.weight"
 

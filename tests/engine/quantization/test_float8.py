@@ -13,16 +13,16 @@ from engine.config import EngineConfig
 from engine.errors import CheckpointError, ConfigError
 from engine.models.checkpoint import open_checkpoint
 from engine.models.load import load_model
+from engine.models.quantise_files import write_quantized
 from engine.models.registry import model_spec
-from engine.quantization.write import write_quantized
 from tests.engine.checkpoints import (
     reference,
     reference_logits,
     save_checkpoint,
 )
+from tests.engine.models.test_family_parity import CASES as FAMILIES
+from tests.engine.models.test_family_parity import LogitDriver
 from tests.engine.quantization.agreement import assert_adapter_agrees, some_ids
-from tests.engine.test_family_parity import CASES as FAMILIES
-from tests.engine.test_family_parity import LogitDriver
 
 SHAPE = {"hidden_size": 96, "intermediate_size": 200}  # the last blocks are short
 MODULE = "model.layers.1.mlp.up_proj.weight"

@@ -9,15 +9,17 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from engine.backends.compiled import linear
+from engine.backends.layers.packed import pack
+from engine.backends.layers.quantised_linear import QuantizedEmbedding, QuantizedLinear
 from engine.config import EngineConfig
-from engine.dense import linear
 from engine.errors import CheckpointError, ConfigError
 from engine.models.checkpoint import open_checkpoint
 from engine.models.load import load_model
-from engine.quantization.linear import QuantizedEmbedding, QuantizedLinear
-from engine.quantization.packed import pack
 from tests.engine.checkpoints import reference, reference_logits
 from tests.engine.driver import alone_and_together
+from tests.engine.models.test_family_parity import CASES as FAMILIES
+from tests.engine.models.test_family_parity import LogitDriver
 from tests.engine.quantization.agreement import (
     assert_adapter_agrees,
     assert_logits_of_the_dense_model,
@@ -25,8 +27,6 @@ from tests.engine.quantization.agreement import (
 )
 from tests.engine.quantization.grouped_checkpoints import Random, pair
 from tests.engine.quantization.test_models import needs_kernel, rounded
-from tests.engine.test_family_parity import CASES as FAMILIES
-from tests.engine.test_family_parity import LogitDriver
 
 SHAPE = {"hidden_size": 96, "intermediate_size": 224}
 ODD = {"hidden_size": 80, "intermediate_size": 104}

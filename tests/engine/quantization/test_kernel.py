@@ -7,9 +7,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from engine.quantization import packed
-from engine.quantization.linear import QuantizedEmbedding, QuantizedGatedLinear, QuantizedLinear
-from engine.quantization.packed import Codes, pack
+from engine.backends.layers import packed
+from engine.backends.layers.packed import Codes, pack
+from engine.backends.layers.quantised_linear import (
+    QuantizedEmbedding,
+    QuantizedGatedLinear,
+    QuantizedLinear,
+)
 
 # (bits, inputs of a scale, minima) and (outputs, inputs): odd, and with a rest of a group.
 FORMATS = [(8, 32, False), (8, 16, False), (8, 32, True), (8, 96, False),

@@ -10,13 +10,13 @@ import pytest
 import torch
 import transformers
 
+from engine.backends.layers.quantised_kv import QuantizedKvPool
 from engine.cache.prefix import PrefixHasher
 from engine.config import EngineConfig
 from engine.errors import ConfigError
-from engine.execution.cpu_runner import load_runner
 from engine.loop import Engine
 from engine.models.registry import model_spec
-from engine.quantization.kv import QuantizedKvPool
+from engine.runners.cpu.runner import load_runner
 from tests.engine.checkpoints import (
     VOCAB,
     adapted_reference,
@@ -25,7 +25,7 @@ from tests.engine.checkpoints import (
     save_checkpoint,
 )
 from tests.engine.helpers import Collected, ask
-from tests.engine.test_speculation import guess_from
+from tests.engine.speculation.test_speculation import guess_from
 
 KINDS = ["int8", "fp8"]
 

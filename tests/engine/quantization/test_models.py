@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 
+from engine.backends.compiled import linear
+from engine.backends.layers.quantise import quantize
+from engine.backends.layers.quantised_linear import QuantizedLinear
 from engine.config import EngineConfig
-from engine.dense import linear
 from engine.errors import CheckpointError, ConfigError
 from engine.models.load import load_model
-from engine.quantization.linear import QuantizedLinear
-from engine.quantization.quantize import quantize
 from tests.engine.checkpoints import (
     VOCAB,
     reference,
@@ -21,9 +21,9 @@ from tests.engine.checkpoints import (
 )
 from tests.engine.driver import Driver
 from tests.engine.gguf_files import f32, random_blocks, size_of, vocabulary, write_gguf
+from tests.engine.models.test_family_parity import CASES, LogitDriver
+from tests.engine.models.test_gguf_weights import _quantised_llama
 from tests.engine.quantization.agreement import assert_adapter_agrees, some_ids
-from tests.engine.test_family_parity import CASES, LogitDriver
-from tests.engine.test_gguf_weights import _quantised_llama
 
 needs_kernel = pytest.mark.skipif(
     linear.kernel is None,

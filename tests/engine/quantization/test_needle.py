@@ -3,15 +3,15 @@
 import pytest
 import torch
 
+from engine.backends.cpu.attention import attend
+from engine.backends.layers.attention_plan import plan_tiles
+from engine.backends.layers.kv import KvPool
+from engine.backends.layers.operations import Attention
+from engine.backends.layers.quantised_kv import QuantizedKvPool
 from engine.batch import Row
-from engine.layers.attention import attend
-from engine.layers.attention_plan import plan_tiles
-from engine.layers.kv import KvPool
-from engine.layers.operations import Attention
 from engine.model_spec import AttentionShape, ModelSpec, Sight
 from engine.models.registry import model_spec
 from engine.protocol import SamplingParams
-from engine.quantization.kv import QuantizedKvPool
 
 LENGTH, BLOCK, DIM = 2000, 16, 64
 DEPTHS = [0, 1, 15, 16, 200, 999, 1500, 1990, 1999]

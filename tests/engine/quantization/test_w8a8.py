@@ -18,13 +18,13 @@ from tests.engine.checkpoints import (
     reference_logits,
     save_checkpoint,
 )
+from tests.engine.models.test_family_parity import LogitDriver
 from tests.engine.quantization.agreement import (
     assert_adapter_agrees,
     assert_logits_of_the_dense_model,
     some_ids,
 )
 from tests.engine.quantization.test_models import needs_kernel, round_inputs
-from tests.engine.test_family_parity import LogitDriver
 
 ODD = {"hidden_size": 80, "intermediate_size": 104}
 MODULE = "model.layers.1.mlp.up_proj.weight"

@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file
 
 from engine.models.checkpoint import open_checkpoint
+from tests.engine.models.test_family_parity import LogitDriver
 from tests.engine.quantization.test_models import needs_kernel
-from tests.engine.test_family_parity import LogitDriver
 
 HERE = Path(__file__).parent / "written_by_peers"
 # Bits, and inputs that share a scale.

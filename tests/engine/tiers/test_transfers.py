@@ -14,9 +14,9 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.errors import ConfigError
-from engine.execution.fake_runner import FakeRunner
 from engine.loop import Engine
 from engine.protocol import GenerateRequest
+from engine.runners.fake import FakeRunner
 from engine.tiers import transfers
 from engine.tiers.memory import MemoryTier
 from engine.tiers.sealing import with_checksum

@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from engine.config import EngineConfig
-from engine.execution.cpu_runner import load_runner
 from engine.loop import Engine
 from engine.protocol import Receipt
+from engine.runners.cpu.runner import load_runner
 from engine.worker.client import EngineClient
 from tests.engine.checkpoints import VOCAB, reference, reference_greedy, save_checkpoint
 from tests.engine.helpers import Collected, ask
-from tests.engine.test_server import gather, start_process, wait_until
+from tests.engine.worker.test_server import gather, start_process, wait_until
 
 PROMPT = torch.randint(3, VOCAB, (60,), generator=torch.Generator().manual_seed(3)).tolist()
 

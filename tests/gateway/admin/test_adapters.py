@@ -17,8 +17,8 @@ import numpy
 import pytest
 from safetensors.numpy import save
 
+from engine.adapters.digest import CONFIG, WEIGHTS
 from engine.demo.paths import ADAPTERS, MODEL_DIR
-from engine.lora.adapter_digest import CONFIG, WEIGHTS
 from engine.models.registry import model_spec, read_config
 from gateway.catalog import adapter_store
 from gateway.catalog.adapter_registry import AdapterRegistry

@@ -7,12 +7,14 @@ from typing import Any
 import httpx
 import pytest
 
-from engine.dense.linear import has_kernel
+from engine.backends.compiled.linear import has_kernel
 from tests.journeys.deployments import Command, serve
 
 
 @pytest.mark.proof
-@pytest.mark.skipif(not has_kernel(), reason="engine.dense was built without a C compiler")
+@pytest.mark.skipif(
+    not has_kernel(), reason="engine.backends.compiled was built without a C compiler"
+)
 def test_an_answer_has_the_same_bits_alone_and_beside_others(tmp_path: Path) -> None:
     running = serve(Command(tmp_path, {"TOLLHOUSE_BATCH_INVARIANT": "1"}))
 

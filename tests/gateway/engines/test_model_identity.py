@@ -14,9 +14,9 @@ from core.errors import Unavailable
 from core.settings import Settings
 from engine.config import EngineConfig
 from engine.demo.paths import MODEL_DIR
-from engine.execution.cpu_runner import load_runner
-from engine.execution.fake_runner import FakeRunner
 from engine.protocol import EngineInfo
+from engine.runners.cpu.runner import load_runner
+from engine.runners.fake import FakeRunner
 from engine.worker.server import Server
 from gateway.catalog.upstreams import read_upstreams
 from gateway.cli.doctor import dependencies

@@ -16,9 +16,9 @@ from core.errors import Unavailable
 from core.events import OpenedRequest, UsageKind
 from engine.config import EngineConfig
 from engine.demo.paths import MODEL_DIR
-from engine.execution.fake_runner import FakeRunner
 from engine.loop import Engine
 from engine.protocol import KvEvent, SamplingParams
+from engine.runners.fake import FakeRunner
 from gateway.catalog.catalog import ServedModel, Target
 from gateway.catalog.codec.tokenizing import load_codec
 from gateway.engines.clients import Engines

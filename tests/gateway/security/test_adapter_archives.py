@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from core.errors import BadRequest
-from engine.lora.adapter_digest import CONFIG, WEIGHTS
+from engine.adapters.digest import CONFIG, WEIGHTS
 from gateway.catalog.adapter_store import AdapterStore
 
 BOUND = 16 * 2**20  # bytes that the gateway may allocate meanwhile

@@ -1,0 +1,1 @@
+"""Adapters: their files, memory, registry and tiers."""

@@ -1,0 +1,1 @@
+"""Reads adapters in PEFT's layout."""

@@ -1,0 +1,1 @@
+"""Layers and their products, on a CPU and on a GPU."""

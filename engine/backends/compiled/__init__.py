@@ -1,0 +1,1 @@
+"""The compiled products of a CPU, in C, and their tables."""

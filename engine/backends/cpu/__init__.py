@@ -1,0 +1,1 @@
+"""A model's operations on a CPU."""

@@ -1,0 +1,1 @@
+"""Triton kernels, their launches and torch references."""

@@ -1,0 +1,1 @@
+"""Kernels of Gemma 3n's residual streams."""

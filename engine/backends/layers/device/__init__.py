@@ -1,0 +1,1 @@
+"""Weights as kernels of a GPU read them."""

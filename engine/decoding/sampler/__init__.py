@@ -1,0 +1,1 @@
+"""The kernel that samples on a GPU."""

@@ -1,1 +1,0 @@
-"""What runs a step on the CPU or the GPU."""

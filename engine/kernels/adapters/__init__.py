@@ -1,1 +1,0 @@
-"""What adapters change in a step: sums of low rank, DoRA, tables and heads of their own."""

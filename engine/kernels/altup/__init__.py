@@ -1,1 +1,0 @@
-"""Several residual streams on a GPU."""

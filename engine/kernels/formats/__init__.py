@@ -1,1 +1,0 @@
-"""Products of quantised matrices and of experts."""

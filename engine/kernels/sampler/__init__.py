@@ -1,1 +1,0 @@
-"""The choice of tokens on a GPU."""

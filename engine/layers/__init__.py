@@ -1,1 +1,0 @@
-"""Layers shared by the model families."""

@@ -1,1 +1,0 @@
-"""LoRA adapters: files, memory tiers, slots."""

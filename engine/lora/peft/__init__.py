@@ -1,1 +1,0 @@
-"""Adapters in PEFT layout: what their configuration says, and the tensors of their files."""

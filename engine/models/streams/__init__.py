@@ -1,0 +1,1 @@
+"""Gemma 3n's decoder with several residual streams."""

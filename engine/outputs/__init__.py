@@ -1,0 +1,1 @@
+"""What leaves the engine: results, beams and the best of several answers."""

@@ -1,1 +1,0 @@
-"""Quantised matrices and their products on a CPU."""

@@ -1,0 +1,1 @@
+"""Runs steps on a CPU."""

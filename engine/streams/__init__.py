@@ -1,1 +1,0 @@
-"""Decoders with several residual streams (AltUp), as Gemma 3n's."""

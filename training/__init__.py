@@ -1,0 +1,1 @@
+"""What makes the models and weights that ship; not in the wheel."""

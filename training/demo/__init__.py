@@ -1,0 +1,1 @@
+"""Trains the demo model and its adapters."""

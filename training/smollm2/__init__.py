@@ -1,0 +1,1 @@
+"""Trains the adapters of SmolLM2."""
