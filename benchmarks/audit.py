@@ -18,9 +18,10 @@ from sqlalchemy import func, select, text
 from benchmarks.billing import START, Bench, bench_on, page_query
 from benchmarks.billing_data import fill_history, tidy
 from benchmarks.report import figure, progress
-from billing import ledger, reconcile
-from billing.ledger import AccountKind, Transaction, transfer
-from billing.models import Charge
+from billing.audit import reconcile
+from billing.ledger import ledger
+from billing.ledger.ledger import AccountKind, Transaction, transfer
+from billing.usage.tables import Charge
 from core.money import Money
 
 _HOURLY = {"open_only": True, "closed_days": None}  # as the task billing.audit

@@ -27,11 +27,14 @@ import psycopg
 from benchmarks.billing_data import DAYS, fill_history, make_events, tidy
 from benchmarks.billing_workers import WORKERS, alone_and_together, rating_workers
 from benchmarks.report import figure, progress
-from billing import invoice_run, prices, rating, usage_buckets
 from billing.exports.focus import focus_rows
 from billing.exports.focus_columns import COLUMNS
 from billing.exports.formats import Format, encode
 from billing.exports.subjects import Period
+from billing.invoicing import invoice_run
+from billing.pricing import prices
+from billing.rating import rating
+from billing.usage import usage_buckets
 from core.clock import FakeClock
 from core.database import Database
 from core.events import EngineCount, UsageEvent

@@ -8,8 +8,8 @@ from datetime import datetime, timedelta
 
 from sqlalchemy import text
 
-from billing import partitions, rollups
-from billing.accounts import Periods, ensure_accounts, lock_accounts
+from billing.accounts.accounts import Periods, ensure_accounts, lock_accounts
+from billing.usage import partitions, rollups
 from core.database import Database
 from core.events import UsageEvent, UsageKind
 from core.ids import REQUEST, new_id

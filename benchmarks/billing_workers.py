@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
 
-from billing.rating_worker import rate_all
+from billing.rating.rating_worker import rate_all
 from core.clock import FakeClock
 from core.database import Database
 

@@ -32,10 +32,10 @@ from benchmarks.chaos_site.faults import Fault, plan, strike
 from benchmarks.chaos_site.scheduled import run_scheduled_tasks
 from benchmarks.chaos_site.site import GATEWAYS, Site, later, site_in, until
 from benchmarks.report import figure, progress
-from billing import reconcile
-from billing.models import Invoice
-from billing.rating_worker import rate_all
-from billing.tables.closing import ClosedDay
+from billing.audit import reconcile
+from billing.invoicing.tables import Invoice
+from billing.rating.rating_worker import rate_all
+from billing.usage.tables import ClosedDay
 from core.database import Database
 from core.settings import load_settings
 from gateway.metering.receipt_files import files_and_events

@@ -33,7 +33,7 @@ from benchmarks.ending_load.client import Answered, ask_all
 from benchmarks.ending_load.requests import BLOCKED, WITH_TOKENIZER, WITHOUT, Keys, asked
 from benchmarks.gateway_load.own import ROOT, GatewayProcess, own_gateway
 from benchmarks.report import figure, progress
-from billing import budgets
+from billing.notices import budgets
 from core.clock import SystemClock
 from core.database import Database
 from core.money import Money

@@ -1,7 +1,7 @@
 """How many small faults in money, limits and streaming the tests find.
 
     python -m benchmarks.mutation --set admission --sample 150 --seed 1 --survivors survivors.jsonl
-    python -m benchmarks.mutation --files billing/rating.py --tests tests/billing/test_rating.py
+    python -m benchmarks.mutation --files billing/rating/tiers.py --tests tests/billing/rating
 
 Each mutant is one changed operator, constant, condition or statement, drawn uniformly from all of
 the package. It is killed when a test that executes its line fails or takes five times as long.

@@ -24,7 +24,7 @@ import psycopg
 
 from benchmarks.pages_data import DAYS, TENANTS, fill
 from benchmarks.report import figure, progress
-from billing.prices import ensure_default_prices
+from billing.pricing.prices import ensure_default_prices
 from core.clock import SystemClock
 from core.database import Database
 from core.settings import load_settings

@@ -11,16 +11,11 @@ from typing import Any
 from sqlalchemy import text
 from sqlalchemy.orm import Session
 
-from billing import origin_rollups, partitions
-from billing.accounts import ensure_accounts
-from billing.rollups import TENANT_DAILY_SUMS
-from billing.tables.columns import AMOUNT_COLUMNS, QUANTITY_COLUMNS
-from billing.tables.service import (
-    FIRST_COLUMNS,
-    FIRST_TOKEN_MS,
-    SPEED_COLUMNS,
-    TOKENS_A_SECOND,
-)
+from billing.accounts.accounts import ensure_accounts
+from billing.columns import AMOUNT_COLUMNS, QUANTITY_COLUMNS
+from billing.usage import origin_rollups, partitions
+from billing.usage.rollups import TENANT_DAILY_SUMS
+from billing.usage.tables import FIRST_COLUMNS, FIRST_TOKEN_MS, SPEED_COLUMNS, TOKENS_A_SECOND
 from core.clock import Clock
 from core.database import Database
 from core.tenants import organisations

@@ -24,10 +24,10 @@ from sqlalchemy import select, text
 from benchmarks.billing import Bench, bench_on, ingest, rate_all
 from benchmarks.billing_data import make_events
 from benchmarks.report import figure, progress
-from billing.archive.base import Rows
 from billing.archive.clickhouse import ClickHouseArchive
 from billing.archive.columns import CHARGE_COLUMNS, EVENT_COLUMNS, HOURS, ROWS
-from billing.models import Charge, UsageEventRow
+from billing.usage.raw_rows import Rows
+from billing.usage.tables import Charge, UsageEventRow
 from gateway.metering.streams.base import StreamDown, UsageStream
 from gateway.metering.streams.messages import batch_of, read
 from gateway.metering.streams.opening import open_stream

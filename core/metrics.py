@@ -108,7 +108,7 @@ tenant_failures = Counter(
     "Tenants left out by a billing task after an error, by task.",
     ["task"],
 )
-# Read from the database at every scrape (billing.measures), so that each process that serves
+# Read from the database at every scrape (billing.reports.measures), so that each process that serves
 # /metrics shows the same value.
 database_up = Gauge(
     "tollhouse_database_up",

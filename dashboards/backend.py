@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import IO, Protocol
 
-from billing.exports.stores import Store
+from billing.stores import Store
 from core.settings_in_force import SettingInForce
 from core.tenants.plans import LimitRule
 from core.tenants.scope import TenantScope

@@ -7,12 +7,12 @@ from typing import Any
 from sqlalchemy.orm import Session
 from starlette.requests import Request
 
-from billing.usage_buckets import Width
+from billing.usage.day_range import Range
+from billing.usage.usage_buckets import Width
 from core.errors import BadRequest
 from core.tenants.scope import TenantScope
 from dashboards import request_log, service_totals, usage_totals
 from dashboards.explorer import Link, address, before
-from dashboards.filters import Range
 from dashboards.query_filters import Filters
 
 _EVENT_DAYS = 7  # so that a page reads a bounded number of events

@@ -9,7 +9,7 @@ from markupsafe import Markup
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from billing.models import DailyEngineTime
+from billing.usage.tables import DailyEngineTime
 from core.tenants.models import Adapter, Tenant
 from dashboards import charts
 from dashboards.backend import EngineView

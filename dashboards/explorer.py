@@ -10,12 +10,12 @@ from sqlalchemy import func, literal, select, union_all
 from sqlalchemy.orm import Session
 from starlette.requests import Request
 
-from billing.models import DailyService, HourlyService
-from billing.usage_buckets import Width
+from billing.usage.day_range import Range
+from billing.usage.tables import DailyService, HourlyService
+from billing.usage.usage_buckets import Width
 from core.errors import BadRequest
 from core.tenants.models import ApiKey, Member, Project
 from core.tenants.scope import TenantScope
-from dashboards.filters import Range
 from dashboards.query import Query, parse
 
 PRESETS = {

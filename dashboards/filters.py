@@ -1,39 +1,16 @@
 """Filters in the URL: date range, grouping and choices. BadRequest for an invalid value."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal, InvalidOperation
 
 from starlette.requests import Request
 
-from billing.usage_buckets import Width
+from billing.usage.day_range import Range
 from core.clock import usual_day
 from core.errors import BadRequest
 
 MAX_DAYS = 180
-
-
-@dataclass(frozen=True, slots=True)
-class Range:
-    first: date
-    last: date  # inclusive
-
-    @property
-    def start(self) -> datetime:
-        return datetime(self.first.year, self.first.month, self.first.day, tzinfo=UTC)
-
-    @property
-    def end(self) -> datetime:
-        return datetime(self.last.year, self.last.month, self.last.day, tzinfo=UTC) + timedelta(1)
-
-    @property
-    def days(self) -> int:
-        return (self.last - self.first).days + 1
-
-    @property
-    def width(self) -> Width:
-        return Width.HOUR if self.days <= 2 else Width.DAY
 
 
 def date_range(request: Request, now: datetime, default_days: int = 30) -> Range:

@@ -2,18 +2,14 @@
 
 from typing import Any
 
-from billing.calculations import explained
-from billing.invoices import DRAFT, VOID
-from billing.models import (
-    CreditNote,
-    DailyUsage,
-    Invoice,
-    InvoiceLine,
-    Payment,
-    PriceVersionRow,
-)
+from billing.invoicing.calculations import explained
+from billing.invoicing.invoices import DRAFT, VOID
+from billing.invoicing.open_amounts import open_minor
+from billing.invoicing.tables import CreditNote, Invoice, InvoiceLine
+from billing.payments.tables import Payment
 from billing.periods import days, local_day
-from billing.settlement import open_minor
+from billing.pricing.tables import PriceVersionRow
+from billing.usage.tables import DailyUsage
 from dashboards.formats import minor
 from dashboards.page_data import Tile
 from dashboards.tables import Column

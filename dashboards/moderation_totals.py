@@ -6,8 +6,8 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
+from billing.usage.day_range import Range
 from core.tenants.scope import TenantScope
-from dashboards.filters import Range
 from moderation import daily_counts
 
 ACTIONS = ("annotate", "redact", "block")

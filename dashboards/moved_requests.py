@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import inspect, tuple_
 from sqlalchemy.orm import Session
 
-from billing.archive.base import Reading, Wanted
-from billing.archive.border import border_of
-from billing.archive.reading import read_rows
-from billing.models import Charge, UsageEventRow
+from billing.usage.border import border_of
+from billing.usage.raw_rows import Reading, Wanted
+from billing.usage.reading import read_rows
+from billing.usage.tables import Charge, UsageEventRow
 from core.tenants.scope import TenantScope
 
 if TYPE_CHECKING:

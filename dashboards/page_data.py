@@ -10,9 +10,9 @@ from markupsafe import Markup
 from starlette.requests import Request
 from starlette.responses import Response
 
+from billing.usage.day_range import Range
 from core.errors import TollhouseError
 from dashboards.explorer import Bar, CustomPeriod, Link
-from dashboards.filters import Range
 from dashboards.render import page
 from dashboards.tables import Table
 

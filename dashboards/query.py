@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 from datetime import date, timedelta
 from decimal import Decimal, InvalidOperation
 
+from billing.usage.day_range import Range
 from core.clock import usual_day
 from core.errors import BadRequest
-from dashboards.filters import MAX_DAYS, Range
+from dashboards.filters import MAX_DAYS
 
 NAMES = {
     "model": "base model",

@@ -7,8 +7,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, and_, func, or_, select
 from sqlalchemy.orm import Session
 
-from billing.models import Charge, UsageEventRow
-from billing.tables.usage import WRONG
+from billing.usage.tables import WRONG, Charge, UsageEventRow
 from core.errors import BadRequest
 from core.money import PICO
 from core.tenants.models import ApiKey, Member, Project

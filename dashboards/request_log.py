@@ -14,14 +14,14 @@ from sqlalchemy import ColumnElement, Select, case, func, select, tuple_
 from sqlalchemy.orm import Session
 from sqlalchemy.sql import coercions, roles, visitors
 
-from billing.models import Charge, UsageBatch, UsageEventRow
+from billing.usage.day_range import Range
+from billing.usage.tables import Charge, UsageBatch, UsageEventRow
 from core.clock import usual
 from core.database import Database
 from core.errors import BadRequest
 from core.events import WARM_UP
 from core.tenants.scope import TenantScope
 from dashboards import moved_requests
-from dashboards.filters import Range
 
 LogRow = tuple[UsageEventRow, int | None]  # the event, and its charge in picounits once rated
 SORTED = 10_000

@@ -8,15 +8,16 @@ from typing import Any
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from billing.models import DailyService, HourlyService
-from billing.service_rollups import percentile
-from billing.tables.service import (
+from billing.usage.service_rollups import percentile
+from billing.usage.tables import (
     FIRST_COLUMNS,
     FIRST_TOKEN_MS,
     SPEED_COLUMNS,
     TOKENS_A_SECOND,
+    DailyService,
+    HourlyService,
 )
-from billing.usage_buckets import Width
+from billing.usage.usage_buckets import Width
 from core.tenants.scope import TenantScope
 
 _COUNTS = ("answers", "refused", "failed", "queue_ms")

@@ -12,9 +12,8 @@ from typing import Any
 from sqlalchemy import case, func, select
 from sqlalchemy.orm import Session
 
-from billing.models import UsageEventRow
-from billing.service_rollups import percentile
-from billing.tables.service import FIRST_TOKEN_MS
+from billing.usage.service_rollups import percentile
+from billing.usage.tables import FIRST_TOKEN_MS, UsageEventRow
 from core.events import SettledBy, UsageKind
 from core.ids import REQUEST, floor_id
 

@@ -11,15 +11,15 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
-from billing import origin_rollups
-from billing.origin_rollups import OTHERS, known_since
-from billing.rollups import ADJUSTMENT
-from billing.tables.columns import AMOUNT_COLUMNS, QUANTITY_COLUMNS
-from billing.usage_buckets import COUNTED, BucketQuery, usage_buckets
+from billing.columns import AMOUNT_COLUMNS, QUANTITY_COLUMNS
+from billing.usage import origin_rollups
+from billing.usage.day_range import Range
+from billing.usage.origin_rollups import OTHERS, known_since
+from billing.usage.rollups import ADJUSTMENT
+from billing.usage.usage_buckets import COUNTED, BucketQuery, usage_buckets
 from core.tenants.scope import TenantScope
 from dashboards.charts import STYLES, Series
 from dashboards.entity_names import names_of
-from dashboards.filters import Range
 
 GROUPS = {
     "model": "Model",

@@ -10,7 +10,7 @@ from typing import Protocol
 from sqlalchemy.orm import Session
 from starlette.requests import Request
 
-from billing.alert_targets import AlertTargets
+from billing.notices.alert_targets import AlertTargets
 from core.clock import Clock
 from core.database import Database
 from core.tenants.members import PasswordProof

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from billing.archive.opening import open_database
+from billing.notices.request_sinks import SinkView
 from billing.payments.base import PaymentProvider
-from billing.request_sinks import SinkView
 from core.clock import Clock, SystemClock
 from core.counters import Counters
 from core.database import Database

@@ -18,14 +18,14 @@ import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
 
-from billing import invoice_run
 from billing.exports.encoding import chunks_of
 from billing.exports.formats import Format
 from billing.exports.subjects import Period
+from billing.invoicing import invoice_run
 from core.clock import FakeClock
 from core.events import UsageKind
 from tests.billing.conftest import deployment_of
-from tests.billing.test_exports import make_busy
+from tests.billing.exports.test_exports import make_busy
 from tests.migrated import migrated
 
 VERSION = "2.2.1"

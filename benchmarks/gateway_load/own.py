@@ -15,8 +15,8 @@ from typing import Any
 from sqlalchemy import func, select
 
 from benchmarks.gateway_load.load import Server
-from billing import budgets
-from billing.models import UsageEventRow
+from billing.notices import budgets
+from billing.usage.tables import UsageEventRow
 from core.clock import SystemClock
 from core.database import Database
 from core.money import Money, units_of

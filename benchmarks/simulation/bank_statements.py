@@ -10,14 +10,16 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from benchmarks.simulation.faults import Faults
-from billing.bank import references, wires
-from billing.models import BankLine, Invoice
-from billing.money_acts import FourEyes
+from billing.accounts import references
+from billing.adjustments.money_acts import FourEyes
+from billing.bank import wires
+from billing.bank.tables import BankLine
+from billing.invoicing.tables import Invoice
 from core.clock import FakeClock
 from core.database import Database
 from core.errors import TollhouseError
 from core.money import format_minor
-from tests.billing.simulated_statements import Transfer
+from tests.billing.simulation.statements import Transfer
 
 IBAN = "DE89370400440532013000"
 _CAMT = """<?xml version="1.0" encoding="UTF-8"?>

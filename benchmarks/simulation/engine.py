@@ -9,7 +9,7 @@ from core.errors import Unavailable
 from core.events import OpenedRequest
 from engine.protocol import FinishReason, Receipt
 from gateway.request.engine import RequestStillRunning
-from tests.billing.simulated_books import Happened
+from tests.billing.simulation.books import Happened
 
 ENGINE = "engine0"
 LONGEST_LIFE_S = 600.0

@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 from benchmarks.simulation.engine import ENGINE, LONGEST_LIFE_S, Engine
 from benchmarks.simulation.event_loop import SimulatedLoop
 from benchmarks.simulation.faults import Crash, Faults
-from billing import prices
-from billing.pricing import PriceBook
+from billing.pricing import prices
+from billing.pricing.pricing import PriceBook
 from core.clock import FakeClock
 from core.database import Database
 from core.errors import TollhouseError, Unavailable
@@ -31,7 +31,7 @@ from gateway.metering.spool_log import logs_of
 from gateway.metering.spool_records import OutboxBatch
 from gateway.metering.spool_statements import Statement
 from gateway.metering.usage_sink import SqlUsageSink
-from tests.billing.simulated_books import Happened, Outcome, ended
+from tests.billing.simulation.books import Happened, Outcome, ended
 
 T = TypeVar("T")
 _STATUSES = (200, 200, 200, 400, 429, 499, 500, 503)

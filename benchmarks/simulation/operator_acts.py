@@ -11,26 +11,22 @@ from fractions import Fraction
 from typing import Any
 
 from benchmarks.simulation.faults import Faults
-from billing import (
-    add_ons,
-    credits,
-    organisations,
-    prices,
-    rerating,
-    subscriptions,
-    tax_rates,
-    top_ups,
-)
-from billing.accounts import ensure_account
-from billing.models import Plan
-from billing.payments import commands
+from billing.accounts.accounts import ensure_account
+from billing.adjustments import organisation_links
+from billing.ledger import credits
+from billing.payments import commands, top_ups
+from billing.pricing import prices
+from billing.rating import rerating
+from billing.subscriptions import add_ons, subscriptions
+from billing.subscriptions.tables import Plan
+from billing.taxes import tax_rates
 from core.clock import FakeClock
 from core.database import Database
 from core.money import Money, units_of
 from core.tenants.models import Tenant
-from tests.billing.simulated_books import Happened, Move, Price, stored_outcomes
-from tests.billing.simulated_organisations import Link
-from tests.billing.simulated_rows import Books
+from tests.billing.simulation.books import Happened, Move, Price, stored_outcomes
+from tests.billing.simulation.organisations import Link
+from tests.billing.simulation.rows import Books
 
 ZONES = {"acme": "UTC", "bolt": "America/New_York", "corp": "Asia/Kolkata"}
 REGIONS = {"acme": "DE", "bolt": "US-NY"}  # corp is nowhere that taxes
@@ -176,16 +172,16 @@ class Operator:
         """One tenant comes below another, which may be below a third; or its mark-up changes."""
         chance = self.faults.chance
         child, parent = chance.sample(TENANTS, 2)
-        draft = organisations.LinkDraft(
+        draft = organisation_links.LinkDraft(
             child, parent, chance.choice(["parent", "self"]), chance.choice(["0", "12.5", "3.3333"])
         )
         with self._learning_links(child), self.database.transaction() as session:
-            organisations.set_parent(session, self.clock, draft)
+            organisation_links.set_parent(session, self.clock, draft)
 
     def unlink(self) -> None:
         child = self.faults.chance.choice(TENANTS)
         with self._learning_links(child), self.database.transaction() as session:
-            organisations.remove_parent(session, child)
+            organisation_links.remove_parent(session, child)
 
     @contextmanager
     def _learning_links(self, child: str) -> Iterator[None]:

@@ -11,12 +11,13 @@ from typing import Any
 from sqlalchemy import func, select
 
 from benchmarks.simulation.faults import Crash, Faults
-from billing import credit_notes, dunning, invoices, settlement
-from billing.models import Invoice, Payment, PaymentCommand, PaymentWebhook
-from billing.payments import commands, compare, inbox, push
+from billing.invoicing import credit_notes, invoices, open_amounts
+from billing.invoicing.tables import Invoice
+from billing.payments import commands, compare, dunning, inbox, push, settlement
 from billing.payments.base import ProviderEvent, Refused, TryLater
 from billing.payments.fake import FakePayments
 from billing.payments.provider_snapshot import ALL_TIME, fetch
+from billing.payments.tables import Payment, PaymentCommand, PaymentWebhook
 from core.clock import FakeClock
 from core.database import Database
 
@@ -126,9 +127,9 @@ class Bank:
     def wire(self) -> None:
         """A customer pays by another way, perhaps what the card pays at the same time."""
         invoice = self._some_invoice(invoices.FINAL)
-        if invoice is None or settlement.open_minor(invoice) <= 0:
+        if invoice is None or open_amounts.open_minor(invoice) <= 0:
             return
-        now, left = self.clock.now(), settlement.open_minor(invoice)
+        now, left = self.clock.now(), open_amounts.open_minor(invoice)
         with self.database.transaction() as session:
             made = settlement.begin_payment(
                 session,

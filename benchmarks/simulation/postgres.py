@@ -13,8 +13,8 @@ import psycopg
 
 from benchmarks.simulation.faults import Faults, FaultyDatabase
 from benchmarks.simulation.rating_processes import KILLED, RATED, Order, RatingProcess
-from billing import partitions
-from billing.shards import LEASE
+from billing.rating.shards import LEASE
+from billing.usage import partitions
 from core.clock import FakeClock
 
 _PAST_LEASE_S = LEASE.total_seconds() + 1

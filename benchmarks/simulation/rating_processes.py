@@ -13,7 +13,7 @@ from multiprocessing.context import ForkServerProcess
 from sqlalchemy import event
 
 from benchmarks.simulation.faults import Crash, Faults, FaultyDatabase, WorkerFailed
-from billing.rating_worker import rate_all
+from billing.rating.rating_worker import rate_all
 from core.clock import FakeClock
 
 # A process that is killed is replaced by a fork of one that has imported all this.

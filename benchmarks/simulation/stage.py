@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Protocol
 
 from benchmarks.simulation.faults import Faults, FaultyDatabase
-from billing import rating
+from billing.rating import rating
 from core.clock import FakeClock
-from tests.billing.simulated_rows import Books
+from tests.billing.simulation.rows import Books
 
 
 class Stage(Protocol):

@@ -16,11 +16,14 @@ from benchmarks.simulation.gateway import Gateway, Killed, Site
 from benchmarks.simulation.operator_acts import TENANTS, ZONES, Operator
 from benchmarks.simulation.payment_provider import Bank
 from benchmarks.simulation.stage import Stage
-from billing import expiry, invoice_run, reconcile, usage
+from billing.audit import reconcile
+from billing.invoicing import invoice_run
+from billing.ledger import expiry
+from billing.usage import usage
 from core.clock import FakeClock
 from core.errors import TollhouseError
 from core.ids import use_sources
-from tests.billing.simulated_books import Happened, problems
+from tests.billing.simulation.books import Happened, problems
 
 INVARIANTS = {
     "the ledger sums to zero": "select coalesce(sum(units), 0) from ledger_entries",

@@ -1,1 +1,1 @@
-"""The store of raw usage events and charges of moved days, beside the database's later ones."""
+"""The store of raw usage events and charges of moved days."""

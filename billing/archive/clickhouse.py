@@ -11,13 +11,13 @@ from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any, Protocol
 
-from billing.archive.base import Grouping, Reading, Rows, Sums, Wanted
 from billing.archive.columns import COLUMNS, HOURS, ROWS
 from billing.archive.expressions import clickhouse_sql, micros, quoted
+from billing.archive.frozen_sums import charge_row
 from billing.archive.hours import HOUR_COLUMNS, bucket_query, hours_query
 from billing.archive.layout import HOURS_NEW, Layout
-from billing.frozen_sums import charge_row
-from billing.tables.columns import AMOUNT_COLUMNS, QUANTITY_COLUMNS
+from billing.columns import AMOUNT_COLUMNS, QUANTITY_COLUMNS
+from billing.usage.raw_rows import Grouping, Reading, Rows, Sums, Wanted
 
 _SUMS = (*QUANTITY_COLUMNS, *AMOUNT_COLUMNS)
 _DAY = "day = {day:Date}"

@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy import Boolean, Column, Integer, String, Table
 
-from billing.models import Charge, UsageEventRow
+from billing.usage.tables import Charge, UsageEventRow
 from core.database import Units, UtcDateTime
 
 ROWS = "tollhouse_usage"

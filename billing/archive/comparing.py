@@ -2,10 +2,10 @@
 
 from sqlalchemy.orm import Session
 
-from billing import frozen_sums
-from billing.archive.base import RawArchive
-from billing.archive.border import Border, archive_of, readable
-from billing.models import ClosedDay
+from billing.archive import frozen_sums
+from billing.usage.border import Border, archive_of, readable
+from billing.usage.raw_rows import RawArchive
+from billing.usage.tables import ClosedDay
 from core.errors import DependencyDown
 
 

@@ -3,8 +3,8 @@
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from billing.archive.border import archive_of, take_lock
-from billing.models import MovedDay
+from billing.usage.border import archive_of, take_lock
+from billing.usage.tables import MovedDay
 from core.errors import Conflict, DependencyDown
 
 

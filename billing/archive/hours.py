@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from billing.archive.base import Grouping, Wanted
 from billing.archive.columns import HOURS, ROWS
 from billing.archive.expressions import clickhouse_sql
-from billing.tables.columns import AMOUNT_COLUMNS, QUANTITY_COLUMNS
+from billing.columns import AMOUNT_COLUMNS, QUANTITY_COLUMNS
+from billing.usage.raw_rows import Grouping, Wanted
 
 _COUNTED = ("input_tokens", "cached_tokens", "output_tokens", "waived_tokens")
 _CHARGED = tuple(name for name in QUANTITY_COLUMNS if name not in ("requests", *_COUNTED))

@@ -1,7 +1,7 @@
 """Opens the database of the settings, with its read replica and the store of moved days."""
 
-from billing.archive.base import RawArchive
 from billing.archive.clickhouse import ClickHouseArchive
+from billing.usage.raw_rows import RawArchive
 from core.database import Database
 from core.errors import SettingError
 from core.extras import imports_of

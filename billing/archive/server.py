@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 import clickhouse_connect
 from clickhouse_connect.driver.exceptions import ClickHouseError
 
-from billing.archive.base import Rows
+from billing.usage.raw_rows import Rows
 from core.errors import DependencyDown
 
 _PING_S = 2

@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from billing.bank import references
-from billing.invoices import FINAL
-from billing.models import BankLine, BillingAccount, Invoice
-from billing.open_amounts import unpaid_minor
+from billing.accounts import references
+from billing.accounts.tables import BillingAccount
+from billing.bank.tables import BankLine
+from billing.invoicing.invoices import FINAL
+from billing.invoicing.open_amounts import unpaid_minor
+from billing.invoicing.tables import Invoice
 
 _LABEL = re.compile(r"[0-9A-Z][0-9A-Z-]*\d{6,}")
 _MOST_DIGITS = 12  # of an invoice number

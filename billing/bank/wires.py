@@ -12,15 +12,18 @@ from typing import Any
 from sqlalchemy import func, or_, select
 from sqlalchemy.orm import Session, aliased
 
-from billing import invoices, money_acts
-from billing.accounts import ensure_account
-from billing.act_requests import ActRequest, Kind
+from billing.accounts.accounts import ensure_account
+from billing.adjustments import money_acts
+from billing.adjustments.act_requests import ActRequest, Kind
+from billing.adjustments.money_acts import POSTED, REJECTED, WAITING, FourEyes
+from billing.adjustments.tables import MoneyAct
+from billing.amounts import minor
 from billing.bank import camt053, csv_file
 from billing.bank.lines import MOST_BYTES, StatementLine
 from billing.bank.matching import Match, allocated, match
-from billing.models import BankLine, Invoice, MoneyAct
-from billing.money_acts import POSTED, REJECTED, WAITING, FourEyes
-from billing.views import minor
+from billing.bank.tables import BankLine
+from billing.invoicing import invoices
+from billing.invoicing.tables import Invoice
 from core.clock import Clock
 from core.database import insert_new
 from core.errors import BadRequest, Conflict, NotFound, TollhouseError

@@ -13,13 +13,15 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from billing.accounts.tables import Seller
 from billing.exports.focus_columns import NAMES
 from billing.exports.formats import Row
 from billing.exports.list_prices import ListPrices
 from billing.exports.subjects import Period
-from billing.invoice_inputs import SUMS
-from billing.models import CreditNote, DailyUsage, Invoice, InvoiceLine, Seller
-from billing.prices import load_price_book
+from billing.invoicing.tables import CreditNote, Invoice, InvoiceLine
+from billing.pricing.prices import load_price_book
+from billing.usage.daily_sums import SUMS
+from billing.usage.tables import DailyUsage
 from core.money import split, units_of_minor
 from core.tenants.models import Project, Tenant
 from core.tenants.scope import TenantScope

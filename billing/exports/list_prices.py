@@ -5,8 +5,8 @@ ListCost.
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from billing.models import InvoiceLine
-from billing.pricing import PPM, Component, PriceBook, PriceVersion
+from billing.invoicing.tables import InvoiceLine
+from billing.pricing.pricing import PPM, Component, PriceBook, PriceVersion
 from core.errors import NotFound
 
 

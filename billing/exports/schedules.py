@@ -16,13 +16,13 @@ from pathlib import Path
 from sqlalchemy import Update, func, select, update
 from sqlalchemy.orm import Session
 
-from billing import webhooks
-from billing.accounts import ensure_account, lock_account
+from billing.accounts.accounts import ensure_account, lock_account
 from billing.exports.encoding import check_name, columns_of, format_of, rows_of
 from billing.exports.formats import Format, Row, encode
-from billing.exports.stores import Store, own_folder
 from billing.exports.subjects import Period
-from billing.models import ExportJob, ExportSchedule
+from billing.exports.tables import ExportJob, ExportSchedule
+from billing.notices import webhooks
+from billing.stores import Store, own_folder
 from core.clock import Clock
 from core.database import Database
 from core.errors import BadRequest, Conflict, NotFound

@@ -11,19 +11,13 @@ from typing import Any
 from sqlalchemy import Select, select
 from sqlalchemy.orm import Session
 
-from billing.archive.base import Reading, Wanted
-from billing.archive.reading import read_rows
+from billing.columns import AMOUNT_COLUMNS, QUANTITY_COLUMNS
 from billing.exports.formats import Column, Kind, Row
-from billing.models import (
-    Charge,
-    Invoice,
-    InvoiceLine,
-    LedgerAccount,
-    LedgerEntry,
-    LedgerTransaction,
-    UsageEventRow,
-)
-from billing.tables.columns import AMOUNT_COLUMNS, QUANTITY_COLUMNS
+from billing.invoicing.tables import Invoice, InvoiceLine
+from billing.ledger.tables import LedgerAccount, LedgerEntry, LedgerTransaction
+from billing.usage.raw_rows import Reading, Wanted
+from billing.usage.reading import read_rows
+from billing.usage.tables import Charge, UsageEventRow
 from core.database import Units, UtcDateTime
 from core.tenants.scope import TenantScope
 

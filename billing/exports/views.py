@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from billing.models import ExportJob, ExportSchedule
+from billing.exports.tables import ExportJob, ExportSchedule
 
 
 def schedule_json(row: ExportSchedule) -> dict[str, Any]:

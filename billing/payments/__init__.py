@@ -1,1 +1,1 @@
-"""Payment providers behind one port."""
+"""Payments, refunds and disputes, behind one port of providers."""

@@ -8,18 +8,12 @@ from typing import Any
 from sqlalchemy import ColumnElement, and_, bindparam, exists, select
 from sqlalchemy.orm import Session
 
-from billing import settlement
-from billing.accounts import lock_account
-from billing.invoices import FINAL, PAID, UNCOLLECTIBLE, VOID
-from billing.models import (
-    BillingAccount,
-    CreditNote,
-    Dispute,
-    Invoice,
-    Payment,
-    PaymentCommand,
-    Refund,
-)
+from billing.accounts.accounts import lock_account
+from billing.accounts.tables import BillingAccount
+from billing.invoicing.invoices import FINAL, PAID, UNCOLLECTIBLE, VOID
+from billing.invoicing.tables import CreditNote, Invoice
+from billing.payments import settlement
+from billing.payments.tables import Dispute, Payment, PaymentCommand, Refund
 from core.database import insert_new
 from core.errors import Conflict, NotFound
 

@@ -10,20 +10,11 @@ from dataclasses import dataclass
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from billing import settlement
+from billing.accounts.tables import BillingAccount
 from billing.differences import Difference, amount, lost
-from billing.invoices import FINAL, UNCOLLECTIBLE, VOID
-from billing.models import (
-    BillingAccount,
-    CreditNote,
-    Dispute,
-    Invoice,
-    Payment,
-    PaymentCommand,
-    PaymentWebhook,
-    Refund,
-)
-from billing.payments import commands, meters, posting
+from billing.invoicing.invoices import FINAL, UNCOLLECTIBLE, VOID
+from billing.invoicing.tables import CreditNote, Invoice
+from billing.payments import commands, meters, posting, settlement
 from billing.payments.base import (
     InvoiceState,
     PaymentState,
@@ -32,6 +23,7 @@ from billing.payments.base import (
     Status,
 )
 from billing.payments.provider_snapshot import ProviderSnapshot
+from billing.payments.tables import Dispute, Payment, PaymentCommand, PaymentWebhook, Refund
 from core.clock import Clock
 from core.database import Database
 from core.errors import TollhouseError

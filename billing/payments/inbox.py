@@ -11,10 +11,10 @@ from datetime import datetime, timedelta
 from sqlalchemy import update
 from sqlalchemy.orm import Session
 
-from billing.models import PaymentWebhook
 from billing.payments import posting
 from billing.payments.base import PaymentProvider, ProviderEvent, Refused, TryLater
 from billing.payments.leases import MAX_UNANSWERED, NEXT_EVENT, pause_s, take
+from billing.payments.tables import PaymentWebhook
 from core.clock import Clock
 from core.database import Database, insert_new
 from core.errors import NotFound, TollhouseError

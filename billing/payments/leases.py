@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from sqlalchemy import ColumnElement, Select, bindparam, select
 from sqlalchemy.orm import InstrumentedAttribute
 
-from billing.models import PaymentCommand, PaymentWebhook
+from billing.payments.tables import PaymentCommand, PaymentWebhook
 from core.clock import Clock
 from core.database import Database
 

@@ -12,20 +12,16 @@ from datetime import datetime, timedelta
 from sqlalchemy import delete, func, select
 from sqlalchemy.orm import Session
 
-from billing import metered
-from billing.accounts import lock_account
+from billing.accounts.accounts import lock_account
+from billing.accounts.tables import BillingAccount
 from billing.differences import Difference
-from billing.dunning import METERED
-from billing.invoices import VOID
-from billing.models import (
-    BillingAccount,
-    HourlyUsage,
-    Invoice,
-    InvoiceLine,
-    MeteredSpan,
-    PaymentCommand,
-)
+from billing.invoicing import metered
+from billing.invoicing.invoices import VOID
+from billing.invoicing.tables import Invoice, InvoiceLine, MeteredSpan
 from billing.payments import commands
+from billing.payments.dunning import METERED
+from billing.payments.tables import PaymentCommand
+from billing.usage.tables import HourlyUsage
 from core.database import Database
 
 HORIZON = timedelta(days=60)  # late usage of older hours is not reported

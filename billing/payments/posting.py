@@ -8,19 +8,10 @@ from datetime import datetime
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from billing import settlement, withdrawals
-from billing.accounts import lock_account
-from billing.models import (
-    BillingAccount,
-    Dispute,
-    DunningCase,
-    Invoice,
-    Payment,
-    PaymentCustomer,
-    PaymentMethod,
-    Refund,
-)
-from billing.payments import commands
+from billing.accounts.accounts import lock_account
+from billing.accounts.tables import BillingAccount
+from billing.invoicing.tables import Invoice
+from billing.payments import commands, settlement, withdrawals
 from billing.payments.base import (
     DisputeState,
     InvoiceState,
@@ -28,6 +19,14 @@ from billing.payments.base import (
     PaymentState,
     RefundState,
     Status,
+)
+from billing.payments.tables import (
+    Dispute,
+    DunningCase,
+    Payment,
+    PaymentCustomer,
+    PaymentMethod,
+    Refund,
 )
 from core.ids import new_id
 

@@ -5,11 +5,12 @@ from itertools import groupby
 
 from sqlalchemy.orm import Session
 
-from billing.invoices import lines_of
-from billing.models import BillingAccount, Invoice, InvoiceLine
+from billing.accounts.tables import BillingAccount
+from billing.invoicing.invoices import lines_of
+from billing.invoicing.tables import Invoice, InvoiceLine
+from billing.invoicing.views import project_names
 from billing.payments.base import Bill, BillLine, Transfer
 from billing.payments.methods import TRANSFER, euro_country
-from billing.views import project_names
 
 MAX_LINES = 240  # Stripe accepts 250
 

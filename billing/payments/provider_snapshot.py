@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 from sqlalchemy import ColumnElement, and_, or_, select
 from sqlalchemy.orm import Session
 
-from billing import settlement
-from billing.invoices import FINAL
-from billing.models import CreditNote, Dispute, Invoice, Payment, PaymentCommand, Refund
+from billing.invoicing.invoices import FINAL
+from billing.invoicing.tables import CreditNote, Invoice
+from billing.payments import settlement
 from billing.payments.base import (
     DisputeState,
     Gone,
@@ -24,6 +24,7 @@ from billing.payments.base import (
     Status,
     Window,
 )
+from billing.payments.tables import Dispute, Payment, PaymentCommand, Refund
 from core.database import Database
 from core.money import units_of_minor
 

@@ -15,19 +15,12 @@ from datetime import datetime, timedelta
 from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
-from billing import settlement
-from billing.accounts import ensure_account
-from billing.invoices import FINAL
-from billing.models import (
-    BillingAccount,
-    Invoice,
-    Payment,
-    PaymentCommand,
-    PaymentCustomer,
-    Recovery,
-    Refund,
-)
-from billing.payments import commands, posting
+from billing.accounts.accounts import ensure_account
+from billing.accounts.tables import BillingAccount
+from billing.invoicing import open_amounts
+from billing.invoicing.invoices import FINAL
+from billing.invoicing.tables import Invoice
+from billing.payments import commands, posting, settlement
 from billing.payments.base import (
     Attempt,
     Charge,
@@ -40,6 +33,8 @@ from billing.payments.base import (
 )
 from billing.payments.leases import MAX_UNANSWERED, NEXT_COMMAND, pause_s, take
 from billing.payments.provider_bills import bill_of, methods_of
+from billing.payments.tables import Payment, PaymentCommand, PaymentCustomer, Refund
+from billing.restores.tables import Recovery
 from core.clock import Clock
 from core.database import Database, insert_new
 from core.errors import TollhouseError
@@ -208,7 +203,7 @@ def _invoice(job: Job) -> Post:
 def _collect(job: Job) -> Post:
     with job.database.read() as session:
         invoice = session.get_one(Invoice, job.command.subject_id)
-        external_id, open_minor = invoice.external_id, settlement.open_minor(invoice)
+        external_id, open_minor = invoice.external_id, open_amounts.open_minor(invoice)
         if invoice.status != FINAL or open_minor <= 0:
             return _nothing
         waiting_command = session.scalar(

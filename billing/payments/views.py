@@ -5,7 +5,8 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from billing.models import (
+from billing.amounts import minor
+from billing.payments.tables import (
     DunningCase,
     Payment,
     PaymentCommand,
@@ -14,7 +15,6 @@ from billing.models import (
     PaymentWebhook,
     Refund,
 )
-from billing.views import minor
 
 
 def describe_payment(session: Session, each: Payment) -> dict[str, Any]:

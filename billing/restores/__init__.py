@@ -1,1 +1,1 @@
-"""Notices that the database was restored from a backup, and brings back what other systems hold."""
+"""Whether the database was restored from a backup and lacks what was done since."""

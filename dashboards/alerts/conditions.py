@@ -11,8 +11,8 @@ from datetime import datetime, timedelta
 
 from sqlalchemy.orm import Session
 
-from billing import measures
-from billing.tables.service import FIRST_TOKEN_MS
+from billing.reports import measures
+from billing.usage.tables import FIRST_TOKEN_MS
 from dashboards import traffic
 from dashboards.alerts.alert import Alert
 from dashboards.backend import DashboardBackend

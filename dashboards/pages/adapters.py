@@ -10,11 +10,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from billing.usage.day_range import Range
 from core.errors import NotFound, TollhouseError
 from core.tenants import adapters, audit
 from dashboards import usage_totals
 from dashboards.backend import Upload
-from dashboards.filters import Range
 from dashboards.page_data import Form, Input, PageData, show
 from dashboards.pages.common import (
     deps_of,

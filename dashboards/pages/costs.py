@@ -10,13 +10,18 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from billing import budgets
-from billing.models import BillingAccount, Budget, CreditGrant, OrganisationLink
-from billing.organisations import percent
+from billing.accounts.tables import BillingAccount
+from billing.ledger.tables import CreditGrant
+from billing.notices import budgets
+from billing.notices.tables import Budget
+from billing.organisations.organisations import percent
+from billing.organisations.tables import OrganisationLink
+from billing.reports import savings
+from billing.usage.day_range import Range
 from core.money import round_half_away
-from dashboards import charts, compared_periods, explorer, savings, usage_totals
+from dashboards import charts, compared_periods, explorer, usage_totals
 from dashboards.explorer import day_presets
-from dashboards.filters import Range, choice, date_range
+from dashboards.filters import choice, date_range
 from dashboards.formats import change, exact, money, money_label, share
 from dashboards.page_data import Chart, PageData, Tile, show
 from dashboards.pages.common import deps_of, viewer_of, wants_csv

@@ -13,8 +13,8 @@ from billing.exports import schedules as schedules_of
 from billing.exports.encoding import chunks_of, format_of
 from billing.exports.formats import Format
 from billing.exports.subjects import Period
+from billing.exports.tables import ExportJob, ExportSchedule
 from billing.exports.views import schedule_json
-from billing.models import ExportJob, ExportSchedule
 from core.tenants import audit
 from core.tenants.scope import TenantScope
 from dashboards.filters import choice, date_range

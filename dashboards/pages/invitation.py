@@ -7,8 +7,8 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from billing import member_mails
-from billing.mail_text import RESET
+from billing.notices import member_mails
+from billing.notices.mail_text import RESET
 from core.errors import BadRequest, RateLimited
 from core.tenants import invitations, members, passwords
 from core.tenants.models import Tenant

@@ -9,16 +9,19 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from billing import credit_notes
-from billing.bank.references import printed
-from billing.calculations import versions_of
-from billing.invoices import FINAL, lines_of
-from billing.models import CreditGrant, CreditNote, DailyUsage, Invoice, InvoiceLine, Payment
+from billing.accounts.references import printed
+from billing.invoicing import credit_notes
+from billing.invoicing.calculations import versions_of
+from billing.invoicing.invoices import FINAL, lines_of
+from billing.invoicing.open_amounts import open_minor
+from billing.invoicing.printing import as_pdf, credit_note_page
+from billing.invoicing.printing import invoice_page as printed_invoice
+from billing.invoicing.tables import CreditNote, Invoice, InvoiceLine
+from billing.invoicing.views import payment_reference
+from billing.ledger.tables import CreditGrant
+from billing.payments.tables import Payment
 from billing.periods import days
-from billing.printing import as_pdf, credit_note_page
-from billing.printing import invoice_page as printed_invoice
-from billing.settlement import open_minor
-from billing.views import payment_reference
+from billing.usage.tables import DailyUsage
 from core.errors import NotFound
 from core.tenants.models import ApiKey, Project
 from dashboards.formats import minor, money

@@ -9,8 +9,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from billing import budgets
-from billing.models import BillingAccount, Budget
+from billing.accounts.tables import BillingAccount
+from billing.notices import budgets
+from billing.notices.tables import Budget
 from core import storage
 from core.errors import BadRequest, NotFound
 from core.money import Money, units_of

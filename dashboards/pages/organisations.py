@@ -6,7 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from billing import organisation_usage
+from billing.organisations import organisation_usage
 from dashboards.filters import choice, date_range
 from dashboards.page_data import PageData, show
 from dashboards.pages.common import deps_of, viewer_of, wants_csv

@@ -6,9 +6,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from billing.usage_buckets import Width
+from billing.usage.day_range import Range
+from billing.usage.usage_buckets import Width
 from dashboards import charts, service_totals, usage_totals
-from dashboards.filters import Range
 from dashboards.formats import exact, money, money_label, share
 from dashboards.page_data import Chart, PageData, Tile, show
 from dashboards.pages.common import deps_of, root_of, viewer_of

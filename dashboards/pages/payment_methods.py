@@ -12,8 +12,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from billing.models import BillingAccount, PaymentCustomer, PaymentMethod
+from billing.accounts.tables import BillingAccount
 from billing.payments.methods import TRANSFER
+from billing.payments.tables import PaymentCustomer, PaymentMethod
 from dashboards.once import redirect_with_secret, secret_of
 from dashboards.page_data import Form, PageData, Tile, show
 from dashboards.pages.common import Fields, deps_of, form_handler, viewer_of

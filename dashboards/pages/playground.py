@@ -11,8 +11,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from billing.prices import load_price_book
-from billing.pricing import PPM, Component
+from billing.pricing.prices import load_price_book
+from billing.pricing.pricing import PPM, Component
 from core.errors import NotFound, TollhouseError
 from core.tenants import keys
 from core.tenants.key_scopes import KeyScopes

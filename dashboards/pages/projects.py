@@ -6,10 +6,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from billing.usage.day_range import Range
 from core.tenants import keys, organisations
 from core.tenants.models import Project
 from dashboards import usage_totals
-from dashboards.filters import Range
 from dashboards.page_data import Form, Input, PageData, show
 from dashboards.pages.common import (
     Fields,

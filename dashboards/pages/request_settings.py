@@ -4,8 +4,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from billing import request_sinks
-from billing.request_sinks import Sink
+from billing.notices import request_sinks
+from billing.notices.request_sinks import Sink
 from core.errors import BadRequest
 from core.tenants import organisations
 from core.tenants.response_cache import ERASED, SETTING, rule_of

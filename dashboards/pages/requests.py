@@ -13,7 +13,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from billing.models import Charge, UsageEventRow
+from billing.usage.day_range import Range
+from billing.usage.tables import Charge, UsageEventRow
 from core.errors import BadRequest, NotFound
 from core.events import UsageKind
 from core.ids import moment_of
@@ -22,7 +23,7 @@ from core.tenants.scope import TenantScope
 from dashboards import charts, compared_periods, explorer, moved_requests, request_log
 from dashboards.backend import EngineView
 from dashboards.compared_periods import Outcomes
-from dashboards.filters import Range, choice
+from dashboards.filters import choice
 from dashboards.formats import change, counted, moment, money
 from dashboards.live_requests import live_response
 from dashboards.page_data import PageData, Tile, show

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from billing import member_mails
+from billing.notices import member_mails
 from core.tenants import audit, invitations, members
 from core.tenants.models import AuditEntry, Member
 from core.tenants.roles import MEMBER_ROLES, may_grant

@@ -6,7 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from billing.tables.service import FIRST_COLUMNS, FIRST_TOKEN_MS
+from billing.usage.tables import FIRST_COLUMNS, FIRST_TOKEN_MS
 from core.errors import BadRequest
 from dashboards import charts, compared_periods, explorer, service_totals, usage_totals
 from dashboards.filters import choice

@@ -7,8 +7,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from billing import webhooks
-from billing.models import Budget, OutboxMessage, WebhookEndpoint
+from billing.notices import webhooks
+from billing.notices.tables import Budget, OutboxMessage, WebhookEndpoint
 from core.errors import BadRequest, NotFound
 from dashboards.once import redirect_with_secret
 from dashboards.page_data import Form, Input, PageData, show

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from billing.onboarding import BillingDetails, Customer, Owner
+from billing.adjustments.onboarding import BillingDetails, Customer, Owner
 from core.tenants.passwords import PasswordHash
 
 Role = Literal["owner", "admin", "finance", "developer", "viewer"]

@@ -9,7 +9,7 @@ import logging
 
 from msgspec.structs import replace
 
-from billing.pricing import Counts
+from billing.pricing.pricing import Counts
 from core import metrics
 from core.clock import Clock
 from core.counters import PICO_PER_NANO, Counters, Denial, nano_ceil

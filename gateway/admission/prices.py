@@ -13,11 +13,12 @@ from sqlalchemy import select
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
-from billing import budgets
-from billing.models import BillingAccount, Budget
-from billing.prices import load_price_book
-from billing.pricing import Counts, PriceBook, PriceVersion
-from billing.unrated import UnratedUsage
+from billing.accounts.tables import BillingAccount
+from billing.notices import budgets
+from billing.notices.tables import Budget
+from billing.pricing.prices import load_price_book
+from billing.pricing.pricing import Counts, PriceBook, PriceVersion
+from billing.rating.unrated import UnratedUsage
 from core.clock import Clock
 from core.database import Database
 from core.errors import DependencyDown

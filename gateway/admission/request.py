@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from msgspec import Struct
 
-from billing.pricing import Counts, PriceVersion
+from billing.pricing.pricing import Counts, PriceVersion
 from core.counters import BucketState, Take
 from core.events import UsageEvent
 from core.tenants.keys import Principal

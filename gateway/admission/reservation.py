@@ -11,7 +11,7 @@ from typing import Protocol
 from msgspec import Struct
 from msgspec.structs import replace
 
-from billing.pricing import PriceVersion
+from billing.pricing.pricing import PriceVersion
 from core.counters import (
     BucketGrant,
     BucketRequest,

@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import datetime
 from functools import lru_cache
 
-from billing.pricing import TIERS, PriceBook
+from billing.pricing.pricing import TIERS, PriceBook
 from core.errors import UnsupportedParameter
 from core.tenants.keys import Principal
 from core.tenants.plans import BATCH_PRIORITY, Plan

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from sqlalchemy.orm import Session
 
-from billing.prices import ensure_default_prices, ensure_price
+from billing.pricing.prices import ensure_default_prices, ensure_price
 from core.clock import Clock
 from gateway.catalog.upstreams import Upstream
 

@@ -5,7 +5,7 @@ import sys
 
 from sqlalchemy.engine import make_url
 
-from billing import partitions
+from billing.usage import partitions
 from core.errors import BadRequest
 from gateway.admin.console.context import command_context
 from gateway.admin.console.output import add_json, say, show

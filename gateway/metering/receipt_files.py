@@ -11,10 +11,11 @@ from pathlib import Path
 from sqlalchemy import select, union_all
 from sqlalchemy.orm import Session
 
-from billing import partitions, usage
-from billing.archive.reading import known_elsewhere
 from billing.differences import MAX_REQUEST_IDS, Difference, lost
-from billing.models import ParkedEvent, UsageEventRow
+from billing.usage import usage
+from billing.usage.reading import known_elsewhere
+from billing.usage.retention import latest_retention
+from billing.usage.tables import ParkedEvent, UsageEventRow
 from core.clock import Clock
 from core.database import Database
 from core.errors import NotFound
@@ -191,7 +192,7 @@ def _missing(
         )
     )
     known |= known_elsewhere(session, [each for each in ids if each not in known])
-    retention = partitions.latest_retention(session)
+    retention = latest_retention(session)
     floor = retention.floor_id if retention is not None else ""
     names = {receipts[0].namespace for receipts in requests.values()}
     tenants = set(session.scalars(select(Tenant.id).where(Tenant.id.in_(names))))

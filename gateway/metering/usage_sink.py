@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from operator import attrgetter
 from typing import Protocol
 
-from billing import usage
+from billing.usage import usage
 from core.batches import jobs
 from core.clock import Clock
 from core.database import Database

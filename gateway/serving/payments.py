@@ -4,14 +4,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from billing.in_transit import UsageInTransit
-from billing.models import BillingAccount
+from billing.accounts.tables import BillingAccount
 from billing.payments import push
 from billing.payments.base import BankInstructions, PaymentProvider, Refused, TryLater
 from billing.payments.manual import ManualPayments
 from billing.payments.methods import TRANSFER, saved
 from billing.payments.provider_bills import methods_of, transfer_of
-from billing.taxes import TaxService
+from billing.taxes.taxes import TaxService
+from billing.usage.in_transit import UsageInTransit
 from core.clock import Clock
 from core.database import Database
 from core.errors import BadRequest, Conflict, SettingError, Unavailable

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from billing.alert_targets import AlertTargets
+from billing.notices.alert_targets import AlertTargets
 from billing.payments.base import PaymentProvider
 from core import tallies
 from core.clock import Clock

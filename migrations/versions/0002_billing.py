@@ -4,7 +4,7 @@ import sqlalchemy as sa
 from alembic import op
 
 from billing import guards
-from billing.tables.columns import ORDERED_ID
+from billing.columns import ORDERED_ID
 from core.database import BigKey, Json, Units, UtcDateTime
 
 revision = "0002_billing"

@@ -3,7 +3,7 @@
 import sqlalchemy as sa
 from alembic import op
 
-from billing.tables.columns import ORDERED_ID
+from billing.columns import ORDERED_ID
 from core.database import UtcDateTime
 
 revision = "0036_moved_days"

@@ -3,7 +3,7 @@
 import sqlalchemy as sa
 from alembic import op
 
-from billing.tables.columns import CURRENCY, ID
+from billing.columns import CURRENCY, ID
 from core.database import BigKey, Json, UtcDateTime
 
 revision = "0042_restores"

@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy import text
 
 from benchmarks import audit, billing_data, pages_data
-from billing import prices
+from billing.pricing import prices
 from core.clock import FakeClock
 from core.database import Database
 

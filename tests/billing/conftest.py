@@ -9,9 +9,11 @@ import pytest
 from msgspec.structs import replace
 from sqlalchemy.orm import Session
 
-from billing import prices, rating, usage
-from billing.accounts import ensure_account
-from billing.pricing import PriceVersion
+from billing.accounts.accounts import ensure_account
+from billing.pricing import prices
+from billing.pricing.pricing import PriceVersion
+from billing.rating import rating
+from billing.usage import usage
 from core.clock import FakeClock
 from core.database import Database
 from core.events import UsageEvent, UsageKind
@@ -19,7 +21,7 @@ from core.ids import new_id
 from core.tenants.models import Tenant
 
 if TYPE_CHECKING:
-    from tests.billing.stripe_deployment import Till
+    from tests.billing.payments.stripe_deployment import Till
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -111,7 +113,7 @@ def session(lite: Deployment) -> Iterator[Session]:
 @pytest.fixture
 def till(lite: Deployment) -> Iterator["Till"]:
     """One that collects by Stripe."""
-    from tests.billing.stripe_deployment import open_till
+    from tests.billing.payments.stripe_deployment import open_till
 
     with open_till(lite) as made:
         yield made
@@ -120,7 +122,7 @@ def till(lite: Deployment) -> Iterator["Till"]:
 @pytest.fixture
 def both(deployment: Deployment) -> Iterator["Till"]:
     """The same on SQLite and on PostgreSQL."""
-    from tests.billing.stripe_deployment import open_till
+    from tests.billing.payments.stripe_deployment import open_till
 
     with open_till(deployment) as made:
         yield made

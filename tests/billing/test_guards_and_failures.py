@@ -10,11 +10,17 @@ from prometheus_client import REGISTRY
 from sqlalchemy import select, text
 from sqlalchemy.exc import DBAPIError
 
-from billing import budgets, credits, guards, ledger, partitions, tasks, top_ups
-from billing.ledger import AccountKind, Entry, Transaction
-from billing.models import CreditGrant, LedgerTransaction, OutboxMessage, Payment
-from billing.payments import tasks as payment_tasks
-from billing.usage_buckets import BucketQuery, Width, usage_buckets
+from billing import guards, tasks
+from billing import tasks as payment_tasks
+from billing.ledger import credits, ledger
+from billing.ledger.ledger import AccountKind, Entry, Transaction
+from billing.ledger.tables import CreditGrant, LedgerTransaction
+from billing.notices import budgets
+from billing.notices.tables import OutboxMessage
+from billing.payments import top_ups
+from billing.payments.tables import Payment
+from billing.usage import partitions
+from billing.usage.usage_buckets import BucketQuery, Width, usage_buckets
 from core.database import Database
 from core.errors import InvariantBroken
 from core.money import Money

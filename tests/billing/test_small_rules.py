@@ -9,28 +9,21 @@ import pytest
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from billing import (
-    request_sinks,
-    sellers,
-    settlement,
-    tax_exemptions,
-    tax_quotes,
-    top_ups,
-)
-from billing.accounts import DEFAULT_SELLER_ID
-from billing.models import (
-    Payment,
-    TaxQuote,
-    TopUp,
-    WebhookEndpoint,
-)
-from billing.request_sinks import Sink, SinkOptions, SinkView
-from billing.taxes import Buyer, Certificate, Supply, Tax, TaxRequest
+from billing.accounts.accounts import DEFAULT_SELLER_ID
+from billing.invoicing import sellers
+from billing.notices import request_sinks
+from billing.notices.request_sinks import Sink, SinkOptions, SinkView
+from billing.notices.tables import WebhookEndpoint
+from billing.payments import settlement, top_ups
+from billing.payments.tables import Payment, TopUp
+from billing.taxes import tax_exemptions, tax_quotes
+from billing.taxes.tables import TaxQuote
+from billing.taxes.taxes import Buyer, Certificate, Supply, Tax, TaxRequest
 from core.errors import BadRequest, Conflict, NotFound, Unavailable
 from core.money import Money, units_of
 from core.tenants.scope import scope_of_operator
 from tests.billing.conftest import START, Deployment
-from tests.billing.provider_rows import invoice_row
+from tests.billing.payments.provider_rows import invoice_row
 
 DAY, MOMENT = timedelta(days=1), timedelta(microseconds=1)
 ACME = scope_of_operator("acme")

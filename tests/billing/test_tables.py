@@ -7,8 +7,8 @@ from typing import Any
 from sqlalchemy import Dialect, Inspector, Table, UniqueConstraint, inspect
 from sqlalchemy.orm import Mapper
 
-from billing.models import Subscription
-from billing.tables.usage import PaidBy
+from billing.subscriptions.tables import Subscription
+from billing.usage.tables import PaidBy
 from core.database import Base, Database
 from core.events import OLD_OPERATOR
 
@@ -50,7 +50,7 @@ COUNTED = {
 def _tables() -> Iterator[Table]:
     for mapper in Base.registry.mappers:
         assert isinstance(mapper, Mapper) and isinstance(mapper.local_table, Table)
-        if mapper.class_.__module__.startswith("billing.tables."):
+        if mapper.class_.__module__.startswith("billing."):
             yield mapper.local_table
 
 

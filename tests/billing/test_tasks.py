@@ -9,13 +9,17 @@ from prometheus_client import REGISTRY
 from sqlalchemy import select, text
 from sqlalchemy.orm import Session
 
-from billing import credits, partitions, per_tenant, rating_worker, tasks, top_ups
-from billing.accounts import ensure_account
-from billing.models import PaymentCommand, TopUp
-from billing.payments import tasks as payment_tasks
+from billing import per_tenant, tasks
+from billing import tasks as payment_tasks
+from billing.accounts.accounts import ensure_account
+from billing.ledger import credits
+from billing.payments import top_ups
 from billing.payments.base import PaymentProvider
 from billing.payments.fake import FakePayments
 from billing.payments.manual import ManualPayments
+from billing.payments.tables import PaymentCommand, TopUp
+from billing.rating import rating_worker
+from billing.usage import partitions, retention
 from core.database import Database
 from core.money import Money
 from core.queue import TASKS, TaskContext
@@ -218,7 +222,7 @@ def test_no_partition_is_made_or_dropped_on_sqlite(lite: Deployment) -> None:
     with lite.database.transaction() as session:
         assert partitions.ensure_ahead(session, now) == []
         assert partitions.drop_before(session, now, now) == 0
-        assert partitions.latest_retention(session) is None
+        assert retention.latest_retention(session) is None
 
 
 def test_a_worker_waits_for_the_lease_of_another_and_five_seconds() -> None:

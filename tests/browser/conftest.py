@@ -17,8 +17,8 @@ from playwright.sync_api import (
     sync_playwright,
 )
 
-from billing import service_rollups
-from billing.rating_worker import rate_all
+from billing.rating.rating_worker import rate_all
+from billing.usage import service_rollups
 from tests.browser.seed import fill
 from tests.gateway.deployment import MODEL, Deployment, running_deployment
 

@@ -7,10 +7,17 @@ from math import pi, sin
 
 from sqlalchemy import select
 
-from billing import budgets, credits, prices, reconcile, service_rollups, settlement, usage
-from billing.accounts import ensure_account
-from billing.invoice_run import run
-from billing.models import Invoice, UsageEventRow
+from billing.accounts.accounts import ensure_account
+from billing.audit import reconcile
+from billing.invoicing import open_amounts
+from billing.invoicing.invoice_run import run
+from billing.invoicing.tables import Invoice
+from billing.ledger import credits
+from billing.notices import budgets
+from billing.payments import settlement
+from billing.pricing import prices
+from billing.usage import service_rollups, usage
+from billing.usage.tables import UsageEventRow
 from core.dead_letters import keeper
 from core.events import ModerationEvent, UsageEvent, UsageKind
 from core.ids import new_id
@@ -250,7 +257,7 @@ def _payments(seeder: Seeder) -> None:
                 session,
                 tenant_id=invoice.tenant_id,
                 invoice_id=invoice.id,
-                amount_minor=settlement.open_minor(invoice),
+                amount_minor=open_amounts.open_minor(invoice),
                 currency=invoice.currency,
                 provider="manual",
                 reference=f"seed:{invoice.id}",

@@ -3,7 +3,7 @@
 import pytest
 from playwright.sync_api import Page, expect
 
-from billing.models import DailyEngineTime
+from billing.usage.tables import DailyEngineTime
 from engine.protocol import AdapterState, EngineStats
 from tests.browser.page_checks import check_page
 from tests.gateway.deployment import Deployment

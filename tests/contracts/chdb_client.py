@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 
-from billing.archive.base import Rows
+from billing.usage.raw_rows import Rows
 
 
 class ChdbClient:

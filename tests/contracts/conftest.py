@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from billing.archive.base import RawArchive
 from billing.archive.clickhouse import ClickHouseArchive
+from billing.usage.raw_rows import RawArchive
 from core.clock import FakeClock
 from core.database import Database
 from core.ids import use_sources

@@ -12,10 +12,10 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from billing import measures
-from billing.archive.base import RawArchive
 from billing.archive.clickhouse import ClickHouseArchive
 from billing.archive.server import ServerClient
+from billing.reports import measures
+from billing.usage.raw_rows import RawArchive
 from core.errors import DependencyDown
 from core.settings import Settings
 from core.tenants.scope import scope_of_operator

@@ -7,22 +7,16 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from billing import (
-    closing,
-    erasure,
-    invoice_run,
-    partitions,
-    reconcile,
-    rerating,
-    rollups,
-    service_rollups,
-    usage,
-)
-from billing.archive import moving
-from billing.archive.base import RawArchive, Rows
+from billing.archive import erasure
 from billing.archive.clickhouse import ClickHouseArchive
+from billing.audit import reconcile
+from billing.closing import closing, moving
 from billing.exports.encoding import columns_of, rows_of
 from billing.exports.subjects import Period
+from billing.invoicing import invoice_run
+from billing.rating import rerating
+from billing.usage import partitions, rollups, service_rollups, usage
+from billing.usage.raw_rows import RawArchive, Rows
 from core.database import Database
 from core.errors import Conflict, DependencyDown
 from core.events import EngineCount, UsageEvent

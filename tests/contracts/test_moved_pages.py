@@ -9,15 +9,16 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from billing import reconcile, service_rollups
-from billing.archive import moving
 from billing.archive.clickhouse import ClickHouseArchive
-from billing.models import Charge
+from billing.audit import reconcile
+from billing.closing import moving
+from billing.usage import service_rollups
+from billing.usage.day_range import Range
+from billing.usage.tables import Charge
 from core.errors import DependencyDown
 from core.events import UsageEvent
 from core.tenants.scope import scope_of_operator
 from dashboards import moved_requests, request_log
-from dashboards.filters import Range
 from dashboards.query import parse
 from dashboards.query_filters import filters_of
 from dashboards.request_log import LogQuery, cursor_of

@@ -12,14 +12,15 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from billing import partitions, reconcile, service_rollups, usage_buckets
-from billing.archive import moving
-from billing.archive.base import RawArchive
 from billing.archive.clickhouse import ClickHouseArchive
 from billing.archive.opening import make_archive
+from billing.audit import reconcile
+from billing.closing import moving
 from billing.exports.encoding import columns_of, rows_of
 from billing.exports.subjects import Period
-from billing.usage_buckets import BucketQuery, Width
+from billing.usage import partitions, service_rollups, usage_buckets
+from billing.usage.raw_rows import RawArchive
+from billing.usage.usage_buckets import BucketQuery, Width
 from core.clock import SystemClock
 from core.database import Database
 from core.errors import DependencyDown, SettingError

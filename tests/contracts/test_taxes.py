@@ -8,13 +8,13 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from billing import tax_rates
 from billing.payments.fake_stripe.server import FakeStripe
 from billing.payments.fake_stripe.state import StripeState
 from billing.payments.fake_stripe.taxes import Rate
 from billing.payments.stripe.taxes import StripeTaxes
-from billing.tax_rates import RateTable
-from billing.taxes import Buyer, Certificate, Supply, Tax, TaxRequest, TaxService, Treatment
+from billing.taxes import tax_rates
+from billing.taxes.tax_rates import RateTable
+from billing.taxes.taxes import Buyer, Certificate, Supply, Tax, TaxRequest, TaxService, Treatment
 from core.clock import FakeClock
 from core.database import Database
 from core.errors import Conflict

@@ -14,8 +14,8 @@ from msgspec.structs import replace
 from sqlalchemy import func, select
 from sqlalchemy.exc import OperationalError
 
-from billing import usage
-from billing.models import EngineReceipt, UsageEventRow
+from billing.usage import usage
+from billing.usage.tables import EngineReceipt, UsageEventRow
 from core.batches import jobs
 from core.batches.models import Batch
 from core.clock import FakeClock, SystemClock

@@ -10,8 +10,8 @@ import pytest
 from billing.archive.opening import make_archive
 from billing.exports.encoding import format_of
 from billing.exports.formats import Column, Format, encode
-from billing.exports.stores import S3Store
-from billing.printing import as_pdf
+from billing.invoicing.printing import as_pdf
+from billing.stores import S3Store
 from core.clock import SystemClock
 from core.errors import MissingExtra, SettingError, TollhouseError
 from core.extras import imports_of

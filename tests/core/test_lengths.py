@@ -4,7 +4,7 @@ from typing import get_args, get_type_hints
 
 import pytest
 
-from billing.models import EngineReceipt, UsageEventRow
+from billing.usage.tables import EngineReceipt, UsageEventRow
 from core import lengths
 from core.errors import BadRequest
 from core.events import EngineCount, OpenedRequest, UsageEvent

@@ -21,8 +21,10 @@ from sqlalchemy import text
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DBAPIError
 
-from billing import invoice_run, reconcile, service_rollups
-from billing.rating_worker import rate_all
+from billing.audit import reconcile
+from billing.invoicing import invoice_run
+from billing.rating.rating_worker import rate_all
+from billing.usage import service_rollups
 from core.clock import FakeClock
 from core.database import Database
 from core.errors import SettingError

@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import InternalError, SQLAlchemyError
 
-from billing.models import Seller
+from billing.accounts.tables import Seller
 from core.clock import SystemClock
 from core.database import Database
 from core.errors import SettingError

@@ -4,10 +4,10 @@ from datetime import timedelta
 
 from sqlalchemy import select
 
-from billing import invoice_run
-from billing.accounts import Periods, ensure_account, lock_account
-from billing.models import Invoice
-from billing.subscriptions import create_plan, subscribe
+from billing.accounts.accounts import Periods, ensure_account, lock_account
+from billing.invoicing import invoice_run
+from billing.invoicing.tables import Invoice
+from billing.subscriptions.subscriptions import create_plan, subscribe
 from core.money import units_of
 from tests.gateway.deployment import Deployment
 

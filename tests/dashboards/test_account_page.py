@@ -5,8 +5,8 @@ import json
 import httpx
 import pytest
 
-from billing import credits
-from billing.accounts import ensure_account
+from billing.accounts.accounts import ensure_account
+from billing.ledger import credits
 from core.money import Money, units_of
 from gateway.cli.main import main
 from tests.gateway.deployment import Deployment

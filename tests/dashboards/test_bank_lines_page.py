@@ -7,8 +7,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from billing.models import BillingAccount
-from billing.views import payment_reference
+from billing.accounts.tables import BillingAccount
+from billing.invoicing.views import payment_reference
 from gateway.cli.main import main
 from tests.dashboards.billed import bill_a_fee, first_invoice
 from tests.dashboards.browser_client import browser

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save
 
-from billing.accounts import ensure_account
+from billing.accounts.accounts import ensure_account
 from billing.payments import posting
 from billing.payments.fake import FakePayments
 from core.dead_letters import keeper

@@ -8,11 +8,11 @@ from datetime import UTC, datetime, timedelta
 import httpx
 import pytest
 
-from billing.models import Invoice
+from billing.invoicing.tables import Invoice
+from billing.reports import cohorts
 from core.clock import FakeClock
 from core.database import Database
 from core.ids import new_id
-from dashboards import cohorts
 from dashboards.heat_map import heat_map
 from tests.dashboards.browser_client import browser, with_role
 from tests.gateway.deployment import Deployment, running_deployment

@@ -6,7 +6,9 @@ import httpx
 import pytest
 from sqlalchemy import select
 
-from billing.models import BillingAccount, MoneyAct, Payment
+from billing.accounts.tables import BillingAccount
+from billing.adjustments.tables import MoneyAct
+from billing.payments.tables import Payment
 from core.tenants.models import AuditEntry
 from tests.dashboards.billed import bill_a_fee, first_invoice
 from tests.dashboards.test_money_pages import reference

@@ -7,7 +7,7 @@ from datetime import timedelta
 import httpx
 import pytest
 
-from billing.models import DailyEngineTime
+from billing.usage.tables import DailyEngineTime
 from core.tenants.models import Adapter
 from dashboards.backend import EngineView
 from dashboards.engine_map import _shares_of, cards, sequences

@@ -9,8 +9,8 @@ from io import StringIO
 import httpx
 import pytest
 
-from billing import credits
-from billing.accounts import ensure_account
+from billing.accounts.accounts import ensure_account
+from billing.ledger import credits
 from core.money import Money
 from dashboards.formats import exact
 from tests.dashboards.billed import bill_a_fee, first_invoice

@@ -6,9 +6,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from billing.prices import ensure_default_prices
-from billing.rating_worker import rate_all
-from billing.usage import record
+from billing.pricing.prices import ensure_default_prices
+from billing.rating.rating_worker import rate_all
+from billing.usage.usage import record
 from core.tenants.models import AuditEntry
 from gateway.cli.main import main
 from tests.dashboards.usage_events import usage_event

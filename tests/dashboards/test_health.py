@@ -9,7 +9,8 @@ import httpx
 import pytest
 from sqlalchemy import delete, select, update
 
-from billing.models import AuditRun, UsageBatch
+from billing.audit.tables import AuditRun
+from billing.usage.tables import UsageBatch
 from core.clock import SystemClock
 from core.heartbeat_models import QueueHeartbeat
 from core.queue import QUEUES

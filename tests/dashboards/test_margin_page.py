@@ -6,10 +6,11 @@ from datetime import timedelta
 import httpx
 import pytest
 
-from billing import reconcile, service_rollups
-from billing.prices import ensure_default_prices
-from billing.rating_worker import rate_all
-from billing.usage import record
+from billing.audit import reconcile
+from billing.pricing.prices import ensure_default_prices
+from billing.rating.rating_worker import rate_all
+from billing.usage import service_rollups
+from billing.usage.usage import record
 from core.tenants.models import AuditEntry
 from gateway.cli.main import main
 from tests.dashboards.usage_events import usage_event

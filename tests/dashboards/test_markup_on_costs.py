@@ -5,7 +5,7 @@ from contextlib import closing
 
 import pytest
 
-from billing.models import OrganisationLink
+from billing.organisations.tables import OrganisationLink
 from dashboards.pages.costs import costs_table, with_markup
 from dashboards.usage_totals import UsageTotals
 from tests.dashboards.browser_client import browser

@@ -8,8 +8,12 @@ import httpx
 import pytest
 from sqlalchemy import select
 
-from billing import usage
-from billing.models import BillingAccount, MoneyAct, ParkedEvent, Plan, TaxRate
+from billing.accounts.tables import BillingAccount
+from billing.adjustments.tables import MoneyAct
+from billing.subscriptions.tables import Plan
+from billing.taxes.tables import TaxRate
+from billing.usage import usage
+from billing.usage.tables import ParkedEvent
 from core.money import units_of
 from core.tenants import operators
 from core.tenants.models import AuditEntry

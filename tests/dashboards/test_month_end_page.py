@@ -7,8 +7,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from billing import month_end
-from billing.models import AuditRun
+from billing.audit.tables import AuditRun
+from billing.reports import month_end
 from core.tenants import operators
 from gateway.cli.main import main
 from tests.dashboards.browser_client import browser

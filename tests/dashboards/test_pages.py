@@ -9,7 +9,7 @@ import httpx
 import pytest
 from openai import AuthenticationError, OpenAI
 
-from billing.rating_worker import rate_all
+from billing.rating.rating_worker import rate_all
 from tests.dashboards.browser_client import browser, with_role
 from tests.gateway.deployment import MODEL, Deployment
 

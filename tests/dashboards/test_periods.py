@@ -9,9 +9,9 @@ from html import unescape
 import httpx
 import pytest
 
-from billing import service_rollups, usage
-from billing.prices import ensure_default_prices
-from billing.rating_worker import rate_all
+from billing.pricing.prices import ensure_default_prices
+from billing.rating.rating_worker import rate_all
+from billing.usage import service_rollups, usage
 from core.tenants.organisations import create_project
 from core.tenants.scope import scope_of_operator
 from tests.dashboards.usage_events import usage_event

@@ -11,10 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.requests import Request
 
-from billing import prices, service_rollups, usage
-from billing.models import UsageEventRow
-from billing.rating_worker import rate_all
-from billing.usage_buckets import BucketQuery, Width, usage_buckets
+from billing.pricing import prices
+from billing.rating.rating_worker import rate_all
+from billing.usage import service_rollups, usage
+from billing.usage.day_range import Range
+from billing.usage.tables import UsageEventRow
+from billing.usage.usage_buckets import BucketQuery, Width, usage_buckets
 from core.clock import FakeClock
 from core.database import Database
 from core.errors import BadRequest
@@ -24,7 +26,6 @@ from core.tenants.organisations import create_project, create_tenant
 from core.tenants.scope import TenantScope, scope_of_operator
 from dashboards import request_log
 from dashboards.explorer import Explored, bar_of
-from dashboards.filters import Range
 from dashboards.query import Term, parse
 from dashboards.query_filters import filters_of
 from dashboards.request_log import LogQuery

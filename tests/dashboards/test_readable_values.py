@@ -7,7 +7,7 @@ from contextlib import closing
 
 import httpx
 
-from billing.models import AuditRun
+from billing.audit.tables import AuditRun
 from core.tenants import organisations
 from core.tenants.keys import issue
 from core.tenants.scope import scope_of_operator

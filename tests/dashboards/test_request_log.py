@@ -4,7 +4,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from billing import prices, usage
+from billing.pricing import prices
+from billing.usage import usage
+from billing.usage.day_range import Range
 from core.clock import FakeClock
 from core.database import Database
 from core.errors import BadRequest
@@ -12,7 +14,6 @@ from core.events import UsageEvent
 from core.tenants.organisations import create_tenant
 from core.tenants.scope import TenantScope, scope_of_operator
 from dashboards import request_log
-from dashboards.filters import Range
 from dashboards.query import parse
 from dashboards.query_filters import filters_of
 from dashboards.request_log import LogPage, LogQuery, cursor_of

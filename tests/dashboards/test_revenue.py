@@ -9,14 +9,16 @@ from pathlib import Path
 import httpx
 import pytest
 
-from billing import credits
-from billing.accounts import ensure_account
-from billing.models import CreditNote, Invoice, LedgerAccount, Payment, Refund
+from billing.accounts.accounts import ensure_account
+from billing.invoicing.tables import CreditNote, Invoice
+from billing.ledger import credits
+from billing.ledger.tables import LedgerAccount
+from billing.payments.tables import Payment, Refund
+from billing.reports import revenue
+from billing.usage.day_range import Range
 from core.database import Database
 from core.ids import new_id
 from core.money import Money, units_of
-from dashboards import revenue
-from dashboards.filters import Range
 from dashboards.pages.operator.margin import _share_of
 from tests.dashboards.browser_client import browser
 from tests.gateway.deployment import running_deployment

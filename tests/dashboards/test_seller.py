@@ -11,14 +11,15 @@ import httpx
 import pytest
 from sqlalchemy import select
 
-from billing import credit_notes, invoice_run
-from billing.accounts import ensure_account
-from billing.models import Invoice, Plan
-from billing.subscriptions import subscribe
+from billing.accounts.accounts import ensure_account
+from billing.invoicing import credit_notes, invoice_run
+from billing.invoicing.tables import Invoice
+from billing.subscriptions.subscriptions import subscribe
+from billing.subscriptions.tables import Plan
 from core.money import units_of
 from dashboards.invoice_rows import totals
 from gateway.cli.main import main
-from tests.billing.test_sellers import png
+from tests.billing.invoicing.test_sellers import png
 from tests.dashboards.browser_client import browser, with_role
 from tests.gateway.deployment import Deployment
 

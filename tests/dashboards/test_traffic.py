@@ -8,8 +8,9 @@ import pytest
 from msgspec.structs import replace
 from sqlalchemy.orm import Session
 
-from billing import reconcile, usage
-from billing.prices import ensure_default_prices
+from billing.audit import reconcile
+from billing.pricing.prices import ensure_default_prices
+from billing.usage import usage
 from core.clock import Clock, FakeClock
 from core.database import Database
 from core.events import SettledBy, UsageEvent, UsageKind

@@ -7,9 +7,9 @@ from html import unescape
 import httpx
 import pytest
 
-from billing import credits
-from billing.accounts import ensure_account
-from billing.pricing import PER_MILLION, Component
+from billing.accounts.accounts import ensure_account
+from billing.ledger import credits
+from billing.pricing.pricing import PER_MILLION, Component
 from core.money import Money
 from core.tenants import keys, organisations
 from core.tenants.models import ApiKey

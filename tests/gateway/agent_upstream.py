@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from billing.prices import ensure_default_prices
+from billing.pricing.prices import ensure_default_prices
 from core.clock import SystemClock
 from tests.gateway.deployment import MODEL, Deployment, running_deployment
 from tests.gateway.fake_upstream import upstream

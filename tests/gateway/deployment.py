@@ -16,7 +16,7 @@ import uvicorn
 from fastapi import FastAPI
 from sqlalchemy import text
 
-from billing.prices import ensure_default_prices
+from billing.pricing.prices import ensure_default_prices
 from core.clock import SystemClock
 from core.settings import Settings
 from core.tenants.bootstrap import ensure_demo_tenant

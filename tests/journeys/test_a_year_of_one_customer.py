@@ -35,30 +35,25 @@ from typing import Any
 
 import pytest
 
-from billing import (
-    credit_notes,
-    exchange_rates,
-    invoice_run,
-    invoices,
-    journal,
-    ledger,
-    recognition,
-    reconcile,
-    settlement,
-    subscriptions,
-    tax_rates,
-)
-from billing.accounts import ensure_account
-from billing.exchange_rates import Converter, RateDraft
-from billing.ledger import AccountKind
-from billing.models import Payment, Plan
-from billing.views import invoice_json
+from billing.accounts.accounts import ensure_account
+from billing.audit import reconcile
+from billing.invoicing import credit_notes, invoice_run, invoices, recognition
+from billing.invoicing.views import invoice_json
+from billing.ledger import journal, ledger
+from billing.ledger.ledger import AccountKind
+from billing.payments import settlement
+from billing.payments.tables import Payment
+from billing.pricing import exchange_rates
+from billing.pricing.exchange_rates import Converter, RateDraft
+from billing.reports import revenue
+from billing.subscriptions import subscriptions
+from billing.subscriptions.tables import Plan
+from billing.taxes import tax_rates
+from billing.usage.day_range import Range
 from core.clock import FakeClock
 from core.database import Database
 from core.events import UsageEvent
 from core.money import decimal_of, units_of
-from dashboards import revenue
-from dashboards.filters import Range
 from tests.billing.conftest import START, Deployment, deployment_of
 
 SHEET = {

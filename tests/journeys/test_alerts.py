@@ -17,8 +17,8 @@ import pytest
 import yaml
 from sqlalchemy import func, select
 
-from billing.models import UsageEventRow
-from billing.prices import ensure_default_prices
+from billing.pricing.prices import ensure_default_prices
+from billing.usage.tables import UsageEventRow
 from core.celery_queue import CeleryQueue
 from core.clock import FakeClock, SystemClock
 from core.database import Database

@@ -15,8 +15,8 @@ from typing import Any
 import httpx
 import pytest
 
-from billing import service_rollups
-from billing.rating_worker import rate_all
+from billing.rating.rating_worker import rate_all
+from billing.usage import service_rollups
 from tests.dashboards.browser_client import browser
 from tests.gateway.deployment import MODEL, Deployment, running_deployment
 from tests.gateway.prompts.test_prompt_order_http import TOOLS, ask, order

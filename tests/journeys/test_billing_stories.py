@@ -5,23 +5,18 @@ from typing import Any
 
 import pytest
 
-from billing import (
-    budgets,
-    credit_notes,
-    credits,
-    invoice_run,
-    invoices,
-    ledger,
-    reconcile,
-    rerating,
-    settlement,
-    subscriptions,
-)
-from billing.accounts import ensure_account
-from billing.ledger import AccountKind
-from billing.models import Plan
-from billing.unrated import UnratedUsage
-from billing.views import invoice_json
+from billing.accounts.accounts import ensure_account
+from billing.audit import reconcile
+from billing.invoicing import credit_notes, invoice_run, invoices, open_amounts
+from billing.invoicing.views import invoice_json
+from billing.ledger import credits, ledger
+from billing.ledger.ledger import AccountKind
+from billing.notices import budgets
+from billing.payments import settlement
+from billing.rating import rerating
+from billing.rating.unrated import UnratedUsage
+from billing.subscriptions import subscriptions
+from billing.subscriptions.tables import Plan
 from core.clock import FakeClock
 from core.database import Database
 from core.money import Money, units_of
@@ -184,11 +179,11 @@ def test_a_refund_with_a_credit_note_leaves_nothing_open(deployment: Deployment)
             refund=True,
         )
         assert note.label == "TH-CN-000001"
-        from billing.models import Payment
+        from billing.payments.tables import Payment
 
         payment = session.get_one(Payment, payment_id)
         settlement.refund(session, payment, 500, "outage", now)
-        assert settlement.open_minor(invoices.get(session, document["id"])) == 0
+        assert open_amounts.open_minor(invoices.get(session, document["id"])) == 0
         assert ledger.balance(session, "acme", AccountKind.CASH, "USD") == units_of("7")
     assert closed(deployment) == []
 

@@ -7,11 +7,13 @@ from typing import Any
 
 import httpx
 
-from billing import budgets, invoice_run, reconcile
-from billing.invoices import get
-from billing.prices import load_price_book
-from billing.rating_worker import rate_all
-from billing.views import invoice_json
+from billing.audit import reconcile
+from billing.invoicing import invoice_run
+from billing.invoicing.invoices import get
+from billing.invoicing.views import invoice_json
+from billing.notices import budgets
+from billing.pricing.prices import load_price_book
+from billing.rating.rating_worker import rate_all
 from core.clock import FakeClock
 from core.database import Database
 from core.money import Money

@@ -9,18 +9,22 @@ import httpx
 import pytest
 from sqlalchemy import select
 
-from billing import credit_notes, dunning, settlement, subscriptions
-from billing.accounts import lock_account
-from billing.models import BillingAccount, DunningCase, OutboxMessage, Plan
-from billing.payments import commands
+from billing.accounts.accounts import lock_account
+from billing.accounts.tables import BillingAccount
+from billing.invoicing import credit_notes, open_amounts
+from billing.notices.tables import OutboxMessage
+from billing.payments import commands, dunning, settlement
 from billing.payments.fake_stripe import payments
+from billing.payments.tables import DunningCase
+from billing.subscriptions import subscriptions
+from billing.subscriptions.tables import Plan
 from core.clock import FakeClock, SystemClock
 from core.database import Database
 from core.tenants.models import AuditEntry, Tenant
 from core.tenants.organisations import change_tenant, set_unpaid
 from core.tenants.scope import scope_of_operator
 from tests.billing.conftest import Deployment, deployment_of
-from tests.billing.stripe_deployment import Till, open_till
+from tests.billing.payments.stripe_deployment import Till, open_till
 from tests.gateway.deployment import MODEL, running_deployment
 
 
@@ -204,7 +208,7 @@ def test_a_refund_and_a_credit_note_through_stripe_leave_nothing_open(till: Till
         )
         commands.request_refund(session, paid.id, 500, "outage", now, reason=note.label)
     till.settle()
-    assert settlement.open_minor(till.read(invoice.id)) == 0
+    assert open_amounts.open_minor(till.read(invoice.id)) == 0
     assert till.cash() == 7 * 10**12
     assert till.stripe.books.all("refund")[0]["amount"] == 500
     _pass(till, 30)

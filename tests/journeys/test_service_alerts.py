@@ -22,8 +22,8 @@ import psycopg
 import pytest
 import yaml
 
-from billing import reconcile
-from billing.prices import ensure_default_prices
+from billing.audit import reconcile
+from billing.pricing.prices import ensure_default_prices
 from core.clock import FakeClock, SystemClock
 from core.database import Database
 from tests.billing.conftest import Deployment as Ledger

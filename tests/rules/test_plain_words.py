@@ -36,10 +36,12 @@ DATA = (
 PRODUCT = ("core/", "gateway/", "engine/", "billing/", "moderation/", "dashboards/", "deploy/")
 OLD_VALUES = {
     "CHANGELOG.md": ("`house`", "usage_house_daily", "counting-house"),
-    "billing/accounts.py": ('DEFAULT_SELLER_ID = "house"',),  # final invoices are frozen with it
+    "billing/accounts/accounts.py": (
+        'DEFAULT_SELLER_ID = "house"',
+    ),  # final invoices are frozen with it
     "core/events.py": ('OLD_OPERATOR = "house"',),
     "moderation/policy_document.py": ("as `house`",),
-    "tests/billing/test_old_records.py": ("house",),
+    "tests/billing/audit/test_old_records.py": ("house",),
     "tests/dashboards/test_revenue.py": ('seller_id="house"',),
     "tests/migrations/test_schema.py": ("usage_house_daily",),
     "tests/moderation/test_payers.py": ("house",),

@@ -17,7 +17,7 @@ def test_every_proof_is_found() -> None:
     ("proof", "within"),
     [
         ("tests/journeys/test_kill.py", "gateway/cli/main.py"),  # a process that it starts
-        ("tests/journeys/test_kill.py", "billing/rating.py"),  # through other modules
+        ("tests/journeys/test_kill.py", "billing/rating/rating.py"),  # through other modules
         ("tests/journeys/test_kill.py", "tests/conftest.py"),
         ("tests/journeys/test_kill.py", "constraints.txt"),
     ],

@@ -13,7 +13,7 @@ ALLOWED = {
     "core/tenants/access.py": "casbin allowed the act",
     "core/tenants/keys.py": "a valid key was shown",
     "core/tenants/organisations.py": "the tenant was made in this call",
-    "billing/onboarding.py": "the tenant was made in this call",
+    "billing/adjustments/onboarding.py": "the tenant was made in this call",
     "core/tenants/bootstrap.py": "the demo tenant of this deployment",
     "core/tenants/adapters.py": "weights that stop engines are in quarantine in every tenant",
 }

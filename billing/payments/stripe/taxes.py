@@ -10,10 +10,10 @@ from typing import Any
 
 import stripe
 
+from billing.accounts.tax_ids import EU, country_of
 from billing.payments.base import Refused
 from billing.payments.stripe.client import ask, make_client
-from billing.tax_ids import EU, country_of
-from billing.taxes import Supply, Tax, TaxRequest, Treatment, merged
+from billing.taxes.taxes import Supply, Tax, TaxRequest, Treatment, merged
 from core.clock import Clock
 from core.errors import Conflict
 

@@ -8,11 +8,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from billing import dunning
+from billing.adjustments.money_acts import FourEyes
 from billing.bank import wires
 from billing.bank.lines import MOST_BYTES
 from billing.bank.wires import Clerk
-from billing.money_acts import FourEyes
+from billing.payments import dunning
 from core.errors import BadRequest, Conflict, NotFound
 from dashboards.filters import choice
 from dashboards.page_data import Form, Input, PageData, Rejected, Tile, show

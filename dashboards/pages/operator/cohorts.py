@@ -7,9 +7,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from billing.reports import cohorts
+from billing.reports.cohorts import MONTHS, Cohort
+from billing.reports.revenue import last_months
 from core.money import units_of_minor
-from dashboards import charts, cohorts
-from dashboards.cohorts import MONTHS, Cohort
+from dashboards import charts
 from dashboards.filters import choice
 from dashboards.formats import minor, money_label
 from dashboards.heat_map import heat_map
@@ -17,7 +19,6 @@ from dashboards.page_data import Chart, Form, Input, PageData, Tile, show
 from dashboards.pages.common import deps_of, operator_of, wants_csv
 from dashboards.pages.costs import amount_axis
 from dashboards.render import svg
-from dashboards.revenue import last_months
 from dashboards.scales import grouped
 from dashboards.tables import Column, Table
 

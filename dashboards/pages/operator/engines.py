@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from billing.models import DailyTenantUsage
+from billing.usage.tables import DailyTenantUsage
 from core import engine_drains
 from core.errors import BadRequest
 from core.tenants import adapters, plan_store

@@ -4,8 +4,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from billing import exchange_rates
-from billing.exchange_rates import Converter, RateDraft
+from billing.pricing import exchange_rates
+from billing.pricing.exchange_rates import Converter, RateDraft
 from core.tenants import audit
 from dashboards.page_data import Form, Input, PageData, show
 from dashboards.pages.common import (

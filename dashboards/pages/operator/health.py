@@ -10,8 +10,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from billing.models import AuditRun, OutboxMessage, ParkedEvent, PaymentCommand, UsageBatch
-from billing.restores import guard, marks
+from billing.audit.tables import AuditRun
+from billing.notices.tables import OutboxMessage
+from billing.payments.tables import PaymentCommand
+from billing.restores import restores
+from billing.usage.tables import ParkedEvent, UsageBatch
 from core import heartbeats
 from core.dead_letter_models import DeadLetter
 from dashboards.backend import ComponentStatus
@@ -217,14 +220,14 @@ def _payments(session: Session, now: datetime) -> ComponentStatus:
 
 
 def _restore(session: Session, now: datetime) -> ComponentStatus:
-    found = marks.open_recovery(session)
+    found = restores.open_recovery(session)
     if found is None:
         return ComponentStatus("history", "good", "the database has everything that was marked")
     summary = (
         f"the database was restored from a backup, noticed {found.found_at:%Y-%m-%d %H:%M} UTC; "
         f"nothing is numbered or collected. {found.reason}"
     )
-    return ComponentStatus("history", "bad", summary, guard.NEXT_STEP)
+    return ComponentStatus("history", "bad", summary, restores.NEXT_STEP)
 
 
 _CHECKS = (_restore, _rating, _audit, _dead, _parked, _messages, _payments)

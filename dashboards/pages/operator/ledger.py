@@ -10,8 +10,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from billing import account_statement, journal, recognition
-from billing.account_statement import StatementQuery
+from billing.invoicing import recognition
+from billing.ledger import account_statement, journal
+from billing.ledger.account_statement import StatementQuery
 from core.tenants import organisations
 from dashboards.filters import start_of_day
 from dashboards.formats import money

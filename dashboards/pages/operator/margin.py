@@ -8,14 +8,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from billing import engine_prices, margin
-from billing.exchange_rates import Converter
-from billing.margin import MarginReport, MarginRow
-from billing.models import EnginePrice
+from billing.pricing import engine_prices
+from billing.pricing.exchange_rates import Converter
+from billing.pricing.tables import EnginePrice
+from billing.reports import margin
+from billing.reports.margin import MarginReport, MarginRow
+from billing.usage.day_range import Range
 from core.money import decimal_of, units_of
 from core.tenants import audit
 from core.tenants.models import Tenant
-from dashboards.filters import Range, choice, date_range, decimal_field, start_of_day
+from dashboards.filters import choice, date_range, decimal_field, start_of_day
 from dashboards.formats import money
 from dashboards.page_data import Form, Input, PageData, Tile, show
 from dashboards.pages.common import (

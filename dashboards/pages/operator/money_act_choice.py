@@ -7,8 +7,8 @@ from sqlalchemy.orm import Session
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from billing.act_requests import Kind
-from billing.models import Invoice
+from billing.adjustments.act_requests import Kind
+from billing.invoicing.tables import Invoice
 from core.errors import NotFound
 from core.tenants.models import Tenant
 from dashboards.page_data import Form, Input, PageData, show

@@ -6,8 +6,9 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from billing.act_requests import DETAILS, ActRequest, Kind
-from billing.models import BillingAccount, Plan
+from billing.accounts.tables import BillingAccount
+from billing.adjustments.act_requests import DETAILS, ActRequest, Kind
+from billing.subscriptions.tables import Plan
 from core.clock import usual
 from core.errors import BadRequest
 from core.money import units_of

@@ -9,11 +9,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from billing import dunning, money_acts
-from billing.act_requests import DETAILS, FEES, Kind, Subject
-from billing.act_reversals import can_be_undone
-from billing.models import Invoice, MoneyAct, Payment
-from billing.money_acts import FourEyes, Preview
+from billing.adjustments import money_acts
+from billing.adjustments.act_requests import DETAILS, FEES, Kind, Subject
+from billing.adjustments.act_reversals import can_be_undone
+from billing.adjustments.money_acts import FourEyes, Preview
+from billing.adjustments.tables import MoneyAct
+from billing.invoicing.tables import Invoice
+from billing.payments import dunning
+from billing.payments.tables import Payment
 from core.errors import TollhouseError
 from core.ids import new_id
 from core.money import decimal_of, format_minor, round_to_minor

@@ -4,7 +4,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from billing import month_end
+from billing.reports import month_end
 from dashboards.page_data import Form, Input, PageData, Tile, show
 from dashboards.pages.common import (
     Fields,

@@ -4,7 +4,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from billing import usage
+from billing.usage import usage
 from core.tenants import audit, organisations
 from dashboards.page_data import Form, PageData, Tile, show
 from dashboards.pages.common import (

@@ -8,10 +8,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from billing import add_ons, subscription_views, subscriptions, tax_rates
-from billing.exchange_rates import check_currency
-from billing.models import Plan, TaxRate
-from billing.tax_ids import check_region
+from billing.accounts.tax_ids import check_region
+from billing.pricing.exchange_rates import check_currency
+from billing.reports import subscription_views
+from billing.subscriptions import add_ons, subscriptions
+from billing.subscriptions.tables import Plan
+from billing.taxes import tax_rates
+from billing.taxes.tables import TaxRate
 from core.clock import usual
 from core.errors import BadRequest
 from core.money import MINOR_DIGITS, units_of

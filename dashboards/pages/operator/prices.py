@@ -8,9 +8,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from billing import price_changes, price_terms, prices
-from billing.models import PriceVersionRow
-from billing.pricing import Component, Rate
+from billing.pricing import price_terms, prices
+from billing.pricing.pricing import Component, Rate
+from billing.pricing.tables import PriceVersionRow
+from billing.rating import price_changes
 from core.tenants import audit
 from core.tenants.models import Tenant
 from core.tenants.organisations import tenant_named

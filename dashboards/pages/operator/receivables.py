@@ -10,14 +10,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from billing import invoices, receivables
-from billing.act_requests import Kind
-from billing.calculations import versions_of
-from billing.exchange_rates import Converter
-from billing.models import CreditNote, Payment
+from billing.adjustments.act_requests import Kind
+from billing.invoicing import invoices
+from billing.invoicing.calculations import versions_of
+from billing.invoicing.open_amounts import open_minor
+from billing.invoicing.tables import CreditNote
+from billing.invoicing.views import project_names
+from billing.payments.tables import Payment
 from billing.periods import days, local_day
-from billing.settlement import open_minor
-from billing.views import project_names
+from billing.pricing.exchange_rates import Converter
+from billing.reports import receivables
 from core.money import format_minor
 from core.tenants.models import Tenant
 from dashboards.explorer import address

@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from billing.models import AuditRun
+from billing.audit.tables import AuditRun
 from core.money import decimal_of
 from dashboards.formats import moment
 from dashboards.page_data import Form, PageData, Tile, show

@@ -7,11 +7,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from billing.exchange_rates import Converter
+from billing.pricing.exchange_rates import Converter
+from billing.reports import revenue
+from billing.usage.day_range import Range
 from core.money import units_of_minor
 from core.tenants.models import Tenant
-from dashboards import charts, revenue
-from dashboards.filters import Range, date_range
+from dashboards import charts
+from dashboards.filters import date_range
 from dashboards.formats import minor, money, money_label
 from dashboards.page_data import Chart, PageData, Tile, show
 from dashboards.pages.common import deps_of, operator_of, root_of, wants_csv

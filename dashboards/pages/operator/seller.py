@@ -6,9 +6,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from billing import sellers
-from billing.accounts import DEFAULT_SELLER_ID, ensure_seller
-from billing.models import Seller
+from billing.accounts.accounts import DEFAULT_SELLER_ID, ensure_seller
+from billing.accounts.tables import Seller
+from billing.invoicing import sellers
 from core.errors import BadRequest, Conflict
 from core.tenants import audit
 from dashboards.page_data import Form, Input, PageData, Rejected, Tile, show

@@ -9,7 +9,7 @@ from decimal import Decimal
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from billing.models import AuditRun
+from billing.audit.tables import AuditRun
 from dashboards import charts, traffic
 from dashboards.alerts.alert import Alert
 from dashboards.alerts.catalog import ALERTS

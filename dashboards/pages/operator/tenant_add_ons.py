@@ -4,9 +4,10 @@ from sqlalchemy.orm import Session
 from starlette.requests import Request
 from starlette.responses import Response
 
-from billing import add_ons, money_acts
-from billing.act_requests import ActRequest, Kind
-from billing.money_acts import FourEyes
+from billing.adjustments import money_acts
+from billing.adjustments.act_requests import ActRequest, Kind
+from billing.adjustments.money_acts import FourEyes
+from billing.subscriptions import add_ons
 from core.errors import BadRequest
 from core.ids import new_id
 from core.tenants import organisations

@@ -10,12 +10,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from billing import account_changes, accounts, subscription_views, subscriptions
-from billing import organisations as parents
-from billing.act_requests import Kind
-from billing.bank.references import printed
-from billing.models import BillingAccount, CreditGrant, OrganisationLink
+from billing.accounts import accounts
+from billing.accounts.references import printed
+from billing.accounts.tables import BillingAccount
+from billing.adjustments import account_changes, organisation_links
+from billing.adjustments.act_requests import Kind
+from billing.ledger.tables import CreditGrant
+from billing.organisations import organisations as parents
+from billing.organisations.tables import OrganisationLink
 from billing.payments.methods import METHODS
+from billing.reports import subscription_views
+from billing.subscriptions import subscriptions
 from core.clock import usual
 from core.errors import BadRequest
 from core.tenants import audit, organisations
@@ -210,8 +215,8 @@ def _set_parent(request: Request, form_fields: Fields) -> Response:
         parent = organisations.tenant_named(session, form_fields.get("parent", ""))
         pays = form_fields.get("pays", "")
         markup = form_fields.get("markup_percent") or "0"
-        draft = parents.LinkDraft(tenant.id, parent.id, pays, markup, actor)
-        return parents.set_parent(session, deps_of(request).clock, draft)
+        draft = organisation_links.LinkDraft(tenant.id, parent.id, pays, markup, actor)
+        return organisation_links.set_parent(session, deps_of(request).clock, draft)
 
     return _change_parent(request, "organisation.link", _act)
 
@@ -220,7 +225,7 @@ def _remove_parent(request: Request, _fields: Fields) -> Response:
     return _change_parent(
         request,
         "organisation.unlink",
-        lambda session, tenant, _: parents.remove_parent(session, tenant.id),
+        lambda session, tenant, _: organisation_links.remove_parent(session, tenant.id),
     )
 
 

@@ -9,15 +9,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from billing import subscription_views
-from billing.models import BillingAccount, DailyTenantUsage
-from billing.onboarding import BillingDetails, Customer, Owner, onboard
+from billing.accounts.tables import BillingAccount
+from billing.adjustments.onboarding import BillingDetails, Customer, Owner, onboard
+from billing.reports import subscription_views
+from billing.usage.day_range import Range
+from billing.usage.tables import DailyTenantUsage
 from core.errors import NotFound
 from core.money import MINOR_DIGITS
 from core.tenants import keys, limits, members, organisations, plan_store
 from core.tenants.models import ApiKey, Member, Tenant
 from dashboards import charts, usage_totals
-from dashboards.filters import Range
 from dashboards.formats import money, money_label
 from dashboards.navigation import SECTIONS
 from dashboards.once import redirect_with_secret

@@ -3,8 +3,8 @@
 import argparse
 from typing import Any
 
-from billing import account_changes
-from billing.accounts import ensure_account, lock_account
+from billing.accounts.accounts import ensure_account, lock_account
+from billing.adjustments import account_changes
 from billing.payments.methods import METHODS
 from core.errors import BadRequest
 from core.tenants import audit

@@ -5,10 +5,14 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Response
 from sqlalchemy import select
 
-from billing import account_changes, accounts, invoices, price_changes, prices
-from billing.act_requests import ActRequest, Kind
-from billing.models import PriceVersionRow
-from billing.views import price_json
+from billing.accounts import accounts
+from billing.adjustments import account_changes
+from billing.adjustments.act_requests import ActRequest, Kind
+from billing.invoicing import invoices
+from billing.invoicing.views import price_json
+from billing.pricing import prices
+from billing.pricing.tables import PriceVersionRow
+from billing.rating import price_changes
 from core.money import units_of, units_of_minor
 from gateway.admin.access import OperatorContext, RequireOperator
 from gateway.admin.adjustments.routes import MoneyAccess, submitted

@@ -2,10 +2,11 @@
 
 from pathlib import Path
 
-from billing import dunning, money_acts
-from billing.act_requests import ActRequest
-from billing.models import MoneyAct
-from billing.money_acts import FourEyes
+from billing.adjustments import money_acts
+from billing.adjustments.act_requests import ActRequest
+from billing.adjustments.money_acts import FourEyes
+from billing.adjustments.tables import MoneyAct
+from billing.payments import dunning
 from core.tenants import operators
 from gateway.admin.console.context import CommandContext
 from gateway.admin.console.output import say

@@ -4,8 +4,10 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from billing import dunning, money_acts, month_end
-from billing.act_requests import ActRequest, Kind
+from billing.adjustments import money_acts
+from billing.adjustments.act_requests import ActRequest, Kind
+from billing.payments import dunning
+from billing.reports import month_end
 from core.errors import BadRequest
 from core.money import decimal_of
 from gateway.admin.adjustments.approval import actor, submit

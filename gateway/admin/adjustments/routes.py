@@ -5,10 +5,11 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Response
 from sqlalchemy.orm import Session
 
-from billing import dunning, money_acts
-from billing.act_requests import ActRequest, Kind
-from billing.money_acts import FourEyes
-from billing.views import money
+from billing.adjustments import money_acts
+from billing.adjustments.act_requests import ActRequest, Kind
+from billing.adjustments.money_acts import FourEyes
+from billing.amounts import money
+from billing.payments import dunning
 from core.money import units_of
 from core.settings import Settings
 from gateway.admin.access import OperatorContext, RequireOperator

@@ -9,13 +9,15 @@ from functools import partial
 
 from sqlalchemy.orm import Session
 
-from billing import budgets, closing, reconcile
+from billing.audit import reconcile
+from billing.audit.reconcile import Check
+from billing.closing import closing
 from billing.differences import MAX_REQUEST_IDS, Difference
+from billing.notices import budgets
 from billing.payments import compare
 from billing.payments.base import TryLater
 from billing.payments.provider_snapshot import ProviderSnapshot
-from billing.rating_worker import rate_all
-from billing.reconcile import Check
+from billing.rating.rating_worker import rate_all
 from core.errors import DependencyDown
 from gateway.admin.console import provider_window
 from gateway.admin.console.context import CommandContext, command_context

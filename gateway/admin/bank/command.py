@@ -5,10 +5,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from billing import dunning
+from billing.adjustments.money_acts import FourEyes
 from billing.bank import csv_file, wires
 from billing.bank.wires import Clerk
-from billing.money_acts import FourEyes
+from billing.payments import dunning
 from core.errors import BadRequest
 from gateway.admin.adjustments.approval import actor
 from gateway.admin.console.context import CommandContext, command_context

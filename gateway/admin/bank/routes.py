@@ -4,11 +4,11 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query
 
-from billing import dunning
+from billing.adjustments.money_acts import FourEyes
 from billing.bank import wires
+from billing.bank.tables import BankLine
 from billing.bank.wires import Clerk
-from billing.models import BankLine
-from billing.money_acts import FourEyes
+from billing.payments import dunning
 from core.settings import Settings
 from gateway.admin.access import OperatorContext, RequireOperator
 from gateway.admin.billing.schemas import BankLineReason, BankLineTarget, BankStatement

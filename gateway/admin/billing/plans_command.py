@@ -5,8 +5,9 @@ from typing import Any
 
 from sqlalchemy import select
 
-from billing import subscription_views, subscriptions
-from billing.models import Plan
+from billing.reports import subscription_views
+from billing.subscriptions import subscriptions
+from billing.subscriptions.tables import Plan
 from core.errors import BadRequest
 from core.money import units_of
 from gateway.admin.console.context import command_context

@@ -5,7 +5,7 @@ from typing import Any
 from sqlalchemy import or_, select
 from sqlalchemy.orm import Session
 
-from billing import accounts
+from billing.accounts import accounts
 from core.errors import NotFound
 from core.tenants.models import AuditEntry, Tenant
 from gateway.admin.access import OperatorContext

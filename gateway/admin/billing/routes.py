@@ -7,11 +7,17 @@ from fastapi.responses import HTMLResponse, Response
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from billing import account_changes, budgets, credit_notes, invoices
-from billing.erasure import erase_end_user
-from billing.models import BillingAccount, Budget, CreditGrant, Invoice
-from billing.printing import as_pdf, credit_note_page, invoice_page
-from billing.views import invoice_json, invoice_summary, money
+from billing.accounts.tables import BillingAccount
+from billing.adjustments import account_changes
+from billing.amounts import money
+from billing.archive.erasure import erase_end_user
+from billing.invoicing import credit_notes, invoices
+from billing.invoicing.printing import as_pdf, credit_note_page, invoice_page
+from billing.invoicing.tables import Invoice
+from billing.invoicing.views import invoice_json, invoice_summary
+from billing.ledger.tables import CreditGrant
+from billing.notices import budgets
+from billing.notices.tables import Budget
 from core.errors import BadRequest, NotFound
 from core.money import Money, units_of
 from core.tenants import audit

@@ -61,8 +61,8 @@ class NewPrice(Body):
     effective_to: datetime | None = None
     discount_percent: str = "0"
     terms: dict[str, Any] = Field(
-        description="Price per component, as in billing/price_terms.py. What it does not name stays as "
-        "in the open version before; null removes it."
+        description="Price per component, as in billing/pricing/price_terms.py. What it does not name "
+        "stays as in the open version before; null removes it."
     )
     note: str = Field("", max_length=500)
 

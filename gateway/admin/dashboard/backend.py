@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from anyio import from_thread
 
-from billing.exports.stores import Store, open_store
+from billing.stores import Store, open_store
 from core.clock import Clock
 from core.counters import BucketRequest, Counters, Take
 from core.database import Database

@@ -4,10 +4,11 @@ import argparse
 from datetime import timedelta
 from typing import Any
 
-from billing import engine_prices, margin
-from billing.exchange_rates import Converter
-from billing.rating_worker import rate_all
-from billing.service_rollups import sum_all
+from billing.pricing import engine_prices
+from billing.pricing.exchange_rates import Converter
+from billing.rating.rating_worker import rate_all
+from billing.reports import margin
+from billing.usage.service_rollups import sum_all
 from core.errors import BadRequest
 from gateway.admin.console.context import command_context
 from gateway.admin.console.output import add_json, show

@@ -3,8 +3,8 @@
 import argparse
 from typing import Any
 
-from billing import exchange_rates
-from billing.exchange_rates import RateDraft
+from billing.pricing import exchange_rates
+from billing.pricing.exchange_rates import RateDraft
 from gateway.admin.console.context import command_context
 from gateway.admin.console.files import text_of
 from gateway.admin.console.options import ACTOR

@@ -5,11 +5,11 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query
 
-from billing import exchange_rates
-from billing.exchange_rates import Converter, RateDraft
+from billing.pricing import exchange_rates
+from billing.pricing.exchange_rates import Converter, RateDraft
+from billing.reports import revenue
+from billing.usage.day_range import Range
 from core.errors import BadRequest
-from dashboards import revenue
-from dashboards.filters import Range
 from gateway.admin.access import OperatorContext, RequireOperator
 from gateway.admin.billing.records import record
 from gateway.admin.billing.schemas import ExchangeRateFile, NewExchangeRate

@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 from billing.exports.encoding import NAMES, chunks_of, columns_of, format_of
 from billing.exports.formats import Format
 from billing.exports.subjects import Period
-from billing.rating_worker import rate_all
+from billing.rating.rating_worker import rate_all
 from core.errors import BadRequest
 from core.tenants.scope import scope_of_operator
 from gateway.admin.console.context import command_context

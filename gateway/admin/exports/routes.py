@@ -7,9 +7,9 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends
 
 from billing.exports import schedules
-from billing.exports.stores import Store, open_store
+from billing.exports.tables import ExportSchedule
 from billing.exports.views import schedule_json
-from billing.models import ExportSchedule
+from billing.stores import Store, open_store
 from core.tenants import audit
 from gateway.admin.access import AdminContext, RequirePermission
 from gateway.admin.billing.schemas import ExportScheduleChange, NewExportSchedule

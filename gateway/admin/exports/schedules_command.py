@@ -8,9 +8,9 @@ from sqlalchemy import select
 from billing.exports import schedules
 from billing.exports.encoding import NAMES
 from billing.exports.formats import Format
-from billing.exports.stores import open_store
+from billing.exports.tables import ExportJob
 from billing.exports.views import job_json, schedule_json
-from billing.models import ExportJob
+from billing.stores import open_store
 from core.tenants.scope import scope_of_operator
 from gateway.admin.console.context import command_context
 from gateway.admin.console.output import add_json, say, show

@@ -5,8 +5,9 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query
 
-from billing import engine_prices, margin
-from billing.exchange_rates import Converter
+from billing.pricing import engine_prices
+from billing.pricing.exchange_rates import Converter
+from billing.reports import margin
 from core.errors import BadRequest
 from gateway.admin.access import OperatorContext, RequireOperator
 from gateway.admin.billing.records import record

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Path
 
-from billing import month_end
+from billing.reports import month_end
 from gateway.admin.access import OperatorContext, RequireOperator
 from gateway.admin.billing.schemas import MonthSignature
 

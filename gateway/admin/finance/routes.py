@@ -13,9 +13,9 @@ from billing.exports import schedules
 from billing.exports.encoding import NAMES, check_name, chunks_of, format_of
 from billing.exports.formats import Format
 from billing.exports.subjects import Period
+from billing.exports.tables import ExportJob
 from billing.exports.views import job_json, schedule_json
-from billing.models import ExportJob
-from billing.usage_buckets import BucketQuery, usage_buckets
+from billing.usage.usage_buckets import BucketQuery, usage_buckets
 from core.errors import BadRequest
 from core.events import UsageKind
 from gateway.admin.access import AdminContext, RequirePermission

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
-from billing.usage_buckets import Bucket, BucketPage, BucketQuery, BucketRow, Width
+from billing.usage.usage_buckets import Bucket, BucketPage, BucketQuery, BucketRow, Width
 from core.clock import usual
 from core.errors import BadRequest
 from core.money import decimal_of

@@ -10,16 +10,17 @@ from rich.console import Console
 from rich.progress import Progress
 from sqlalchemy import select
 
-from billing import credit_notes, invoice_run, invoices, money_acts, printing, receivables
-from billing.act_requests import ActRequest, Kind
-from billing.exchange_rates import Converter
-from billing.models import Invoice
-from billing.views import credit_note_json, invoice_json, invoice_summary
+from billing.adjustments import money_acts
+from billing.adjustments.act_requests import ActRequest, Kind
+from billing.invoicing import credit_notes, invoice_run, invoices, printing
+from billing.invoicing.tables import Invoice
+from billing.invoicing.views import credit_note_json, invoice_json, invoice_summary
+from billing.pricing.exchange_rates import Converter
+from billing.reports import receivables, revenue
+from billing.usage.day_range import Range
 from core.errors import BadRequest
 from core.ids import new_id
 from core.money import decimal_of, format_minor
-from dashboards import revenue
-from dashboards.filters import Range
 from gateway.admin.adjustments.approval import submit
 from gateway.admin.console.amounts import units_of_amount
 from gateway.admin.console.context import CommandContext, command_context

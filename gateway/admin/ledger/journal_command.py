@@ -3,9 +3,9 @@
 import argparse
 from typing import Any
 
-from billing import account_statement, journal
-from billing.account_statement import StatementQuery
-from billing.ledger import AccountKind
+from billing.ledger import account_statement, journal
+from billing.ledger.account_statement import StatementQuery
+from billing.ledger.ledger import AccountKind
 from core.errors import BadRequest
 from gateway.admin.console.context import command_context
 from gateway.admin.console.output import add_json, say, show

@@ -6,10 +6,12 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Query
 from fastapi.responses import Response
 
-from billing import account_statement, journal, receivables, recognition
-from billing.account_statement import StatementQuery
-from billing.exchange_rates import Converter
-from billing.views import money
+from billing.amounts import money
+from billing.invoicing import recognition
+from billing.ledger import account_statement, journal
+from billing.ledger.account_statement import StatementQuery
+from billing.pricing.exchange_rates import Converter
+from billing.reports import receivables
 from core.errors import BadRequest
 from gateway.admin.access import OperatorContext, RequireOperator
 from gateway.admin.billing.records import tenant_id_of

@@ -5,7 +5,7 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
-from billing import member_mails
+from billing.notices import member_mails
 from core.errors import NotFound
 from core.tenants import invitations, members
 from core.tenants.models import Member

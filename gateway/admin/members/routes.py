@@ -6,8 +6,8 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Request
 from sqlalchemy.orm import Session
 
-from billing import member_mails
-from billing.alert_targets import AlertTargets
+from billing.notices import member_mails
+from billing.notices.alert_targets import AlertTargets
 from core.settings import Settings
 from core.tenants import invitations, members
 from gateway.admin.access import AdminContext, RequirePermission

@@ -6,7 +6,7 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
-from billing.prices import DEFAULT_CURRENCY, load_price_book
+from billing.pricing.prices import DEFAULT_CURRENCY, load_price_book
 from core import engine_drains
 from core.errors import NotFound, TollhouseError
 from core.settings import Settings

@@ -4,8 +4,9 @@ import argparse
 from datetime import timedelta
 from typing import Any
 
-from billing import organisation_usage, organisations
-from billing.rating_worker import rate_all
+from billing.adjustments import organisation_links
+from billing.organisations import organisation_usage, organisations
+from billing.rating.rating_worker import rate_all
 from core.errors import BadRequest
 from gateway.admin.console.context import command_context
 from gateway.admin.console.options import ACTOR, add_tenant, scope_named
@@ -41,7 +42,7 @@ def add_organisations(verbs: Any) -> None:
 
 def _link(arguments: argparse.Namespace) -> int:
     with command_context() as tools, tools.database.transaction() as session:
-        draft = organisations.LinkDraft(
+        draft = organisation_links.LinkDraft(
             tenant_id_of(session, arguments.tenant),
             tenant_id_of(session, arguments.parent),
             arguments.pays,
@@ -49,7 +50,7 @@ def _link(arguments: argparse.Namespace) -> int:
             ACTOR,
         )
         shown = organisations.describe(
-            session, organisations.set_parent(session, tools.clock, draft)
+            session, organisation_links.set_parent(session, tools.clock, draft)
         )
     show(shown, as_json=arguments.json, title="organisation")
     return 0
@@ -57,7 +58,7 @@ def _link(arguments: argparse.Namespace) -> int:
 
 def _unlink(arguments: argparse.Namespace) -> int:
     with command_context() as tools, tools.database.transaction() as session:
-        link = organisations.remove_parent(session, tenant_id_of(session, arguments.tenant))
+        link = organisation_links.remove_parent(session, tenant_id_of(session, arguments.tenant))
         shown = {**organisations.describe(session, link), "removed": True}
     show(shown, as_json=arguments.json, title="organisation")
     return 0

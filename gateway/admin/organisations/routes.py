@@ -5,7 +5,8 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query
 
-from billing import organisation_usage, organisations
+from billing.adjustments import organisation_links
+from billing.organisations import organisation_usage, organisations
 from core.errors import BadRequest
 from gateway.admin.access import AdminContext, OperatorContext, RequireOperator, RequirePermission
 from gateway.admin.billing.records import record, tenant_id_of
@@ -52,14 +53,14 @@ def set_parent(tenant: str, body: NewParent, ctx: WriteAccess) -> dict[str, Any]
     """Put a tenant below another, or change who pays and the mark-up."""
     with ctx.database.transaction() as session:
         child_id = tenant_id_of(session, tenant)
-        draft = organisations.LinkDraft(
+        draft = organisation_links.LinkDraft(
             child_id,
             tenant_id_of(session, body.parent),
             body.pays,
             body.markup_percent,
             ctx.actor.id,
         )
-        link = organisations.set_parent(session, ctx.clock, draft)
+        link = organisation_links.set_parent(session, ctx.clock, draft)
         shown = organisations.describe(session, link)
         record(session, ctx, child_id, "organisation.link", shown["parent"], shown)
     return shown
@@ -69,7 +70,7 @@ def set_parent(tenant: str, body: NewParent, ctx: WriteAccess) -> dict[str, Any]
 def remove_parent(tenant: str, ctx: WriteAccess) -> dict[str, Any]:
     with ctx.database.transaction() as session:
         child_id = tenant_id_of(session, tenant)
-        shown = organisations.describe(session, organisations.remove_parent(session, child_id))
+        shown = organisations.describe(session, organisation_links.remove_parent(session, child_id))
         record(session, ctx, child_id, "organisation.unlink", shown["parent"], {})
     return {**shown, "removed": True}
 

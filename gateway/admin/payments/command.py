@@ -5,20 +5,15 @@ from typing import Any
 
 from sqlalchemy import select
 
-from billing import dunning, money_acts
-from billing.act_requests import ActRequest, Kind
-from billing.models import (
-    BillingAccount,
-    DunningCase,
-    Invoice,
-    Payment,
-    PaymentCommand,
-    PaymentWebhook,
-)
-from billing.payments import compare, inbox, push, views
+from billing.accounts.tables import BillingAccount
+from billing.adjustments import money_acts
+from billing.adjustments.act_requests import ActRequest, Kind
+from billing.invoicing.tables import Invoice
+from billing.payments import compare, dunning, inbox, push, views
 from billing.payments.base import PaymentProvider, Refused, TryLater
 from billing.payments.methods import saved
 from billing.payments.provider_bills import methods_of
+from billing.payments.tables import DunningCase, Payment, PaymentCommand, PaymentWebhook
 from core.errors import Conflict, DependencyDown
 from gateway.admin.adjustments.approval import submit
 from gateway.admin.bank import command as _bank_lines

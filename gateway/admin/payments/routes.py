@@ -5,8 +5,8 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Response
 from sqlalchemy import select
 
-from billing.act_requests import ActRequest, Kind
-from billing.models import Payment, PaymentMethod
+from billing.adjustments.act_requests import ActRequest, Kind
+from billing.payments.tables import Payment, PaymentMethod
 from billing.payments.views import describe_method, describe_payment
 from core.money import units_of_minor
 from gateway.admin.access import AdminContext, RequirePermission

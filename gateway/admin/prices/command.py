@@ -7,10 +7,12 @@ from typing import Any
 
 from sqlalchemy import select
 
-from billing import price_changes, price_terms, prices, rerating
-from billing.models import PriceVersionRow
-from billing.pricing import TOKENS, Component, Counts
-from billing.views import money, price_json
+from billing.amounts import money
+from billing.invoicing.views import price_json
+from billing.pricing import price_terms, prices
+from billing.pricing.pricing import TOKENS, Component, Counts
+from billing.pricing.tables import PriceVersionRow
+from billing.rating import price_changes, rerating
 from core.errors import BadRequest
 from core.money import decimal_of
 from gateway.admin.console.context import CommandContext, command_context

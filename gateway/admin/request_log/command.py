@@ -3,8 +3,8 @@
 import argparse
 from typing import Any
 
-from billing import request_sinks as sinks
-from billing.alert_targets import AlertTargets
+from billing.notices import request_sinks as sinks
+from billing.notices.alert_targets import AlertTargets
 from gateway.admin.console.context import CommandContext, command_context
 from gateway.admin.console.options import add_tenant, scope_named
 from gateway.admin.console.output import add_json, show

@@ -4,8 +4,8 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends
 
-from billing import request_sinks as sinks
-from billing.request_sinks import Sink, SinkOptions
+from billing.notices import request_sinks as sinks
+from billing.notices.request_sinks import Sink, SinkOptions
 from gateway.admin.access import AdminContext, RequirePermission
 from gateway.admin.schemas import RequestLogBody
 from gateway.serving.api.dependencies import AlertTargetsDep

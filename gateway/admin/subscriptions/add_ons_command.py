@@ -3,9 +3,10 @@
 import argparse
 from typing import Any
 
-from billing import add_ons, money_acts, subscriptions
-from billing.act_requests import ActRequest, Kind
-from billing.exchange_rates import check_currency
+from billing.adjustments import money_acts
+from billing.adjustments.act_requests import ActRequest, Kind
+from billing.pricing.exchange_rates import check_currency
+from billing.subscriptions import add_ons, subscriptions
 from core.ids import new_id
 from core.tenants import audit
 from gateway.admin.adjustments.approval import submit

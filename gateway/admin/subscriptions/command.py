@@ -6,9 +6,11 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
-from billing import money_acts, subscription_views, subscriptions
-from billing.accounts import ensure_account
-from billing.act_requests import ActRequest, Kind
+from billing.accounts.accounts import ensure_account
+from billing.adjustments import money_acts
+from billing.adjustments.act_requests import ActRequest, Kind
+from billing.reports import subscription_views
+from billing.subscriptions import subscriptions
 from core.errors import BadRequest
 from core.ids import new_id
 from core.money import decimal_of, units_of

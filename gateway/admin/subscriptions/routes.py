@@ -7,10 +7,11 @@ from fastapi import APIRouter, Depends, Response
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from billing import add_ons, subscription_views, subscriptions
-from billing.act_requests import ActRequest, Kind
-from billing.exchange_rates import check_currency
-from billing.models import Plan
+from billing.adjustments.act_requests import ActRequest, Kind
+from billing.pricing.exchange_rates import check_currency
+from billing.reports import subscription_views
+from billing.subscriptions import add_ons, subscriptions
+from billing.subscriptions.tables import Plan
 from core.ids import new_id
 from core.money import units_of
 from gateway.admin.access import AdminContext, OperatorContext, RequireOperator, RequirePermission

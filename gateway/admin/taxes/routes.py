@@ -5,9 +5,12 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends
 from sqlalchemy import select
 
-from billing import accounts, sellers, tax_exemptions, tax_rates
-from billing.models import Seller, TaxExemption, TaxRate
-from billing.tax_ids import check_region
+from billing.accounts import accounts
+from billing.accounts.tables import Seller
+from billing.accounts.tax_ids import check_region
+from billing.invoicing import sellers
+from billing.taxes import tax_exemptions, tax_rates
+from billing.taxes.tables import TaxExemption, TaxRate
 from core.money import units_of
 from gateway.admin.access import OperatorContext, RequireOperator
 from gateway.admin.billing import schemas as bodies

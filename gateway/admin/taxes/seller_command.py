@@ -3,8 +3,8 @@
 import argparse
 from pathlib import Path
 
-from billing import sellers
-from billing.accounts import ensure_seller
+from billing.accounts.accounts import ensure_seller
+from billing.invoicing import sellers
 from core.errors import BadRequest
 from core.tenants import audit
 from gateway.admin.console.context import command_context

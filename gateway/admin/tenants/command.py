@@ -2,7 +2,7 @@
 
 import argparse
 
-from billing.onboarding import BillingDetails, Customer, Owner, onboard
+from billing.adjustments.onboarding import BillingDetails, Customer, Owner, onboard
 from core.tenants import members, organisations, sign_on
 from gateway.admin.accounts.command import add_billing_account
 from gateway.admin.billing.plans_command import add_billing_plans

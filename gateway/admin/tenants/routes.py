@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends
 
-from billing import onboarding
+from billing.adjustments import onboarding
 from core.tenants import members, organisations
 from gateway.admin.access import AdminContext, OperatorContext, RequireOperator, RequirePermission
 from gateway.admin.schemas import NewProject, NewTenant, TenantChange

@@ -6,10 +6,11 @@ from typing import Any
 
 from sqlalchemy import func, select
 
-from billing import repair, usage
-from billing.erasure import erase_end_user
-from billing.models import DailyUsage
-from billing.rating_worker import rate_all
+from billing.archive.erasure import erase_end_user
+from billing.rating import repair
+from billing.rating.rating_worker import rate_all
+from billing.usage import usage
+from billing.usage.tables import DailyUsage
 from core.money import decimal_of
 from gateway.admin.console.context import command_context
 from gateway.admin.console.files import text_of

@@ -7,8 +7,9 @@ from pathlib import Path
 
 from sqlalchemy import select
 
-from billing import rating, usage
-from billing.models import ParkedEvent
+from billing.rating import rating
+from billing.usage import usage
+from billing.usage.tables import ParkedEvent
 from core.errors import NotFound
 from core.settings import Settings
 from gateway.admin.console.context import command_context

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from billing.payments.base import TryLater
-from billing.restores import guard
-from billing.restores.recovery import Recover
+from billing.recovery import guard
+from billing.recovery.recovery import Recover
 from core.errors import BadRequest, Conflict, DependencyDown
 from gateway.admin.console.context import command_context
 from gateway.admin.console.output import add_json, say, show

@@ -4,7 +4,7 @@ import argparse
 import json
 from typing import Any
 
-from billing import reported_usage
+from billing.usage import reported_usage
 from core.errors import BadRequest
 from gateway.admin.console.context import command_context
 from gateway.admin.console.files import text_of

@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Depends
 from pydantic import AwareDatetime, BaseModel, Discriminator, Field, Tag, ValidationError
 
-from billing import reported_usage
-from billing.reported_usage import Report
+from billing.usage import reported_usage
+from billing.usage.reported_usage import Report
 from core import lengths
 from core.events import UsageKind
 from gateway.admin.access import AdminContext, OperatorContext, RequireOperator, RequirePermission

@@ -18,8 +18,8 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from prometheus_client.multiprocess import MultiProcessCollector
 from sqlalchemy import text
 
-from billing import measures
 from billing.archive.opening import open_database
+from billing.reports import measures
 from core import logs, metrics
 from core.celery_queue import drop_ping_queue, make_app, ping
 from core.clock import Clock, SystemClock

@@ -8,8 +8,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from sqlalchemy import func, select
 
-from billing.models import Charge
-from billing.rating_worker import rate_all
+from billing.rating.rating_worker import rate_all
+from billing.usage.tables import Charge
 from core.money import decimal_of
 from core.tenants import bootstrap
 from core.tenants.models import Adapter, Tenant

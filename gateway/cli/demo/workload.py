@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import select
 
-from billing.accounts import ensure_accounts
+from billing.accounts.accounts import ensure_accounts
 from core.clock import Clock
 from core.database import Database
 from core.tenants import keys, organisations

@@ -1,6 +1,7 @@
 """Check that the database has everything that the marks outside of it name."""
 
-from billing.restores import guard, marks, places
+from billing.recovery import guard, marks, places
+from billing.restores import restores
 from core.clock import Clock
 from core.database import Database
 from core.settings import Settings
@@ -22,7 +23,7 @@ def history(settings: Settings, clock: Clock) -> Finding:
     if found is not None:
         return bad(
             f"the database was restored from a backup; nothing is numbered or collected. {found.reason}",
-            guard.NEXT_STEP,
+            restores.NEXT_STEP,
         )
     if last is None:
         return unused("nothing is marked yet")

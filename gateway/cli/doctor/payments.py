@@ -4,7 +4,7 @@ from datetime import timedelta
 
 from sqlalchemy import func, select
 
-from billing.models import PaymentCommand, PaymentWebhook
+from billing.payments.tables import PaymentCommand, PaymentWebhook
 from core.clock import Clock
 from core.database import Database
 from core.settings import Settings

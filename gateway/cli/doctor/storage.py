@@ -7,11 +7,12 @@ from datetime import UTC, datetime
 
 from sqlalchemy import func, select, text
 
-from billing.archive import moving
-from billing.archive.border import border_of, readable
 from billing.archive.opening import make_archive
+from billing.closing import moving
 from billing.exports.schedules import PARKED
-from billing.models import ExportJob, ExportSchedule, ParkedEvent, UsageBatch
+from billing.exports.tables import ExportJob, ExportSchedule
+from billing.usage.border import border_of, readable
+from billing.usage.tables import ParkedEvent, UsageBatch
 from core import heartbeats
 from core.clock import Clock
 from core.database import Database

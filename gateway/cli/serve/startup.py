@@ -8,8 +8,9 @@ from pathlib import Path
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from billing import credits, partitions
-from billing.accounts import ensure_accounts
+from billing.accounts.accounts import ensure_accounts
+from billing.ledger import credits
+from billing.usage import partitions
 from core.clock import Clock
 from core.data_dir import make_data_dir
 from core.database import Database

@@ -10,7 +10,7 @@ from datetime import timedelta
 
 from sqlalchemy import func, select
 
-from billing.models import UsageEventRow
+from billing.usage.tables import UsageEventRow
 from core import metrics
 from core.clock import Clock
 from core.database import Database

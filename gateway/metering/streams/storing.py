@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from sqlalchemy.orm import Session
 
-from billing import usage
-from billing.models import ParkedEvent
+from billing.usage import usage
+from billing.usage.tables import ParkedEvent
 from core.clock import Clock
 from core.database import Database
 from gateway.metering.refusals import brief, is_permanent

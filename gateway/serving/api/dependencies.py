@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from fastapi import Depends, Request
 
-from billing.alert_targets import AlertTargets
+from billing.notices.alert_targets import AlertTargets
 from billing.payments.base import PaymentProvider
 from core.clock import Clock
 from core.database import Database

@@ -12,7 +12,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, RedirectResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-from billing import measures
+from billing.reports import measures
 from core.errors import NotFound, Unauthenticated
 from core.tenants.operator import is_operator_token
 from gateway.edge import own_metrics

@@ -5,9 +5,9 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
-from billing.archive.base import Reading, Wanted
-from billing.archive.reading import read_rows
-from billing.models import UsageEventRow
+from billing.usage.raw_rows import Reading, Wanted
+from billing.usage.reading import read_rows
+from billing.usage.tables import UsageEventRow
 from core.ids import REQUEST, moment_of
 from core.tenants.scope import TenantScope
 from gateway.formats.responses.response import usage_object

@@ -12,7 +12,7 @@ import orjson
 from starlette.datastructures import UploadFile
 from starlette.requests import Request
 
-from billing.pricing import Component, Counts
+from billing.pricing.pricing import Component, Counts
 from core.errors import BadRequest
 from core.events import UsageKind
 from gateway.edge.decoding import check_label, decode, parse_body

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from billing.request_sinks import Sink, SinkView
+from billing.notices.request_sinks import Sink, SinkView
 from core import metrics
 from core.clock import Clock
 from gateway.serving.request_log.receivers import Receivers

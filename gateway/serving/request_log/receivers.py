@@ -9,9 +9,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from billing import signing
-from billing.exports.stores import open_store
-from billing.request_sinks import OTLP, Sink
+from billing.notices import signing
+from billing.notices.request_sinks import OTLP, Sink
+from billing.stores import open_store
 from core.errors import TollhouseError
 from core.ids import new_id
 from core.outbound import encode_json, post_json

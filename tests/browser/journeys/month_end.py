@@ -7,10 +7,10 @@ from msgspec import structs
 from playwright.sync_api import Browser, Page, expect
 from sqlalchemy import select
 
-from billing import usage
-from billing.accounts import ensure_account
-from billing.invoice_run import run
-from billing.tables.prices import PriceVersionRow
+from billing.accounts.accounts import ensure_account
+from billing.invoicing.invoice_run import run
+from billing.pricing.tables import PriceVersionRow
+from billing.usage import usage
 from core.tenants import organisations
 from core.tenants.scope import scope_of_operator
 from tests.browser import seed

@@ -5,7 +5,7 @@ from datetime import timedelta
 
 from playwright.sync_api import Browser, Page, expect
 
-from billing.invoice_run import run
+from billing.invoicing.invoice_run import run
 from tests.browser import navigation
 from tests.browser.conftest import listening, signed_in
 from tests.browser.journeys.film import WIDE, Film, MovedClock

@@ -4,7 +4,8 @@ import json
 
 import httpx
 
-from billing import invoice_run, reconcile
+from billing.audit import reconcile
+from billing.invoicing import invoice_run
 from tests.gateway.admin.conftest import OPERATORS, Town
 
 

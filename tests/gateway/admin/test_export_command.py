@@ -13,7 +13,7 @@ from sqlalchemy import select, update
 
 from billing.exports import schedules
 from billing.exports.subjects import Period
-from billing.models import ExportJob, ExportSchedule
+from billing.exports.tables import ExportJob, ExportSchedule
 from core.clock import SystemClock
 from core.database import Database
 from core.settings import Settings

@@ -15,8 +15,8 @@ import yaml
 from openai import OpenAI
 
 from billing.exports import schedules
-from billing.exports.stores import DirectoryStore
-from billing.rating_worker import rate_all
+from billing.rating.rating_worker import rate_all
+from billing.stores import DirectoryStore
 from tests.conftest import SPECS
 from tests.gateway.deployment import MODEL, Deployment
 from tests.gateway.serving.test_batches import line

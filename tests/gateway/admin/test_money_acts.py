@@ -6,7 +6,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from billing import invoice_run
+from billing.invoicing import invoice_run
 from core.tenants import operators
 from gateway.cli.main import main
 from tests.gateway.deployment import Deployment, running_deployment

@@ -8,9 +8,9 @@ from datetime import timedelta
 import httpx
 import pytest
 
-from billing.prices import ensure_default_prices
-from billing.rating_worker import rate_all
-from billing.usage import record
+from billing.pricing.prices import ensure_default_prices
+from billing.rating.rating_worker import rate_all
+from billing.usage.usage import record
 from core.tenants.models import AuditEntry
 from core.tenants.organisations import create_tenant
 from core.tenants.roles import MEMBER_ROLES

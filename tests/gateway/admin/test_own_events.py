@@ -8,7 +8,7 @@ import httpx
 import pytest
 from sqlalchemy import select
 
-from billing.models import UsageEventRow
+from billing.usage.tables import UsageEventRow
 from core.clock import SystemClock
 from core.tenants import keys
 from core.tenants.key_scopes import KeyScopes

@@ -17,7 +17,7 @@ from gateway.cli.doctor import dependencies, payments
 from gateway.cli.doctor.check import Health, run_checks
 from gateway.cli.main import main
 from tests.billing.conftest import deployment_of
-from tests.billing.stripe_deployment import SECRET, Till, open_till
+from tests.billing.payments.stripe_deployment import SECRET, Till, open_till
 from tests.gateway.deployment import running_deployment
 
 

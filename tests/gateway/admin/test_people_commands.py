@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from billing.models import BillingAccount
+from billing.accounts.tables import BillingAccount
 from core.clock import SystemClock
 from core.database import Database
 from core.tenants import keys

@@ -12,12 +12,12 @@ import httpx
 import pytest
 from sqlalchemy import select
 
-from billing.models import PaymentWebhook
 from billing.payments.base import PaymentProvider
 from billing.payments.fake_stripe.customers import leave_card
 from billing.payments.fake_stripe.server import FakeStripe
 from billing.payments.fake_stripe.webhooks import post, signed
 from billing.payments.push import customer_of
+from billing.payments.tables import PaymentWebhook
 from core.queue import TASKS, TaskContext
 from tests.gateway.deployment import Deployment, running_deployment
 

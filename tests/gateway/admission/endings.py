@@ -8,9 +8,9 @@ from typing import Any
 
 import orjson
 
-from billing import budgets
-from billing.prices import PriceDraft, save
-from billing.unrated import UnratedUsage
+from billing.notices import budgets
+from billing.pricing.prices import PriceDraft, save
+from billing.rating.unrated import UnratedUsage
 from core.clock import FakeClock
 from core.counters import BucketRequest, Cap, Denial, Hold, Take
 from core.errors import RateLimited, Unavailable

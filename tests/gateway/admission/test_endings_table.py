@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from billing import reconcile
-from billing.rating_worker import rate_all
+from billing.audit import reconcile
+from billing.rating.rating_worker import rate_all
 from core.errors import Unauthenticated, Unavailable
 from core.events import UsageEvent
 from gateway.admission.estimates import OutputEstimates

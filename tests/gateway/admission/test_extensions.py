@@ -6,7 +6,7 @@ from types import MappingProxyType
 import pytest
 from msgspec.structs import replace
 
-from billing.pricing import Component, Counts, PriceBook, PriceVersion, Rate, Scheme, Tier
+from billing.pricing.pricing import Component, Counts, PriceBook, PriceVersion, Rate, Scheme, Tier
 from core.clock import FakeClock
 from core.counters_memory import MemoryCounters
 from core.database import Database

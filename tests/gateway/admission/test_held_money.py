@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from billing import budgets
+from billing.notices import budgets
 from core.clock import FakeClock, SystemClock
 from core.counters import BucketRequest, Cap, Counters, Hold
 from core.counters_memory import MemoryCounters

@@ -9,11 +9,11 @@ import httpx
 import pytest
 from openai import OpenAI, RateLimitError
 
-from billing import budgets
-from billing.price_changes import save as save_price
-from billing.prices import PriceDraft, load_price_book
-from billing.pricing import Counts, PriceBook
-from billing.rating_worker import rate_all
+from billing.notices import budgets
+from billing.pricing.prices import PriceDraft, load_price_book
+from billing.pricing.pricing import Counts, PriceBook
+from billing.rating.price_changes import save as save_price
+from billing.rating.rating_worker import rate_all
 from core.clock import SystemClock
 from core.money import Money
 from core.tenants import keys, limits

@@ -6,8 +6,8 @@ import pytest
 from msgspec.structs import replace
 from sqlalchemy.exc import OperationalError
 
-from billing.prices import ensure_default_prices
-from billing.tables.budgets import Budget
+from billing.notices.tables import Budget
+from billing.pricing.prices import ensure_default_prices
 from core.clock import FakeClock
 from core.counters_memory import MemoryCounters
 from core.database import Database

@@ -8,10 +8,11 @@ import pytest
 from openai import OpenAI
 from sqlalchemy import select
 
-from billing import invoices
-from billing.models import BillingPeriod, PriceVersionRow
-from billing.prices import PriceDraft, save
-from billing.rating_worker import rate_all
+from billing.accounts.tables import BillingPeriod
+from billing.invoicing import invoices
+from billing.pricing.prices import PriceDraft, save
+from billing.pricing.tables import PriceVersionRow
+from billing.rating.rating_worker import rate_all
 from core.clock import SystemClock
 from tests.gateway.deployment import MODEL, Deployment, running_deployment
 from tests.gateway.serving.test_batches import line, start, wait

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from billing import prices
-from billing.models import UsageBatch
+from billing.pricing import prices
+from billing.usage.tables import UsageBatch
 from core.clock import FakeClock, SystemClock
 from core.database import Database
 from core.heartbeat_models import QueueHeartbeat

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from billing.prices import ensure_default_prices
-from billing.usage import record
+from billing.pricing.prices import ensure_default_prices
+from billing.usage.usage import record
 from core.clock import FakeClock
 from core.errors import BadRequest
 from core.events import SettledBy, UsageEvent, UsageKind

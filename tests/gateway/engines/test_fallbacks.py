@@ -7,8 +7,8 @@ from typing import Any
 import httpx
 import pytest
 
-from billing.models import PriceVersionRow
-from billing.prices import PriceDraft, save
+from billing.pricing.prices import PriceDraft, save
+from billing.pricing.tables import PriceVersionRow
 from core.clock import SystemClock
 from core.errors import SettingError
 from engine.demo.paths import MODEL_DIR

@@ -10,7 +10,7 @@ import openai
 import pytest
 from openai import OpenAI
 
-from billing.prices import ensure_default_prices
+from billing.pricing.prices import ensure_default_prices
 from core.clock import SystemClock
 from core.errors import BadRequest, Unavailable
 from core.tenants.key_routing import parse_chains, parse_shares, written

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from billing.prices import ensure_default_prices
+from billing.pricing.prices import ensure_default_prices
 from core import logs
 from core.clock import SystemClock
 from core.errors import SettingError

@@ -10,7 +10,7 @@ import openai
 import pytest
 from openai import OpenAI
 
-from billing.prices import ensure_default_prices
+from billing.pricing.prices import ensure_default_prices
 from core.clock import SystemClock
 from gateway.engines.openai_context import context_of
 from tests.gateway.deployment import Deployment, running_deployment

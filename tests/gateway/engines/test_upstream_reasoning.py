@@ -10,7 +10,7 @@ import pytest
 from anthropic import Anthropic
 from openai import OpenAI
 
-from billing.prices import ensure_default_prices
+from billing.pricing.prices import ensure_default_prices
 from core.clock import SystemClock
 from tests.gateway.deployment import Deployment, running_deployment
 from tests.gateway.fake_upstream import Server, upstream

@@ -12,9 +12,9 @@ import httpx
 import pytest
 from sqlalchemy import text
 
-from billing import service_rollups
-from billing.prices import ensure_default_prices
-from billing.rating_worker import rate_all
+from billing.pricing.prices import ensure_default_prices
+from billing.rating.rating_worker import rate_all
+from billing.usage import service_rollups
 from core.clock import SystemClock
 from gateway.cli.main import main
 from tests.dashboards.browser_client import browser

@@ -8,7 +8,7 @@ import httpx
 import msgspec
 import pytest
 
-from billing.prices import ensure_default_prices
+from billing.pricing.prices import ensure_default_prices
 from core.clock import SystemClock
 from gateway.engines.upstream_scores import scores_of
 from gateway.formats.scores.request import parse_rerank

@@ -9,7 +9,7 @@ import openai
 import pytest
 from openai import OpenAI
 
-from billing.prices import ensure_default_prices
+from billing.pricing.prices import ensure_default_prices
 from core.clock import SystemClock
 from core.settings import Settings
 from gateway.catalog.upstreams import read_upstreams

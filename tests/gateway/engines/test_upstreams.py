@@ -14,7 +14,7 @@ import httpx
 import pytest
 from aiohttp import web
 
-from billing.prices import ensure_default_prices, ensure_price
+from billing.pricing.prices import ensure_default_prices, ensure_price
 from core.clock import FakeClock, SystemClock
 from core.counters_redis import RedisCounters
 from core.errors import SettingError, TollhouseError

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from billing import act_requests
+from billing.adjustments import act_requests
 from billing.payments.base import Refused
 from billing.payments.stripe import webhooks
 from core.errors import BadRequest

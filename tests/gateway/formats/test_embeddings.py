@@ -12,7 +12,7 @@ import openai
 import pytest
 from openai import BadRequestError, OpenAI
 
-from billing.prices import ensure_default_prices
+from billing.pricing.prices import ensure_default_prices
 from core.clock import SystemClock
 from gateway.catalog.upstreams import read_upstreams
 from gateway.engines.clients import Engines, make_engines

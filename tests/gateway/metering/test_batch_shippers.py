@@ -13,8 +13,8 @@ import pytest
 from msgspec import structs
 from sqlalchemy import select
 
-from billing.models import UsageEventRow
-from billing.prices import ensure_default_prices
+from billing.pricing.prices import ensure_default_prices
+from billing.usage.tables import UsageEventRow
 from core.clock import SystemClock
 from core.database import Database
 from core.events import UsageEvent

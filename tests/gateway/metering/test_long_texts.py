@@ -7,9 +7,9 @@ import pytest
 from msgspec.structs import replace
 from sqlalchemy import select
 
-from billing import usage
-from billing.models import ParkedEvent, UsageEventRow
-from billing.prices import ensure_default_prices
+from billing.pricing.prices import ensure_default_prices
+from billing.usage import usage
+from billing.usage.tables import ParkedEvent, UsageEventRow
 from core.clock import SystemClock
 from core.database import Database
 from tests.gateway.deployment import MODEL, running_deployment

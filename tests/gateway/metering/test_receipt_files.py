@@ -10,9 +10,8 @@ import pytest
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from billing.models import ParkedEvent, UsageEventRow
-from billing.prices import ensure_default_prices
-from billing.tables.usage import EngineReceipt, UsageRetention
+from billing.pricing.prices import ensure_default_prices
+from billing.usage.tables import EngineReceipt, ParkedEvent, UsageEventRow, UsageRetention
 from core.clock import FakeClock
 from core.database import Database
 from core.errors import NotFound

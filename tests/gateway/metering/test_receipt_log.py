@@ -9,7 +9,8 @@ import httpx
 import pytest
 from sqlalchemy import text
 
-from billing import audit_receipts, reconcile
+from billing.audit import receipts as audit_receipts
+from billing.audit import reconcile
 from billing.differences import EVERYTHING, Difference
 from core.clock import FakeClock
 from core.database import Database

@@ -13,9 +13,9 @@ from msgspec.structs import replace
 from sqlalchemy import select, text
 from sqlalchemy.exc import DBAPIError
 
-from billing import usage
-from billing.models import ParkedEvent, UsageEventRow
-from billing.prices import ensure_default_prices
+from billing.pricing.prices import ensure_default_prices
+from billing.usage import usage
+from billing.usage.tables import ParkedEvent, UsageEventRow
 from core.clock import FakeClock, SystemClock
 from core.database import Database
 from core.events import UsageEvent

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from billing import usage
+from billing.usage import usage
 from core.clock import FakeClock
 from core.database import Database
 from core.events import EngineCount

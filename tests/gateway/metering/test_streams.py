@@ -15,7 +15,7 @@ import pytest
 from sqlalchemy import select
 
 from billing import tasks as billing_tasks
-from billing.models import UsageEventRow
+from billing.usage.tables import UsageEventRow
 from core import metrics
 from core.clock import FakeClock, SystemClock
 from core.database import Database

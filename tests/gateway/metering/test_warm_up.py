@@ -5,8 +5,8 @@ from contextlib import closing
 import httpx
 import pytest
 
-from billing import service_rollups
-from billing.rating_worker import rate_all
+from billing.rating.rating_worker import rate_all
+from billing.usage import service_rollups
 from gateway.cli.serve.ready import warm_up
 from gateway.cli.serve.startup import StartupInfo
 from gateway.serving.headers import WARM_UP_HEADER

@@ -9,7 +9,7 @@ import pytest
 from prometheus_client import REGISTRY
 from sqlalchemy import select
 
-from billing.pricing import Component, counted
+from billing.pricing.pricing import Component, counted
 from gateway.screening.decisions import record_secret
 from moderation.models import Decision
 from moderation.records import fingerprint

@@ -12,10 +12,10 @@ import httpx
 import pytest
 from sqlalchemy import select, update
 
-from billing.models import OutboxMessage
-from billing.outbox import NetworkSender, deliver
+from billing.notices.outbox import NetworkSender, deliver
+from billing.notices.tables import OutboxMessage
 from core.tenants.models import Member
-from tests.billing.mailbox import Mailbox
+from tests.billing.notices.mailbox import Mailbox
 from tests.gateway.deployment import Deployment, running_deployment
 
 PASSWORD = "correct horse battery"

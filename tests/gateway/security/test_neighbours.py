@@ -21,7 +21,7 @@ import pytest
 from fastapi import Depends
 from sqlalchemy import select
 
-from billing import outbox, webhooks
+from billing.notices import outbox, webhooks
 from core.tenants import keys, secrets
 from core.tenants.models import Project
 from core.tenants.scope import scope_of_operator

@@ -14,9 +14,9 @@ import pytest
 from msgspec.structs import replace
 from openai import OpenAI
 
-from billing import prices
-from billing.models import Charge
-from billing.rating import rate
+from billing.pricing import prices
+from billing.rating.rating import rate
+from billing.usage.tables import Charge
 from core.clock import SystemClock
 from core.money import PICO
 from core.settings import Settings

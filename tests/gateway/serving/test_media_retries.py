@@ -14,7 +14,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from billing import prices
+from billing.pricing import prices
 from core.clock import SystemClock
 from core.settings import Settings
 from gateway.catalog.upstreams import read_upstreams

@@ -9,7 +9,7 @@ from google.protobuf import json_format
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.semconv._incubating.attributes import gen_ai_attributes as gen_ai
 
-from billing.request_sinks import Sink
+from billing.notices.request_sinks import Sink
 from gateway.serving.request_log.otlp import traces_of
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, 678_000, tzinfo=UTC)

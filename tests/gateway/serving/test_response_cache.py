@@ -13,8 +13,8 @@ import pytest
 from openai import OpenAI
 from sqlalchemy import text
 
-from billing.models import PriceVersionRow
-from billing.prices import PriceDraft, save
+from billing.pricing.prices import PriceDraft, save
+from billing.pricing.tables import PriceVersionRow
 from core.clock import SystemClock
 from core.tenants import keys, organisations
 from core.tenants.scope import scope_of_operator

@@ -8,10 +8,10 @@ from typing import Any
 import httpx
 import pytest
 
-from billing.models import Charge
-from billing.prices import ensure_default_prices, get_version
-from billing.pricing import Component
-from billing.rating import rate
+from billing.pricing.prices import ensure_default_prices, get_version
+from billing.pricing.pricing import Component
+from billing.rating.rating import rate
+from billing.usage.tables import Charge
 from core.clock import SystemClock
 from core.settings import Settings
 from gateway.catalog.upstreams import read_upstreams

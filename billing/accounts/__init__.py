@@ -1,0 +1,1 @@
+"""Billing accounts, their sellers and the periods that they are billed by."""

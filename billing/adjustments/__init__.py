@@ -1,0 +1,1 @@
+"""Acts on money that a person asks for: previewed, confirmed and undone."""

@@ -1,0 +1,1 @@
+"""Invoices and credit notes, from lines to postings and print."""

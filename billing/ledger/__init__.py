@@ -1,0 +1,1 @@
+"""The double-entry ledger, and credit in it."""

@@ -1,0 +1,1 @@
+"""Organisations above organisations, and their usage rolled up."""

@@ -1,0 +1,1 @@
+"""Rating: charges of usage, and their corrections."""

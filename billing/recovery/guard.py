@@ -1,0 +1,48 @@
+"""Whether the database is behind the world outside. While it is, nothing is collected and no number is
+given: both would be done twice. Serving, metering and rating go on.
+"""
+
+import logging
+
+from billing.recovery import marks, places
+from billing.restores import restores
+from billing.restores.restores import NEXT_STEP
+from billing.restores.tables import Recovery
+from core.clock import Clock
+from core.database import Database
+from core.queue import TaskContext
+from core.settings import Settings
+
+log = logging.getLogger("tollhouse.restores")
+
+
+def check(
+    database: Database, settings: Settings, clock: Clock, *, everywhere: bool = False
+) -> Recovery | None:
+    """Compare the database with the latest mark outside; returns the open recovery, if there is one.
+    The shared place is read where this machine has no mark, or if `everywhere` is set."""
+    outside = [places.local(settings)]
+    found = marks.filed(outside)
+    shared = places.shared(settings) if everywhere or not found else None
+    if shared is not None:
+        try:
+            found += marks.filed([shared])
+        except Exception as error:
+            log.error("the marks in %s cannot be read: %s", settings.restore_store, error)
+    with database.read() as session:
+        known = restores.open_recovery(session)
+        reasons = [each for mark in found if (each := marks.lost_since(session, mark))]
+    if known is not None or not reasons:
+        return known
+    with database.transaction() as session:
+        known = restores.open_recovery(session)
+        if known is None:
+            known = Recovery(found_at=clock.now(), reason=reasons[0], report={})
+            session.add(known)
+            session.flush()
+            log.critical("the database was restored from a backup. %s %s", reasons[0], NEXT_STEP)
+    return known
+
+
+def is_behind(context: TaskContext) -> bool:
+    return check(context.database, context.settings, context.clock) is not None

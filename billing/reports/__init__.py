@@ -1,0 +1,1 @@
+"""What finance and operators read: margin, receivables and the end of a month."""

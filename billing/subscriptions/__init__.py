@@ -1,0 +1,1 @@
+"""Plans, add-ons, and the subscriptions of tenants to them."""

@@ -1,1 +1,0 @@
-"""The billing tables, one file per subject. `billing.models` re-exports them."""

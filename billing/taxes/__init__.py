@@ -1,0 +1,1 @@
+"""Taxes on what an invoice supplies."""
