@@ -142,7 +142,7 @@ def test_shipping_rating_and_closing_through_a_pooler(
 def test_migrations_go_both_ways_through_a_pooler(bouncer: int, postgres_url: str) -> None:
     database = Database(pooled(postgres_url, bouncer))
     upgrade(database)
-    downgrade(database, "0009_single_sign_on")
+    downgrade(database, "0001_core")
     upgrade(database)
     database.close()
 

@@ -15,7 +15,6 @@ from billing.ledger import credits
 from billing.taxes.tax_rates import add_rate
 from core.errors import BadRequest, Conflict
 from core.money import Money, units_of
-from migrations.run import downgrade, upgrade
 from tests.billing.conftest import Deployment
 from tests.billing.subscriptions.test_plans import plan, subscribe
 
@@ -80,20 +79,6 @@ def test_an_invoice_states_the_profile_and_keeps_it(deployment: Deployment) -> N
         invoice = invoices.get(session, final)
         assert invoice_json(session, invoice)["seller"] == document["seller"]
         assert "Another AG" not in invoice_page(session, invoice)
-
-
-def test_invoices_that_were_final_before_keep_the_issuer_that_they_showed(
-    deployment: Deployment,
-) -> None:
-    change(deployment, name="Before AG", address="Here 1")
-    deployment.record(deployment.event(output_tokens=1_000_000))
-    (final,) = finals(deployment)
-    downgrade(deployment.database, "0015_subscription_terms")
-    upgrade(deployment.database)
-    change(deployment, name="After AG")
-    with deployment.database.read() as session:
-        seller = invoice_json(session, invoices.get(session, final))["seller"]
-    assert (seller["name"], seller["address"]) == ("Before AG", "Here 1")
 
 
 def test_numbers_start_where_the_seller_says_and_then_run_on(lite: Deployment) -> None:

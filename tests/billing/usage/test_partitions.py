@@ -25,7 +25,6 @@ from core.events import EngineCount, UsageEvent
 from core.ids import REQUEST, floor_id, use_sources
 from core.tenants.scope import scope_of_operator
 from gateway.cli.main import main
-from migrations.run import downgrade, upgrade
 from tests.billing.conftest import Deployment, deployment_of
 
 
@@ -179,28 +178,6 @@ def test_charges_and_receipts_of_a_month_lie_in_its_partition(dated: Deployment)
             session.execute(text("select to_regclass('engine_receipts_2026_01')")).scalar() is None
         )
     assert rows(dated, "charges") == 2 and rows(dated, "engine_receipts") == 1
-
-
-def test_a_database_with_partitions_goes_back_and_forward_with_its_rows(dated: Deployment) -> None:
-    dated.record(dated.event())
-    dated.rate()
-    with dated.database.transaction() as session:
-        partitions.ensure_ahead(session, dated.clock.now())
-    dated.clock.advance(days=40)
-    dated.record(dated.event())
-    dated.rate()
-    downgrade(dated.database, "0023_rating_shards")
-    assert rows(dated, "charges") == 2
-    for verb in ("delete from charges", "truncate charges"):
-        with (
-            pytest.raises(DBAPIError, match="append-only"),
-            dated.database.transaction() as session,
-        ):
-            session.execute(text(verb))
-    upgrade(dated.database)
-    assert rows(dated, "charges") == rows(dated, "charges_default") == 2
-    with dated.database.read() as session:
-        assert reconcile.audit(session).clean
 
 
 def test_processes_that_start_at_once_make_each_partition_once(dated: Deployment) -> None:
