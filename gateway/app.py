@@ -8,7 +8,6 @@ from fastapi import Depends, FastAPI
 from starlette.routing import Route
 
 from core.tenant_slots import TenantSlots
-from gateway import release
 from gateway.admin.adapters import vllm_routes as lora
 from gateway.admin.adapters.routes import MAX_UPLOAD_BYTES
 from gateway.admin.dashboard.mount import make_dashboard
@@ -20,7 +19,7 @@ from gateway.admin.payments import webhook_routes as webhooks
 from gateway.admin.routers import ROUTERS as ADMIN_ROUTERS
 from gateway.admin.usage import routes as reported_usage
 from gateway.answers.surface import Surface
-from gateway.api import api_page
+from gateway.edge import release
 from gateway.edge.body_limits import BodyLimits
 from gateway.edge.client_address import TrustedProxies
 from gateway.edge.cors import allow_origins
@@ -31,6 +30,7 @@ from gateway.formats.responses.request import ROUTE as RESPONSES
 from gateway.formats.responses.response import ResponsesSurface
 from gateway.request.exchange import Exchange, Scope
 from gateway.serving.api import (
+    api_page,
     batches,
     completions,
     conversations,

@@ -13,7 +13,7 @@ from types import ModuleType
 
 from core import collector
 from core.errors import BadRequest, Conflict, NotFound, SettingError, TollhouseError
-from gateway import release
+from gateway.edge import release
 
 COMMANDS = {
     "adapter": "gateway.admin.adapters.command",

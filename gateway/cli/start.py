@@ -4,7 +4,7 @@ their names are common, and with another distribution's in their place the start
 
 import sys
 
-from gateway.release import shadowed
+from gateway.edge.release import shadowed
 
 
 def main() -> int:

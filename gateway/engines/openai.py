@@ -21,12 +21,12 @@ from gateway.engines.openai_body import KINDS, lora_name, path_of, upstream_body
 from gateway.engines.openai_context import context_of
 from gateway.engines.openai_response import ResponseParser
 from gateway.engines.openai_stats import stats_of
+from gateway.engines.refusal_texts import client_text
+from gateway.engines.server_kinds import SHOWN, Detected, detect
 from gateway.engines.upstream_limits import Permit, UpstreamLimits
 from gateway.engines.upstream_usage import CountTokens
 from gateway.request.engine import Generation, Job, Mailbox, StartupProgress, reporting
 from gateway.request.receipts import AnyReceipt
-from gateway.upstreams.refusal_texts import client_text
-from gateway.upstreams.server_kinds import SHOWN, Detected, detect
 
 log = logging.getLogger("tollhouse.upstream")
 _CHECK_S = 5.0

@@ -17,10 +17,10 @@ from msgspec import UNSET, Meta, Raw, UnsetType
 from core.errors import BadRequest, Forbidden, TollhouseError, Unavailable
 from core.ids import REQUEST, new_id
 from core.tenants.access import Actor
-from gateway import release
 from gateway.admin.access import ActorDep, AdminContext, TenantQuery
 from gateway.admin.mcp.tools import TOOLS, Tool
 from gateway.admission.request import AdmissionRequest
+from gateway.edge import release
 from gateway.edge.decoding import decode
 from gateway.serving.api.bodies import read_body
 from gateway.serving.api.dependencies import (

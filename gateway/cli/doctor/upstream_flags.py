@@ -7,7 +7,7 @@ import aiohttp
 import orjson
 
 from gateway.catalog.upstreams import Upstream
-from gateway.upstreams.server_kinds import LLAMA_CPP, SGLANG, VLLM, Detected, detect
+from gateway.engines.server_kinds import LLAMA_CPP, SGLANG, VLLM, Detected, detect
 
 _ANSWER_S = 10.0
 _TOOL = {"type": "function", "function": {"name": "noop", "parameters": {"type": "object"}}}

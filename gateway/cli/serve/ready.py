@@ -13,9 +13,9 @@ from typing import Any
 
 from core.errors import Unavailable
 from core.settings import Settings
-from gateway import release
 from gateway.catalog.model_files import DEMO_NAME, served_names
 from gateway.cli.serve.startup import StartupInfo
+from gateway.edge import release
 from gateway.prompts.rendering import NO_CHAT_TEMPLATE
 from gateway.serving.headers import WARM_UP_HEADER
 

@@ -15,8 +15,8 @@ from core.clock import SystemClock
 from gateway.catalog.catalog import ServedModel
 from gateway.catalog.upstreams import Upstream
 from gateway.cli.doctor.upstream_flags import probe_servers
-from gateway.upstreams.refusal_texts import client_text
-from gateway.upstreams.server_kinds import Detected, detect
+from gateway.engines.refusal_texts import client_text
+from gateway.engines.server_kinds import Detected, detect
 from tests.gateway.deployment import Deployment, running_deployment
 from tests.gateway.fake_upstream import Server, upstream
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 NAME = "tollhouse"
 PACKAGES = ("core", "gateway", "engine", "billing", "moderation", "dashboards", "migrations")
-_HERE = Path(__file__).resolve().parents[1]  # no package but this one is imported here
+_HERE = Path(__file__).resolve().parents[2]  # no package but this one is imported here
 
 
 @cache
