@@ -14,7 +14,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # What is imported is compiled once: some containers forbid it, and every process would compile it anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: serve test proofs check docs screenshots bench second-engine bare images lock lock-check upgrade clean
+.PHONY: serve test proofs check docs docs-site screenshots bench second-engine bare images lock lock-check upgrade clean
 
 # make serve MODEL=… serves that model; a MODEL of the environment is somebody else's.
 serve: $(VENV)/.installed
@@ -43,6 +43,10 @@ check: $(VENV)/.installed-dev
 
 docs: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.rules.reference
+
+# The documentation as a site with a search of its own, in build/site: `python -m http.server -d build/site` shows it.
+docs-site: $(VENV)/.installed-dev
+	$(BIN)/python .ci/site.py
 
 # Ten pages in light, dark and on a phone, and the film strips of docs/journeys.md, by Chromium.
 screenshots: $(VENV)/.installed-dev
