@@ -6,7 +6,7 @@ from datetime import datetime
 
 from msgspec import Struct
 
-from core.errors import Forbidden, ModelNotFound
+from core.errors import BadRequest, Forbidden, ModelNotFound
 from core.tenants.keys import Principal
 from engine.model_spec import ModelSpec
 from gateway.catalog.codec.tokenizing import TextCodec
@@ -33,6 +33,7 @@ class ServedModel:
     endpoints: frozenset[str] = frozenset()  # of audio and images, such as audio/speech
     # Fields of the body that its upstreams take and the gateway does not know.
     extra_fields: frozenset[str] = frozenset()
+    reasoning_back: bool = False  # an upstream of it gets the reasoning of a tool loop's turns
     spec: ModelSpec | None = None  # its shape, where this gateway has its configuration
 
     @property
@@ -101,6 +102,18 @@ class Catalog:
     def first(self) -> ServedModel:
         """The model for requests that name none, such as moderation calls."""
         return next(iter(self._models.values()))
+
+    def only(self, principal: Principal) -> str:
+        """The name of the one model that the key may use. Raises BadRequest where it may use others."""
+        names = [model.name for model in self.models(principal)]
+        if len(names) == 1:
+            return names[0]
+        raise BadRequest(
+            f"model is missing, and this key may use {len(names)} models.",
+            next_step="Name one of them; GET /v1/models lists them.",
+            param="model",
+            code="missing_required_parameter",
+        )
 
     def adapters(self, principal: Principal) -> list[NamedAdapter]:
         own = self._adapters.get(principal.tenant_id, {}).values()

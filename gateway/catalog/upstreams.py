@@ -62,6 +62,10 @@ class Upstream:
     # the kinds of servers that write it about the request alone.
     error_text: bool | None = None
 
+    # Whether the reasoning of the turns of a tool loop goes back to it, which some models need
+    # (DeepSeek's): as `reasoning_content` of the assistant's messages after the last of the user's.
+    reasoning_back: bool = False
+
     @property
     def replica_name(self) -> str:
         """The replica's name in usage events, metrics and commands."""
@@ -135,6 +139,10 @@ def _parse_entry(given: Any, index: int) -> Upstream:
     if upstream.error_text is not None and type(upstream.error_text) is not bool:
         raise _invalid(
             f"error_text of {upstream.url} is {upstream.error_text!r}, not true or false"
+        )
+    if type(upstream.reasoning_back) is not bool:
+        raise _invalid(
+            f"reasoning_back of {upstream.url} is {upstream.reasoning_back!r}, not true or false"
         )
     _check_endpoints(upstream)
     for name in ("max_in_flight", "requests_per_minute", "context_length"):

@@ -71,6 +71,9 @@ def make_engines(
     fields: dict[str, frozenset[str]] = {}
     endpoints: dict[str, frozenset[str]] = {}
     identities = _kept_identities(kept)
+    with_reasoning = {
+        each.model or model_name(settings) for each in upstreams if each.reasoning_back
+    }
     for upstream in upstreams:
         name = upstream.model or model_name(settings)
         _check_kind(upstream)
@@ -112,6 +115,7 @@ def make_engines(
             parameters=parameters,
             extra_fields=fields[name],
             endpoints=endpoints[name],
+            reasoning_back=name in with_reasoning,
         )
     return Engines(clients, list(models.values()))
 

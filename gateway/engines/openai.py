@@ -131,7 +131,11 @@ class OpenAIEngine:
         request_id = job.engine_request.request_id
         upstream = self._upstream
         body = upstream_body(
-            job, self.upstream_model, self.kind, shared_cache=bool(upstream.shared_cache)
+            job,
+            self.upstream_model,
+            self.kind,
+            shared_cache=bool(upstream.shared_cache),
+            reasoning_back=upstream.reasoning_back,
         )
         permit = await self._limits.acquire() if self._is_limited else None
         mailbox = Mailbox(request_id, self._cancel, self._report)

@@ -81,6 +81,7 @@ def upstream_body(
     kind: str = "",
     *,
     shared_cache: bool = False,
+    reasoning_back: bool = False,
 ) -> dict[str, Any]:
     """The server decides how long an answer may be that the client left open, or whose `max_tokens` is
     reduced to the rest of the context: it alone knows exactly how long the prompt is."""
@@ -99,6 +100,8 @@ def upstream_body(
             body["max_tokens"] = limit
     if request.messages is not None:
         _chat(request, body)
+        if reasoning_back and request.tool_reasoning:
+            body["messages"] = _with_reasoning(body["messages"], request.tool_reasoning)
     else:
         body["prompt"] = request.prompts[0]
         if request.logprobs is not None:
@@ -165,6 +168,18 @@ def _chat(request: InferenceRequest, body: dict[str, Any]) -> None:
     if request.logprobs is not None:
         body["logprobs"] = True
         body["top_logprobs"] = request.logprobs
+
+
+def _with_reasoning(
+    messages: list[dict[str, Any]], reasoning: Mapping[str, str]
+) -> list[dict[str, Any]]:
+    named = [(each, each.get("tool_calls")) for each in messages]
+    return [
+        {**message, "reasoning_content": reasoning[calls[0]["id"]]}
+        if calls and calls[0].get("id") in reasoning
+        else message
+        for message, calls in named
+    ]
 
 
 def _text_of(parts: list[dict[str, Any]]) -> str | list[dict[str, Any]]:

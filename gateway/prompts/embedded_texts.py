@@ -6,12 +6,16 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from core.errors import BadRequest, ContextLengthExceeded
+from gateway.catalog.catalog import OPEN_CONTEXT
 from gateway.catalog.codec.encoding import TooManyTokens
 from gateway.catalog.codec.tokenizing import TextCodec
 from gateway.prompts.truncation import estimate, most_tokens
 from gateway.request.inference import InferenceRequest
 
 _SURELY_TOO_LONG = 4  # times the context, by the likely count
+# Bytes of one text for a server that reports no context. Models that embed read 32,768 tokens at most,
+# some 131,072 bytes; a much longer text is refused unread, because to screen it takes seconds.
+_MOST_BYTES = 262_144
 
 
 class EmbeddedTexts(Struct, frozen=True):
@@ -53,6 +57,9 @@ def _estimated(
                 "TOLLHOUSE_UPSTREAMS.",
                 param="input",
             )
+        unknown = context_length >= OPEN_CONTEXT and request.truncate_prompt_tokens is None
+        if unknown and len(each.encode("utf-8", "surrogatepass")) > _MOST_BYTES:
+            raise _too_many_bytes(len(ids))
         size = estimate((each,))
         if size > _SURELY_TOO_LONG * context_length and request.truncate_prompt_tokens is None:
             raise _too_long(len(ids), size, context_length)
@@ -91,6 +98,16 @@ def _check(index: int, given: list[int], codec: TextCodec, size: int, most: int)
             next_step="Use ids of this model's tokenizer; /tokenize returns them.",
             param="input",
         )
+
+
+def _too_many_bytes(index: int) -> ContextLengthExceeded:
+    return ContextLengthExceeded(
+        f"input[{index}] has more than {_MOST_BYTES} bytes, and the context length of this model is not "
+        "known here.",
+        next_step=f"Split input[{index}] into shorter texts. An operator can set context_length in "
+        "TOLLHOUSE_UPSTREAMS.",
+        param="input",
+    )
 
 
 def _too_long(index: int, size: int, most: int) -> ContextLengthExceeded:

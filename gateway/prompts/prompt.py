@@ -82,6 +82,8 @@ async def prepare_for(
 ) -> Prompt:
     """Prepare the prompt of a request that the target's model can serve; raises otherwise. `held` is
     entered around work that needs a thread."""
+    if request.tool_reasoning and not target.model.reasoning_back:
+        request = replace(request, tool_reasoning={})
     request, effort = without_effort(request, target.model)
     check_sampling_parameters(request, target.model)
     if "store" in request.extra:

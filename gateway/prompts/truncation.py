@@ -62,6 +62,7 @@ def counted_texts(request: InferenceRequest) -> tuple[str, ...]:
     texts = [*_texts(request.messages)]
     texts += [_json(part) for message in request.messages for part in _other_parts(message)]
     texts += [_json(tool) for tool in request.tools or ()]
+    texts += request.tool_reasoning.values()
     if request.chat_template_kwargs:
         texts.append(_json(request.chat_template_kwargs))
     if (schema := request.engine_parameters.get("response_format")) is not None:

@@ -73,6 +73,9 @@ class InferenceRequest(Struct, frozen=True):
     timeout_s: float | None = None
     client_request_id: str | None = None
     reasoning_effort: str | None = None
+    # Of a tool loop's turns, after the last message of the user: the reasoning before the calls, by
+    # the id of the first of them. Empty for a model whose upstreams do not take it.
+    tool_reasoning: dict[str, str] = field(default_factory=dict)
     prediction: Any = None
     service_tier: str | None = None
     prompt: PromptReference | None = None  # a template, whose messages are not in `messages` yet

@@ -231,6 +231,8 @@ def _tool_texts(request: InferenceRequest) -> Sequence[str]:
 
 
 def _parameters(request: InferenceRequest) -> Iterator[tuple[str, list[tuple[str, str]]]]:
+    for text in request.tool_reasoning.values():
+        yield "assistant", [(text, "\n")]
     for value in _described(request):
         yield TOOLS, [(json_text(value), "")]
     if request.chat_template_kwargs:
@@ -268,6 +270,7 @@ def _rebuilt(request: InferenceRequest, texts: Iterator[str]) -> InferenceReques
 
     messages = [_message(message, _next) for message in request.messages]
     tools = [_tool(tool, next(texts)) for tool in request.tools or ()]
+    reasoning = {call: next(texts) for call in request.tool_reasoning}
     for value in _described(request):
         if next(texts) != json_text(value):
             raise _not_redactable("the description of the answer's format")
@@ -276,6 +279,7 @@ def _rebuilt(request: InferenceRequest, texts: Iterator[str]) -> InferenceReques
         request,
         messages=messages,
         tools=tools or None,
+        tool_reasoning=reasoning,
         chat_template_kwargs=variables,
         extra=_echoed(request, tools, changed),
     )

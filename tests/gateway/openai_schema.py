@@ -91,6 +91,9 @@ def faults(path: str, body: dict[str, Any], also: frozenset[str] = frozenset()) 
     if path not in SCHEMAS or not FILE.is_file():
         return []
     body = {name: value for name, value in body.items() if name not in BEYOND | also}
+    if also and "messages" in body:
+        kept = [{k: v for k, v in each.items() if k not in also} for each in body["messages"]]
+        body["messages"] = kept
     options = body.get("stream_options")
     if isinstance(options, dict):  # vLLM's and SGLang's
         body["stream_options"] = {k: v for k, v in options.items() if k != "continuous_usage_stats"}

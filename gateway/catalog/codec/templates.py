@@ -48,7 +48,7 @@ class ChatTemplate:
         self._with_tools = self._template
         if tool_use is not None and DEFAULT in named:
             self._with_tools = _compiled(environment, tool_use)
-        self._tokens = tokens
+        self.tokens = tokens
         self._turns = turn_formats(environment, named.get(DEFAULT) or named[TOOL_USE], tokens)
         self.source = "\n".join(named.values())
         # Of the variables that ask for reasoning, those that the templates read.
@@ -89,7 +89,7 @@ class ChatTemplate:
         template = self._with_tools if tools else self._template
         variables = {
             **extra,
-            **self._tokens,
+            **self.tokens,
             "messages": messages,
             "tools": tools,
             "add_generation_prompt": add_generation_prompt,

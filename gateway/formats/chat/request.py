@@ -1,5 +1,6 @@
 """The body of /v1/chat/completions and its conversion to an `InferenceRequest`."""
 
+from collections.abc import Sequence
 from operator import attrgetter
 from typing import Annotated, Any, Literal
 
@@ -73,7 +74,7 @@ class Message(Request):
     tool_call_id: str | None = None
     function_call: FunctionCall | None = None
     refusal: str | None = None
-    reasoning_content: str | None = None  # of an earlier answer: not part of the next prompt
+    reasoning_content: str | None = None  # of an earlier answer: see `tool_reasoning`
     reasoning: str | None = None  # the same by its other name
     audio: Any = None
     annotations: Any = None
@@ -191,7 +192,9 @@ def parse_chat(raw: bytes) -> InferenceRequest:
     choice, defined = choice_and_tools(body)
     tools = None if choice == "none" else defined
     media: dict[str, str] = {}  # kind -> where the first part of it is
+    reasoning: dict[str, str] = {}
     if messages is None:
+        reasoning = _tool_reasoning(body.messages or ())
         messages = [
             {"role": each.role, "content": each.content}
             if type(each.content) is str and _other_fields(each) == _NO_OTHER_FIELDS
@@ -219,6 +222,7 @@ def parse_chat(raw: bytes) -> InferenceRequest:
         | structured
         | (dict.fromkeys(media, True) if media else {}),
         reasoning_effort=effort_of(body.reasoning_effort),
+        tool_reasoning=reasoning,
         prediction=body.prediction,
         service_tier=tier_of(body.service_tier),
         prompt=reference_of(body.prompt) if body.prompt is not None else None,
@@ -349,6 +353,17 @@ def parse_message(
     if message.function_call is not None:
         converted["function_call"] = msgspec.to_builtins(message.function_call)
     return converted
+
+
+def _tool_reasoning(messages: Sequence[Message]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for message in reversed(messages):
+        if message.role == "user":
+            break
+        thought = message.reasoning_content or message.reasoning
+        if thought and message.tool_calls:
+            found[message.tool_calls[0].id] = thought
+    return found
 
 
 def _call_of(call: ToolCall) -> dict[str, Any]:

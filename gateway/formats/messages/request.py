@@ -95,7 +95,8 @@ _NAMED = {
     "strict": "tools[].strict",
     "continue_final_message": "a conversation that ends with the assistant's message",
 }
-# Thoughts of earlier turns are not shown to the model again, as on Anthropic's API.
+# Thoughts of earlier turns are not shown to the model again, as on Anthropic's API; those of a tool
+# loop are `tool_reasoning`.
 _OWN_BLOCKS: dict[str, tuple[str, ...]] = {
     "user": ("text", "image"),
     "system": ("text",),
@@ -127,6 +128,7 @@ def parse_messages(raw: bytes) -> InferenceRequest:
         stream=bool(body.stream),
         include_usage=True,
         end_user=check_label("metadata.user_id", user),
+        tool_reasoning=_tool_reasoning(body.messages),
         **_constraints(body, media),
     )
 
@@ -257,6 +259,19 @@ def _message(where: str, message: Message, media: dict[str, str]) -> list[dict[s
             own["tool_calls"] = [_call(block) for block in calls]
         converted.append(own)
     return converted
+
+
+def _tool_reasoning(messages: list[Message]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for message in reversed(messages):
+        blocks = message.content if isinstance(message.content, list) else []
+        if message.role == "user" and not any(each.type == "tool_result" for each in blocks):
+            break
+        thought = "".join([each.thinking or "" for each in blocks if each.type == "thinking"])
+        call = next((each.id for each in blocks if each.type == "tool_use"), None)
+        if thought and call:
+            found[call] = thought
+    return found
 
 
 def _texts(where: str, content: str | list[Block]) -> str | list[dict[str, Any]]:

@@ -26,6 +26,7 @@ _STOP_REASONS = {
     "stop": "end_turn",
     "tool_calls": "tool_use",
 }
+_SIGNATURE = "dG9sbGhvdXNl"  # opaque, as Anthropic's are
 
 
 class MessagesSurface:
@@ -88,7 +89,7 @@ class MessageStream:
             if self._open and not self._thinking:
                 parts.append(self._close_block())
             if not self._open:
-                parts.append(self._start_block(_thinking("")))
+                parts.append(self._start_block({**_thinking(""), "signature": ""}))
                 self._thinking = True
             thought = {"type": "thinking_delta", "thinking": delta.reasoning}
             parts.append(self._block_delta(thought))
@@ -133,9 +134,12 @@ class MessageStream:
     def _close_block(self) -> bytes:
         if not self._open:
             return b""
+        signed = b""
+        if self._thinking:
+            signed = self._block_delta({"type": "signature_delta", "signature": _SIGNATURE})
         self._open = self._thinking = False
         self._block += 1
-        return _event({"type": "content_block_stop", "index": self._block - 1})
+        return signed + _event({"type": "content_block_stop", "index": self._block - 1})
 
     def failed(self, error: TollhouseError) -> bytes:
         return _event(anthropic_error(error, self._info.request_id))
@@ -170,8 +174,9 @@ def _message(
 
 
 def _thinking(text: str) -> dict[str, Any]:
-    """Anthropic signs its own; ours is not verified when it comes back."""
-    return {"type": "thinking", "thinking": text, "signature": ""}
+    """Clients drop a block without a signature, or send its text as the prompt's. Ours is opaque, and
+    is not verified when the block comes back."""
+    return {"type": "thinking", "thinking": text, "signature": _SIGNATURE}
 
 
 def _call(call: ToolCall) -> dict[str, Any]:

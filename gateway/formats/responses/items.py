@@ -45,12 +45,16 @@ class Conversation:
     def __init__(self) -> None:
         self.messages: list[dict[str, Any]] = []
         self.media: dict[str, str] = {}  # kinds of parts that are not text -> where the first is
+        self.tool_reasoning: dict[str, str] = {}  # see `InferenceRequest`
+        self._thought = ""  # before the next call
         self._images: list[dict[str, Any]] = []  # of the last calls' outputs
 
     def add(self, index: int, item: Item) -> None:
         """Consecutive function calls join one assistant message. Reasoning of earlier turns is not
-        shown to the model again."""
+        shown to the model again; that of a tool loop is `tool_reasoning`."""
         if item.type == "reasoning":
+            parts = item.content if isinstance(item.content, list) else []
+            self._thought += "".join([part.text or "" for part in parts])
             return
         if item.type == "function_call_output" and item.call_id:
             content = self._output(index, item.output)
@@ -62,6 +66,8 @@ class Conversation:
             self._call(item, item.name)
         else:
             self.messages.append(self._message(index, item))
+            if item.role == "user":
+                self._thought, self.tool_reasoning = "", {}
 
     def end_outputs(self) -> None:
         """Puts their images into a message of the user: in a chat, tools answer in text."""
@@ -75,7 +81,11 @@ class Conversation:
         call = {"id": item.call_id, "type": "function", "function": function}
         if not self.messages or self.messages[-1]["role"] != "assistant":
             self.messages.append({"role": "assistant", "content": None})
-        self.messages[-1].setdefault("tool_calls", []).append(call)
+        calls = self.messages[-1].setdefault("tool_calls", [])
+        calls.append(call)
+        if self._thought:
+            self.tool_reasoning[calls[0]["id"]] = self._thought
+            self._thought = ""
 
     def _output(self, index: int, output: Any) -> str:
         if isinstance(output, str):

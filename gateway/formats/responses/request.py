@@ -155,6 +155,7 @@ def parse_responses(raw: bytes) -> InferenceRequest:
         client_request_id=client_id_of(body.request_id),
         seed=body.seed,
         reasoning_effort=effort_of(body.reasoning),
+        tool_reasoning=conversation.tool_reasoning,
         service_tier=tier_of(body.service_tier),
         stop=stops_of("stop", body.stop),
         ignore_eos=bool(body.ignore_eos),

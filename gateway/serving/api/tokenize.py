@@ -33,8 +33,11 @@ from gateway.serving.api.dependencies import Caller, CatalogDep, LimitsDep, Requ
 router = APIRouter(tags=["tokens"])
 
 
+_ModelName = Annotated[str, Meta(min_length=1, max_length=300)]
+
+
 class TokenizeBody(Body, kw_only=True):
-    model: Annotated[str, Meta(min_length=1, max_length=300)]
+    model: _ModelName | None = None  # may be left out with a key that has one model
     prompt: str | None = None
     messages: list[Message] | None = None
     add_special_tokens: bool | None = None
@@ -44,7 +47,7 @@ class TokenizeBody(Body, kw_only=True):
 
 
 class DetokenizeBody(Body, kw_only=True):
-    model: Annotated[str, Meta(min_length=1, max_length=300)]
+    model: _ModelName | None = None  # may be left out with a key that has one model
     tokens: list[Count]
 
 
@@ -61,8 +64,9 @@ class _Targets:
     catalog: CatalogDep
     request_rate: RequestRateDep
 
-    async def counted(self, name: str) -> Target:
-        target = self.catalog.resolve(self.caller, name)
+    async def counted(self, name: str | None) -> Target:
+        """Without a name, of the only model that the key may use."""
+        target = self.catalog.resolve(self.caller, name or self.catalog.only(self.caller))
         request = AdmissionRequest.without_prompt(new_id(REQUEST), self.caller, target.model.name)
         await self.request_rate.count(request)
         return target
@@ -101,7 +105,7 @@ async def tokenize(request: Request, targets: TargetsDep, limits: LimitsDep) -> 
         messages = [parse_message(index, each) for index, each in enumerate(body.messages)]
         given = InferenceRequest(
             route="/tokenize",
-            model=body.model,
+            model=target.public_name,
             messages=messages,
             max_tokens=1,
             chat_template_kwargs=checked(body.chat_template_kwargs),
@@ -139,6 +143,19 @@ async def detokenize(request: Request, targets: TargetsDep, limits: LimitsDep) -
         return orjson.dumps({"prompt": codec.decode(body.tokens, special=True)})
 
     return await _json_from_thread(_answer)
+
+
+@router.get("/tokenizer_info")
+async def tokenizer_info(targets: TargetsDep, model: str | None = None) -> dict[str, Any]:
+    """What the model's tokenizer files say, in vLLM's form: special tokens, chat template, length."""
+    target = await targets.counted(model)
+    codec = _codec(target)
+    named: dict[str, Any] = dict(codec.template.tokens) if codec.template is not None else {}
+    if codec.template is not None:
+        named["chat_template"] = codec.template.source
+    if target.model.known_context is not None:
+        named["model_max_length"] = target.model.known_context
+    return {"tokenizer_class": "PreTrainedTokenizerFast", "vocab_size": codec.vocab_size, **named}
 
 
 async def _json_from_thread(answer: Callable[[], bytes]) -> Response:

@@ -79,13 +79,17 @@ def test_a_model_without_an_engine_is_shown_and_logged_once(
             assert time.monotonic() < deadline
             time.sleep(0.02)
 
-    _until(0)
-    for engine in engines:
-        engine.load_s = 1e9  # not healthy
-    _until(1)
-    for engine in engines:
-        engine.load_s = 0.0
-    _until(0)
+    def _leave_and_return() -> None:
+        for engine in engines:
+            engine.load_s = 1e9  # not healthy
+        _until(1)
+        for engine in engines:
+            engine.load_s = 0.0
+        _until(0)
+
+    _leave_and_return()  # now the state is known, and the gauge is not that of another test
+    caplog.clear()
+    _leave_and_return()
     assert caplog.text.count("served by no engine") == 1
 
 

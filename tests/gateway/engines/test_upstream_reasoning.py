@@ -219,3 +219,15 @@ def test_what_reasoning_cannot_mean_is_refused_by_name(
         f"{thinking.url}/v1/responses", json=body, headers=thinking.headers, timeout=30
     )
     assert answer.status_code == 400 and answer.json()["error"]["param"] == param
+
+
+@pytest.mark.usefixtures("thinks")
+def test_a_thinking_block_has_a_signature(thinking: Deployment) -> None:
+    with Anthropic(base_url=thinking.url, api_key=thinking.key, max_retries=0) as client:
+        asked: Any = {"model": "thinker", "messages": ASK, "max_tokens": 64}
+        whole = client.messages.create(**asked)
+        with client.messages.stream(**asked) as stream:
+            streamed = stream.get_final_message()
+    for message in (whole, streamed):
+        block = message.content[0]
+        assert block.type == "thinking" and block.thinking == THOUGHT and block.signature

@@ -50,6 +50,8 @@ vllm:prompt_tokens_total{engine="0",model_name="m"} 5.0
 class Server:
     """A small OpenAI-compatible server with vLLM's adapter endpoints and metrics."""
 
+    metrics = ""  # a page that names no kind of server
+
     def __init__(self, hold_s: float = 0.0, usage_after_s: float = 0.0) -> None:
         self.bodies: list[dict[str, Any]] = []
         self.adapters: list[str] = []
@@ -93,7 +95,7 @@ class Server:
         return web.Response(text="Success: LoRA adapter added successfully.")
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        return web.Response(text="")  # a page that names no kind of server
+        return web.Response(text=self.metrics)
 
     async def _models(self, request: web.Request) -> web.Response:
         return web.json_response({"data": [{"id": name} for name in ["m", *self.adapters]]})
@@ -298,6 +300,7 @@ def job(name: str, namespace: str = "t1", adapter: str | None = None, **more: An
 
 async def test_adapters_are_loaded_by_its_endpoints_under_their_weights_name() -> None:
     with running(Server()) as server:
+        server.metrics = VLLM
         engine = OpenAIEngine(Upstream(server.url), "m")
         await engine.start()
         digest = "ab" * 32

@@ -14,6 +14,7 @@ from gateway.catalog.codec.tokenizing import load_codec
 from gateway.prompts.prompt import Prompt
 from gateway.prompts.truncation import counted_texts, estimate, most_tokens
 from gateway.request.inference import InferenceRequest
+from gateway.screening.moderator import Moderator
 from tests.gateway.deployment import MODEL, Deployment, running_deployment
 from tests.gateway.fake_upstream import Server, upstream
 
@@ -87,3 +88,26 @@ def test_token_ids_are_refused(
     error = answer.json()["error"]
     assert error["param"] == param and "tokenizer" in error["message"]
     assert len(server.asked) == before
+
+
+def test_a_huge_text_is_refused_by_its_bytes_before_it_is_screened(
+    reseller: Deployment, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    screened: list[str] = []
+
+    async def _screen(*_: Any) -> None:
+        screened.append("screened")
+        raise AssertionError
+
+    monkeypatch.setattr(Moderator, "screen", _screen)
+    before = len(server.asked)
+    answer = httpx.post(
+        f"{reseller.url}/v1/embeddings",
+        json={"model": MODEL, "input": ["short", "word " * 200_000]},
+        headers=reseller.headers,
+        timeout=60,
+    )
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"]) == (400, "context_length_exceeded"), answer.text
+    assert "input[1]" in error["message"] and "262144 bytes" in error["message"]
+    assert not screened and len(server.asked) == before
