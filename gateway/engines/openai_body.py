@@ -1,7 +1,7 @@
 """The request body for an OpenAI-compatible server, and the parameters that each server supports."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from types import MappingProxyType
 from typing import Any
@@ -171,8 +171,8 @@ def _chat(request: InferenceRequest, body: dict[str, Any]) -> None:
 
 
 def _with_reasoning(
-    messages: list[dict[str, Any]], reasoning: Mapping[str, str]
-) -> list[dict[str, Any]]:
+    messages: Sequence[Mapping[str, Any]], reasoning: Mapping[str, str]
+) -> list[Mapping[str, Any]]:
     named = [(each, each.get("tool_calls")) for each in messages]
     return [
         {**message, "reasoning_content": reasoning[calls[0]["id"]]}

@@ -3,7 +3,7 @@
 None of them is billed; all count against the request limits."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -146,12 +146,13 @@ async def detokenize(request: Request, targets: TargetsDep, limits: LimitsDep) -
 
 
 @router.get("/tokenizer_info")
-async def tokenizer_info(targets: TargetsDep, model: str | None = None) -> dict[str, Any]:
+async def tokenizer_info(targets: TargetsDep, model: str | None = None) -> Mapping[str, Any]:
     """What the model's tokenizer files say, in vLLM's form: special tokens, chat template, length."""
     target = await targets.counted(model)
     codec = _codec(target)
-    named: dict[str, Any] = dict(codec.template.tokens) if codec.template is not None else {}
+    named: dict[str, str | int] = {}
     if codec.template is not None:
+        named |= codec.template.tokens
         named["chat_template"] = codec.template.source
     if target.model.known_context is not None:
         named["model_max_length"] = target.model.known_context
