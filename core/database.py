@@ -409,7 +409,9 @@ def _set_local(connection: Any) -> None:
 
 def _prepare_sqlite(connection: sqlite3.Connection, _record: object) -> None:
     connection.isolation_level = None  # `_begin_sqlite` emits BEGIN
-    for pragma in ("journal_mode=wal", "synchronous=normal", "foreign_keys=on"):
+    # Deleted texts are overwritten, so that an erasure leaves none in the file.
+    settings = ("journal_mode=wal", "synchronous=normal", "foreign_keys=on", "secure_delete=on")
+    for pragma in settings:
         connection.execute(f"pragma {pragma}")
 
 

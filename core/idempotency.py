@@ -9,7 +9,18 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import BigInteger, Index, LargeBinary, String, delete, func, select, update
+from sqlalchemy import (
+    BigInteger,
+    Index,
+    LargeBinary,
+    String,
+    and_,
+    delete,
+    func,
+    or_,
+    select,
+    update,
+)
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
 from core.database import Base, Json, UtcDateTime, insert_new
@@ -26,6 +37,7 @@ class StoredResponseRow(Base):
         Index("ix_idempotency_records_tenant_id", "tenant_id", "claimed_at"),
         Index("ix_idempotency_records_expires_at", "expires_at"),
         Index("ix_idempotency_records_stored_bytes", "tenant_id", "stored_bytes"),
+        Index("ix_idempotency_records_end_user_key", "tenant_id", "end_user_key"),
     )
 
     id: Mapped[str] = mapped_column(String(64), primary_key=True)  # SHA-256 of tenant and key
@@ -37,6 +49,8 @@ class StoredResponseRow(Base):
     headers: Mapped[list[list[str]]] = mapped_column(Json)
     response: Mapped[bytes | None] = mapped_column(LargeBinary)
     stored_bytes: Mapped[int] = mapped_column(BigInteger, server_default="0")
+    # Whose it is, as core/responses/end_users.py says; NULL while the first request runs.
+    end_user_key: Mapped[str | None] = mapped_column(String(64))
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +126,9 @@ def claim(
     )
 
 
-def store_response(session: Session, claim_id: str, response: StoredResponse) -> None:
+def store_response(
+    session: Session, claim_id: str, response: StoredResponse, end_user_key: str = ""
+) -> None:
     session.execute(
         update(StoredResponseRow)
         .where(StoredResponseRow.id == claim_id)
@@ -121,6 +137,7 @@ def store_response(session: Session, claim_id: str, response: StoredResponse) ->
             headers=[[name, value] for name, value in response.headers],
             response=response.answer,
             stored_bytes=len(response.answer),
+            end_user_key=end_user_key,
         )
     )
 
@@ -132,6 +149,20 @@ def release(session: Session, claim_id: str) -> None:
             StoredResponseRow.id == claim_id, StoredResponseRow.status.is_(None)
         )
     )
+
+
+def erase(session: Session, tenant_id: str, end_user_key: str, generation: str) -> int:
+    """Deletes the responses of an end user, so that a repetition runs as new; the number of rows.
+    Those of which nobody can say whose they are go with them: they are not encrypted, and their
+    key was made with another operator token, or before there were keys."""
+    key = StoredResponseRow.end_user_key
+    unknown = or_(key.is_(None), and_(key != "", key.not_like(f"{generation}%")))
+    gone = delete(StoredResponseRow).where(
+        StoredResponseRow.tenant_id == tenant_id,
+        StoredResponseRow.status.is_not(None),
+        or_(key == end_user_key, unknown),
+    )
+    return len(session.execute(gone.returning(StoredResponseRow.id)).all())
 
 
 def drop_expired(session: Session, now: datetime) -> None:

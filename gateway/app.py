@@ -7,6 +7,7 @@ from typing import Any
 from fastapi import Depends, FastAPI
 from starlette.routing import Route
 
+from core.sealing import Sealer
 from core.tenant_slots import TenantSlots
 from gateway.admin.adapters import vllm_routes as lora
 from gateway.admin.adapters.routes import MAX_UPLOAD_BYTES
@@ -84,6 +85,7 @@ def _idempotency_keys(services: Services) -> IdempotencyKeys:
         services.clock,
         services.limiter.request_rate,
         services.storage,
+        Sealer(services.operator_token),
         longest_s=services.pipeline.limits.timeout_s,
         max_keys=services.settings.idempotency_keys,
     )

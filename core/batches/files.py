@@ -53,18 +53,32 @@ def store(
     )
     session.add(stored)
     session.flush()
+    _write(session, stored, content, max_bytes)
+    return stored
+
+
+def replace_content(session: Session, file: StoredFile, content: Iterable[bytes]) -> None:
+    """`content` is read before the old one is deleted."""
+    parts = list(content)
+    session.execute(delete(FileChunk).where(FileChunk.file_id == file.id))
+    file.bytes = 0
+    _write(session, file, parts, None)
+
+
+def _write(
+    session: Session, file: StoredFile, content: Iterable[bytes], max_bytes: int | None
+) -> None:
     for number, chunk in enumerate(_chunks(content)):
-        stored.bytes += len(chunk)
-        if max_bytes is not None and stored.bytes > max_bytes:
+        file.bytes += len(chunk)
+        if max_bytes is not None and file.bytes > max_bytes:
             raise PayloadTooLarge(
                 f"The file is larger than {max_bytes >> 20} MiB.",
                 next_step="Split the file, or ask the operator to raise TOLLHOUSE_MAX_FILE_MB.",
                 param="file",
             )
-        row = {"file_id": stored.id, "number": number, "content": chunk}
+        row = {"file_id": file.id, "number": number, "content": chunk}
         session.execute(insert(FileChunk), [row])
     session.flush()
-    return stored
 
 
 def get(session: Session, scope: TenantScope, file_id: str, now: datetime) -> StoredFile:

@@ -10,6 +10,7 @@ from sqlalchemy import and_, delete, or_, select
 from sqlalchemy.orm import Session
 
 from core.errors import NotFound
+from core.responses.end_users import key_of
 from core.responses.models import CompletionRecord
 from core.responses.records import KEPT, is_visible
 from core.sealing import Sealer
@@ -129,6 +130,7 @@ def save(
             expires_at=now + KEPT,
             sealed=sealed,
             stored_bytes=len(sealed),
+            end_user_key=key_of(sealer, principal.tenant_id, completion.get("input_user")),
         )
     )
 

@@ -17,6 +17,7 @@ class ResponseRecord(Base):
         Index("ix_stored_responses_expires_at", "expires_at"),
         Index("ix_stored_responses_lease_until", "lease_until"),
         Index("ix_stored_responses_stored_bytes", "tenant_id", "stored_bytes"),
+        Index("ix_stored_responses_end_user_key", "tenant_id", "end_user_key"),
     )
 
     id: Mapped[str] = mapped_column(ID, primary_key=True)
@@ -31,6 +32,7 @@ class ResponseRecord(Base):
     status: Mapped[str | None] = mapped_column(String(20))
     lease_until: Mapped[datetime | None] = mapped_column(UtcDateTime)
     stored_bytes: Mapped[int] = mapped_column(BigInteger, server_default="0")  # with its events
+    end_user_key: Mapped[str | None] = mapped_column(String(64))  # see end_users.py
 
 
 class ResponseEventRecord(Base):
@@ -63,6 +65,7 @@ class CompletionRecord(Base):
         Index("ix_stored_completions_tenant_created", "tenant_id", "created_at", "id"),
         Index("ix_stored_completions_expires_at", "expires_at"),
         Index("ix_stored_completions_stored_bytes", "tenant_id", "stored_bytes"),
+        Index("ix_stored_completions_end_user_key", "tenant_id", "end_user_key"),
     )
 
     id: Mapped[str] = mapped_column(ID, primary_key=True)
@@ -74,6 +77,7 @@ class CompletionRecord(Base):
     expires_at: Mapped[datetime] = mapped_column(UtcDateTime)
     sealed: Mapped[bytes] = mapped_column(LargeBinary)
     stored_bytes: Mapped[int] = mapped_column(BigInteger, server_default="0")
+    end_user_key: Mapped[str | None] = mapped_column(String(64))  # see end_users.py
 
 
 class ConversationRecord(Base):
@@ -98,6 +102,7 @@ class ConversationItemRecord(Base):
     __tablename__ = "conversation_items"
     __table_args__ = (
         Index("ix_conversation_items_item_id", "conversation_id", "item_id", unique=True),
+        Index("ix_conversation_items_end_user_key", "end_user_key"),
     )
 
     conversation_id: Mapped[str] = mapped_column(
@@ -106,3 +111,4 @@ class ConversationItemRecord(Base):
     position: Mapped[int] = mapped_column(primary_key=True)
     item_id: Mapped[str] = mapped_column(ID)
     sealed: Mapped[bytes] = mapped_column(LargeBinary)
+    end_user_key: Mapped[str | None] = mapped_column(String(64))  # see end_users.py

@@ -10,6 +10,7 @@ from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
 from core.errors import BadRequest, NotFound
+from core.responses.end_users import end_user_of, key_of
 from core.responses.models import (
     CompletionRecord,
     ConversationRecord,
@@ -57,6 +58,7 @@ def save(
             expires_at=now + KEPT,
             sealed=sealed,
             stored_bytes=len(sealed),
+            end_user_key=key_of(sealer, tenant_id, end_user_of("", given.response)),
         )
     )
     session.flush()
@@ -148,15 +150,15 @@ def item(
 
 
 def remove(session: Session, scope: TenantScope, response_id: str, now: datetime) -> None:
-    _delete(session, [row_of(session, scope, response_id, now).id])
+    delete_rows(session, [row_of(session, scope, response_id, now).id])
 
 
 def drop_expired(session: Session, now: datetime) -> None:
     expired = select(ResponseRecord.id).where(ResponseRecord.expires_at <= now).limit(10_000)
-    _delete(session, list(session.scalars(expired)))
+    delete_rows(session, list(session.scalars(expired)))
 
 
-def _delete(session: Session, ids: list[str]) -> None:
+def delete_rows(session: Session, ids: list[str]) -> None:
     session.execute(delete(ResponseItemRecord).where(ResponseItemRecord.response_id.in_(ids)))
     session.execute(delete(ResponseEventRecord).where(ResponseEventRecord.response_id.in_(ids)))
     session.execute(delete(ResponseRecord).where(ResponseRecord.id.in_(ids)))

@@ -262,6 +262,7 @@ def connect(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(path, timeout=5, isolation_level=None, check_same_thread=False)
     connection.execute("pragma journal_mode=wal")
     connection.execute("pragma synchronous=normal")
+    connection.execute("pragma secure_delete=on")  # records hold the names of end users
     connection.execute("pragma wal_autocheckpoint=0")  # the shipper does it, off the event loop
     return connection
 

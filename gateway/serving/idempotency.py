@@ -20,6 +20,8 @@ from core.database import Database
 from core.errors import BadRequest, DependencyDown, TollhouseError
 from core.idempotency import MAX_RESPONSE_BYTES, StoredResponse
 from core.ids import REQUEST, new_id
+from core.responses.end_users import end_user_of, key_of
+from core.sealing import Sealer
 from core.storage import StorageQuotas
 from core.tenants.keys import Principal
 from gateway.admission.request import AdmissionRequest
@@ -48,6 +50,7 @@ class IdempotencyKeys:
         clock: Clock,
         rate: RequestRate,
         quotas: StorageQuotas,
+        sealer: Sealer,
         *,
         longest_s: float,
         max_keys: int,
@@ -57,15 +60,21 @@ class IdempotencyKeys:
         self._database = database
         self._rate = rate
         self._quotas = quotas
+        self._sealer = sealer
         self._clock = clock
         self._longest = timedelta(seconds=longest_s + _CLAIM_GRACE_S)
         self._max_keys = max_keys
 
     async def claim(
-        self, exchange: Exchange, principal: Principal, route: str, body: bytes
+        self,
+        exchange: Exchange,
+        principal: Principal,
+        route: str,
+        body: bytes,
+        end_user: Callable[[], str | None],
     ) -> "Claim | StoredResponse":
         """The claim of a first request, which the caller settles, or the response of a retry. `body`
-        is what must be the same in a retry."""
+        is what must be the same in a retry; `end_user` reads whom the request names, in a thread."""
         key = _read_key(exchange)
         try:
             claim_id, stored = await run_as(
@@ -79,7 +88,11 @@ class IdempotencyKeys:
             ) from None
         if stored is None:
             added = partial(self._quotas.add, principal.tenant_id)
-            return Claim(self._database, claim_id, added)
+
+            def _whose() -> str:
+                return key_of(self._sealer, principal.tenant_id, end_user())
+
+            return Claim(self._database, claim_id, added, _whose)
         # A replay counts as a request, which it is, though no engine runs.
         counted = AdmissionRequest.without_prompt(new_id(REQUEST), principal, "")
         await self._rate.count(counted)
@@ -114,7 +127,8 @@ class IdempotencyHandler:
             try:
                 principal = await self._pipeline.auth.principal(exchange, surface.route)
                 body = await exchange.body(self._pipeline.limits.max_body)
-                claim = await self._keys.claim(exchange, principal, surface.route, body)
+                end_user = partial(_end_user, surface.route, body)
+                claim = await self._keys.claim(exchange, principal, surface.route, body, end_user)
                 if isinstance(claim, StoredResponse):
                     self._check_model(principal, body)
             except TollhouseError as error:
@@ -144,10 +158,17 @@ class IdempotencyHandler:
 class Claim:
     """A request's claim on its key, settled once: with a response to store, or released."""
 
-    def __init__(self, database: Database, claim_id: str, added: Callable[[int], None]) -> None:
-        """`added` is called with the bytes of what is stored."""
+    def __init__(
+        self,
+        database: Database,
+        claim_id: str,
+        added: Callable[[int], None],
+        whose: Callable[[], str],
+    ) -> None:
+        """`added` is called with the bytes of what is stored; `whose` gives the end user's key."""
         self._database = database
         self._added = added
+        self._whose = whose
         self._id = claim_id
         self._settled = False
 
@@ -167,7 +188,7 @@ class Claim:
             if answer is None:
                 idempotency.release(session, self._id)
             else:
-                idempotency.store_response(session, self._id, answer)
+                idempotency.store_response(session, self._id, answer, self._whose())
                 self._added(len(answer.answer))
 
 
@@ -211,6 +232,14 @@ class Recorder(RelayExchange):
             self._parts.append(data)
         else:
             self._parts.clear()
+
+
+def _end_user(route: str, raw: bytes) -> str | None:
+    try:
+        body = orjson.loads(raw)
+    except ValueError:
+        return None  # its answer is the error, which holds no text of theirs
+    return end_user_of(route, body) if isinstance(body, dict) else None
 
 
 def _read_key(exchange: Exchange) -> str:

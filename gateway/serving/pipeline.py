@@ -85,6 +85,8 @@ class Pipeline:
         await self._authenticate(ctx)
         await self._read(ctx)
         await self._prepare(ctx, self.admission.request_rate.hold_for_large(ctx))
+        if "store" in ctx.request.extra:
+            await self.responses.completions.check_room(ctx)
         while True:
             await self._admit(ctx)
             try:

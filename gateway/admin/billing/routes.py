@@ -10,7 +10,6 @@ from sqlalchemy.orm import Session
 from billing.accounts.tables import BillingAccount
 from billing.adjustments import account_changes
 from billing.amounts import money
-from billing.archive.erasure import erase_end_user
 from billing.invoicing import credit_notes, invoices
 from billing.invoicing.printing import as_pdf, credit_note_page, invoice_page
 from billing.invoicing.tables import Invoice
@@ -24,7 +23,8 @@ from core.tenants import audit
 from core.tenants.models import ApiKey, Project
 from gateway.admin.access import AdminContext, RequirePermission
 from gateway.admin.billing.schemas import EndUserErasure, NewBudget
-from gateway.serving.api.dependencies import AlertTargetsDep
+from gateway.admin.usage.erasures import erase_everywhere
+from gateway.serving.api.dependencies import AlertTargetsDep, OperatorToken
 
 router = APIRouter(prefix="/admin/v1", tags=["billing"])
 InvoiceReadAccess = Annotated[AdminContext, Depends(RequirePermission("invoices", "read"))]
@@ -156,10 +156,11 @@ def end_budget(budget_id: str, ctx: BudgetWriteAccess) -> dict[str, Any]:
 
 
 @router.post("/erasures")
-def erase(body: EndUserErasure, ctx: EraseAccess) -> dict[str, int]:
-    """Erase an end user's name from the tenant's usage. Counts and amounts stay."""
+def erase(body: EndUserErasure, ctx: EraseAccess, token: OperatorToken) -> dict[str, int]:
+    """Erase an end user's name from the tenant's usage, and their stored texts. Counts and amounts
+    stay."""
     with ctx.database.transaction() as session:
-        return erase_end_user(session, ctx.scope, ctx.clock, body.end_user).describe()
+        return erase_everywhere(session, ctx.scope, ctx.clock, token, body.end_user)
 
 
 def _tenant_invoice(session: Session, ctx: AdminContext, reference: str) -> Invoice:

@@ -6,12 +6,12 @@ from typing import Any
 
 from sqlalchemy import func, select
 
-from billing.archive.erasure import erase_end_user
 from billing.rating import repair
 from billing.rating.rating_worker import rate_all
 from billing.usage import usage
 from billing.usage.tables import DailyUsage
 from core.money import decimal_of
+from core.tenants.operator import operator_token
 from gateway.admin.console.context import command_context
 from gateway.admin.console.files import text_of
 from gateway.admin.console.options import scope_named
@@ -19,6 +19,7 @@ from gateway.admin.console.output import add_json, show
 from gateway.admin.console.tenants import tenant_id_of
 from gateway.admin.usage import parked_command as _parked_usage
 from gateway.admin.usage import report_command as _reported_usage
+from gateway.admin.usage.erasures import erase_everywhere
 from gateway.edge.datetimes import parse_datetime
 from gateway.metering.spool_watch import wait_until_shipped
 
@@ -52,9 +53,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
     dismiss.add_argument("request_id")
     dismiss.add_argument("--by", required=True, help="who decides; recorded with the event")
     dismiss.set_defaults(run=_dismiss)
-    erase = verbs.add_parser("erase", help="erase an end user's name; counts and amounts stay")
+    erase = verbs.add_parser(
+        "erase", help="erase an end user's name and texts; counts and amounts stay"
+    )
     erase.add_argument("--tenant", required=True)
-    erase.add_argument("--end-user", required=True, help="as given in the requests' `user`")
+    erase.add_argument(
+        "--end-user",
+        required=True,
+        help="as given in `user`, `safety_identifier` or `metadata.user_id`",
+    )
     erase.set_defaults(run=_erase)
     rebuild = verbs.add_parser(
         "rebuild", help="rate events that have no charge, and rebuild all roll-ups"
@@ -69,8 +76,9 @@ def _erase(arguments: argparse.Namespace) -> int:
         wait_until_shipped(tools.settings)
         with tools.database.transaction() as session:
             scope = scope_named(session, arguments.tenant)
-            erased = erase_end_user(session, scope, tools.clock, arguments.end_user)
-    show(erased.describe(), as_json=arguments.json, title="erased")
+            token = operator_token(tools.settings)
+            erased = erase_everywhere(session, scope, tools.clock, token, arguments.end_user)
+    show(erased, as_json=arguments.json, title="erased")
     return 0
 
 

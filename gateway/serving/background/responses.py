@@ -251,10 +251,8 @@ class BackgroundResponses:
             return
         background.finish(session, store.sealer, row, finished)
         if run.expanded.conversation_id and finished["status"] != "failed":
-            items = [*map(with_id, run.expanded.own), *finished["output"]]
-            append_to_conversation(
-                session, store, run.principal.scope, run.expanded.conversation_id, items
-            )
+            own = [with_id(each) for each in run.expanded.own]
+            append_to_conversation(session, store, run.principal.scope, own, finished)
 
     def _sweep(self) -> None:
         with self.store.database.transaction() as session:

@@ -122,8 +122,7 @@ def save_response(
             given = Exchanged(response, items)
             records.save(session, store.sealer, caller, given, now)
         if expanded.conversation_id and response["status"] != "failed":
-            items = [*items, *response["output"]]
-            append_to_conversation(session, store, caller.scope, expanded.conversation_id, items)
+            append_to_conversation(session, store, caller.scope, items, response)
 
 
 def _object_of(raw: bytes) -> dict[str, Any] | None:

@@ -74,7 +74,10 @@ class MediaEndpoint:
         if IDEMPOTENCY_KEY in ctx.exchange.headers:
             # The boundaries of a form differ from one attempt to the next; its fields do not.
             same = await asyncio.to_thread(ctx.request.fingerprint)
-            claim = await self._keys.claim(ctx.exchange, ctx.principal, ctx.route, same)
+            named = ctx.request.end_user
+            claim = await self._keys.claim(
+                ctx.exchange, ctx.principal, ctx.route, same, lambda: named
+            )
             if isinstance(claim, StoredResponse):
                 service.pipeline.catalog.resolve(ctx.principal, ctx.request.model)
                 await replay(ctx.exchange, claim)

@@ -32,6 +32,12 @@ class StoredCompletions:
     def __init__(self, store: ResponseStore) -> None:
         self._store = store
 
+    async def check_room(self, ctx: "RequestContext") -> None:
+        """InsufficientQuota, before it runs, if a completion to be stored does not fit."""
+        if ctx.exchange.batch_job is None:
+            adding = len(orjson.dumps(ctx.request.messages))
+            await self._store.check_room(ctx.principal, adding)
+
     def watch(self, ctx: "RequestContext") -> None:
         """Store the context's completion once it is complete, unless it is a line of a batch."""
         if ctx.exchange.batch_job is not None or isinstance(ctx.surface, _StoredSurface):

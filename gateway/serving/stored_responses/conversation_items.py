@@ -7,6 +7,7 @@ from sqlalchemy.orm import Session
 
 from core.errors import NotFound
 from core.responses.conversations import Conversations
+from core.responses.end_users import end_user_of
 from core.tenants.scope import TenantScope
 from gateway.serving.stored_responses.expansion import ResponseStore
 
@@ -17,11 +18,13 @@ def append_to_conversation(
     session: Session,
     store: ResponseStore,
     scope: TenantScope,
-    conversation_id: str,
-    items: list[dict[str, Any]],
+    own: list[dict[str, Any]],
+    response: dict[str, Any],
 ) -> None:
+    """`own`: the items of the request."""
+    conversation_id = response["conversation"]["id"]
     found = Conversations(session, store.sealer, scope, store.clock.now())
     try:
-        found.add(conversation_id, items)
+        found.add(conversation_id, [*own, *response["output"]], end_user_of("", response))
     except NotFound:
         log.info("%s was deleted while a response to it ran", conversation_id)

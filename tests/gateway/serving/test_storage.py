@@ -147,6 +147,23 @@ def test_responses_are_refused_before_they_run_and_what_is_deleted_makes_room(
     assert 0 < tenant.used()["responses"] < 10_000
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_completion_that_cannot_be_stored_is_refused_before_it_runs(
+    deployment: Deployment, stream: bool
+) -> None:
+    tenant = Tenant(deployment)
+    while _conversation(tenant).is_success:
+        pass
+    before = len(deployment.engine.submitted)
+    messages = [{"role": "user", "content": KIB * PART}]
+    large = BODY | {"messages": messages, "store": True, "truncation": "auto", "stream": stream}
+    refused = tenant.ask("POST", CHAT, json=large)
+    assert refused.status_code == 429, refused.text
+    assert refused.json()["error"]["code"] == "storage_quota_exceeded"
+    assert len(deployment.engine.submitted) == before
+    assert tenant.ask("POST", CHAT, json=large | {"store": False}).is_success
+
+
 def test_the_sizes_are_those_of_the_rows(deployment: Deployment) -> None:
     """By queries of the test's own, after each kind of change."""
     tenant = Tenant(deployment)
