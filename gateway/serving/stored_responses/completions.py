@@ -35,8 +35,9 @@ class StoredCompletions:
     async def check_room(self, ctx: "RequestContext") -> None:
         """InsufficientQuota, before it runs, if a completion to be stored does not fit."""
         if ctx.exchange.batch_job is None:
-            adding = len(orjson.dumps(ctx.request.messages))
-            await self._store.check_room(ctx.principal, adding)
+            request = ctx.request
+            known = [request.messages, request.tools, request.extra["store"]]
+            await self._store.check_room(ctx.principal, len(orjson.dumps(known)))
 
     def watch(self, ctx: "RequestContext") -> None:
         """Store the context's completion once it is complete, unless it is a line of a batch."""

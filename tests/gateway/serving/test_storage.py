@@ -154,14 +154,16 @@ def test_a_completion_that_cannot_be_stored_is_refused_before_it_runs(
     tenant = Tenant(deployment)
     while _conversation(tenant).is_success:
         pass
+    while _metadata(tenant).is_success:
+        pass
     before = len(deployment.engine.submitted)
-    messages = [{"role": "user", "content": KIB * PART}]
-    large = BODY | {"messages": messages, "store": True, "truncation": "auto", "stream": stream}
+    labels = {f"{number}": "x" * 512 for number in range(16)}
+    large = BODY | {"store": True, "stream": stream, "metadata": labels}
     refused = tenant.ask("POST", CHAT, json=large)
     assert refused.status_code == 429, refused.text
     assert refused.json()["error"]["code"] == "storage_quota_exceeded"
     assert len(deployment.engine.submitted) == before
-    assert tenant.ask("POST", CHAT, json=large | {"store": False}).is_success
+    assert tenant.ask("POST", CHAT, json=BODY | {"stream": stream, "store": False}).is_success
 
 
 def test_the_sizes_are_those_of_the_rows(deployment: Deployment) -> None:
