@@ -53,6 +53,7 @@ from gateway.serving.media.endpoints import ENDPOINTS
 from gateway.serving.media.service import MediaService
 from gateway.serving.server import Server
 from gateway.serving.services import Services
+from gateway.serving.stored_responses.expansion import ResponseStore
 
 
 class InferenceEndpoint:
@@ -81,11 +82,13 @@ def _storing_endpoint(services: Services, keys: IdempotencyKeys) -> InferenceEnd
 
 def _idempotency_keys(services: Services) -> IdempotencyKeys:
     return IdempotencyKeys(
-        services.access_database,
-        services.clock,
+        ResponseStore(
+            database=services.access_database,
+            clock=services.clock,
+            sealer=Sealer(services.operator_token),
+            quotas=services.storage,
+        ),
         services.limiter.request_rate,
-        services.storage,
-        Sealer(services.operator_token),
         longest_s=services.pipeline.limits.timeout_s,
         max_keys=services.settings.idempotency_keys,
     )

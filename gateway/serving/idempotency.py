@@ -15,14 +15,11 @@ import orjson
 from sqlalchemy.exc import SQLAlchemyError
 
 from core import idempotency, metrics
-from core.clock import Clock
 from core.database import Database
 from core.errors import BadRequest, DependencyDown, TollhouseError
 from core.idempotency import MAX_RESPONSE_BYTES, StoredResponse
 from core.ids import REQUEST, new_id
 from core.responses.end_users import end_user_of, key_of
-from core.sealing import Sealer
-from core.storage import StorageQuotas
 from core.tenants.keys import Principal
 from gateway.admission.request import AdmissionRequest
 from gateway.admission.request_rate import RequestRate
@@ -33,6 +30,7 @@ from gateway.request.exchange import ClientDisconnected, Exchange, Headers
 from gateway.serving.headers import error_headers, response_headers
 from gateway.serving.relay import RelayExchange
 from gateway.serving.server import Server
+from gateway.serving.stored_responses.expansion import ResponseStore
 
 log = logging.getLogger(__name__)
 HEADER = b"idempotency-key"
@@ -46,22 +44,19 @@ class IdempotencyKeys:
 
     def __init__(
         self,
-        database: Database,
-        clock: Clock,
+        store: ResponseStore,
         rate: RequestRate,
-        quotas: StorageQuotas,
-        sealer: Sealer,
         *,
         longest_s: float,
         max_keys: int,
     ) -> None:
         """`longest_s` is the longest that a request may run; `max_keys` is the limit on a tenant's
         keys in 24 hours."""
-        self._database = database
+        self._database = store.database
         self._rate = rate
-        self._quotas = quotas
-        self._sealer = sealer
-        self._clock = clock
+        self._quotas = store.quotas
+        self._sealer = store.sealer
+        self._clock = store.clock
         self._longest = timedelta(seconds=longest_s + _CLAIM_GRACE_S)
         self._max_keys = max_keys
 
