@@ -1,12 +1,11 @@
 """Appends a complete response to its conversation."""
 
 import logging
-from typing import Any
 
 from sqlalchemy.orm import Session
 
 from core.errors import NotFound
-from core.responses.conversations import Conversations
+from core.responses.conversations import Conversations, Item
 from core.responses.end_users import end_user_of
 from core.tenants.scope import TenantScope
 from gateway.serving.stored_responses.expansion import ResponseStore
@@ -18,8 +17,8 @@ def append_to_conversation(
     session: Session,
     store: ResponseStore,
     scope: TenantScope,
-    own: list[dict[str, Any]],
-    response: dict[str, Any],
+    own: list[Item],
+    response: Item,
 ) -> None:
     """`own`: the items of the request."""
     conversation_id = response["conversation"]["id"]
