@@ -23,7 +23,7 @@ from core.tenants import audit
 from core.tenants.models import ApiKey, Project
 from gateway.admin.access import AdminContext, RequirePermission
 from gateway.admin.billing.schemas import EndUserErasure, NewBudget
-from gateway.admin.usage.erasures import erase_everywhere
+from gateway.admin.erasures.end_users import erase_everywhere
 from gateway.serving.api.dependencies import AlertTargetsDep, OperatorToken
 
 router = APIRouter(prefix="/admin/v1", tags=["billing"])

@@ -17,9 +17,9 @@ from gateway.admin.console.files import text_of
 from gateway.admin.console.options import scope_named
 from gateway.admin.console.output import add_json, show
 from gateway.admin.console.tenants import tenant_id_of
+from gateway.admin.erasures.end_users import erase_everywhere
 from gateway.admin.usage import parked_command as _parked_usage
 from gateway.admin.usage import report_command as _reported_usage
-from gateway.admin.usage.erasures import erase_everywhere
 from gateway.edge.datetimes import parse_datetime
 from gateway.metering.spool_watch import wait_until_shipped
 

@@ -1,0 +1,1 @@
+"""The erasure of an end user."""
