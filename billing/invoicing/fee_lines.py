@@ -14,6 +14,7 @@ from billing.accounts.tables import BillingAccount, BillingPeriod
 from billing.invoicing.calculations import of_fee, of_time
 from billing.invoicing.invoice_inputs import BilledFee, InvoiceInputs
 from billing.invoicing.invoice_lines import Line
+from billing.invoicing.promoted_fees import RETURNED, PromotedInvoices
 from billing.invoicing.tables import InvoiceLine
 from billing.periods import Span, days, period_around
 from billing.subscriptions.subscriptions import MONTH, YEAR, AddOns, Segment, anniversary, segment
@@ -248,14 +249,19 @@ def _sources(before: Sequence[BilledFee], units: int) -> list[list[Any]]:
     return found
 
 
-def as_paid(lines: Sequence[Line], lost: Mapping[str, int], currency: str) -> list[Line]:
-    """The lines without what would return of a debt that is written off. `lost` is what each invoice
-    was written off, in picounits."""
+def as_paid(
+    lines: Sequence[Line], lost: Mapping[str, int], promoted: PromotedInvoices, currency: str
+) -> list[Line]:
+    """The lines without what would return of a debt that is written off, and with what returns as
+    promotional credit. `lost` is what each invoice was written off, in picounits."""
     left, found = dict(lost), []
     for line in lines:
-        kept = []
+        kept, gifts = [], {}
         for invoice_id, units in line.details.get("returned", ()):
-            unpaid = min(units, left.get(invoice_id, 0))
+            gift = promoted.take(invoice_id, units)
+            if gift:
+                gifts[invoice_id] = gift
+            unpaid = min(units - gift, left.get(invoice_id, 0))
             left[invoice_id] = left.get(invoice_id, 0) - unpaid
             if units > unpaid:
                 kept.append([invoice_id, units - unpaid])
@@ -267,6 +273,11 @@ def as_paid(lines: Sequence[Line], lost: Mapping[str, int], currency: str) -> li
             details = line.details | {"returned": kept}
             how = f"{line.calculation}, less {decimal_of(held_back)} of a debt that is written off"
             line = replace(line, exact=exact, minor=minor, details=details, calculation=how)
+        if gifts:
+            how = (
+                f"{line.calculation}, of which promotional credit {decimal_of(sum(gifts.values()))}"
+            )
+            line = replace(line, details=line.details | {RETURNED: gifts}, calculation=how)
         if line.exact or not held_back:
             found.append(line)
     return found

@@ -10,7 +10,14 @@ from sqlalchemy.orm import Session
 
 from billing.accounts.accounts import lock_accounts
 from billing.accounts.tables import BillingAccount, BillingPeriod, Seller
-from billing.invoicing import child_invoices, invoice_lines, metered, plan_lines, sellers
+from billing.invoicing import (
+    child_invoices,
+    invoice_lines,
+    metered,
+    plan_lines,
+    promoted_fees,
+    sellers,
+)
 from billing.invoicing import reserved_numbers as numbers
 from billing.invoicing.child_invoices import Organisations
 from billing.invoicing.invoice_inputs import InvoiceInputs, last_moment, read_inputs
@@ -20,6 +27,7 @@ from billing.invoicing.invoice_totals import (
     drift_lines,
     net_of,
     over_drawn,
+    owed_of,
     supplies_of,
     totals_of,
 )
@@ -105,12 +113,13 @@ class InvoiceBuilder:
         grants = self._grants(period)
         if not closing:  # drawing lowers what remains: of copies that are never stored
             grants = [self._undrawn(each) for each in grants]
-        owed = sum(line.exact for line in computed_lines) - promo - prepaid
+        owed = owed_of(computed_lines) - promo - prepaid
         draws = credits.draw(grants, max(0, owed))
         promo += sum(each.units for each in draws if each.kind == credits.PROMO)
         prepaid += sum(each.units for each in draws if each.kind == credits.PREPAID)
         back = over_drawn(computed_lines, promo, prepaid)
         promo, prepaid = promo - back[0], prepaid - back[1]
+        promo -= sum(promoted_fees.of_lines(computed_lines).values())
         bounds = period.starts_at, period.ends_at
         computed_lines += drift_lines(net_of(computed_lines, promo, prepaid, currency), bounds)
         net = net_of(computed_lines, promo, prepaid, currency)

@@ -10,6 +10,8 @@ from sqlalchemy import and_, func, select
 from sqlalchemy.orm import Session
 
 from billing.accounts.tables import BillingPeriod
+from billing.invoicing import promoted_fees
+from billing.invoicing.promoted_fees import PromotedInvoices
 from billing.invoicing.tables import UNCOLLECTIBLE, VOID, CreditNote, Invoice, InvoiceLine
 from billing.ledger import credits
 from billing.ledger.tables import CreditGrant, CreditUse
@@ -63,6 +65,7 @@ class InvoiceInputs:
     # Of the same keys: fees that were billed ahead on invoices that are void.
     voided: dict[tuple[int, str, int], list[BilledFee]] = field(default_factory=dict)
     lost: dict[str, int] = field(default_factory=dict)  # picounits written off, by invoice id
+    promoted: PromotedInvoices = field(default_factory=lambda: PromotedInvoices({}, {}))
     # Net usage on earlier invoices: (tenant, end of the period, end of the line, picounits).
     drawn: list[tuple[str, datetime, datetime, int]] = field(default_factory=list)
     tiers: dict[str, str] = field(default_factory=dict)  # of prices of a service tier, by version
@@ -149,6 +152,8 @@ def _read_earlier_plan_lines(
     inputs.lost = {
         each.id: _lost(each) for each in invoices.values() if each.status == UNCOLLECTIBLE
     }
+    fee_rows = [(line, invoice) for line, invoice in rows if line.kind in _FEES]
+    inputs.promoted = promoted_fees.read(session, fee_rows)
     fees: dict[tuple[int, str, int], list[BilledFee]] = defaultdict(list)
     voided: dict[tuple[int, str, int], list[BilledFee]] = defaultdict(list)
     for line, invoice in rows:

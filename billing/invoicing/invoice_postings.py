@@ -5,7 +5,7 @@ from datetime import datetime
 
 from sqlalchemy.orm import Session
 
-from billing.invoicing import returned_fees
+from billing.invoicing import promoted_fees, returned_fees
 from billing.invoicing.invoice_builder import InvoiceDraft
 from billing.ledger import credits
 from billing.ledger.ledger import AccountKind, Entry, Transaction, post_many, transfer
@@ -74,6 +74,7 @@ def _return_credit(session: Session, draft: InvoiceDraft, now: datetime) -> None
             reference = f"surplus:{kind}:{invoice.id}"
             cause = credits.Return(reference, now, note, AccountKind.RECEIVABLE)
             credits.give_back(session, used, cause, most)
+    promoted_fees.give_back(session, invoice, draft.computed_lines, now)
     if draft.totals.due_minor >= 0:
         return
     surplus = units_of_minor(-draft.totals.due_minor, invoice.currency)

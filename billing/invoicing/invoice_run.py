@@ -176,7 +176,7 @@ def due_periods(
     ensure_accounts(session, tenant_ids, now)
     accounts = lock_accounts(session, tenant_ids)
     periods = Periods(session)
-    begins = _made_until(session, tenant_ids, now)
+    begins = _first_open(session, tenant_ids, now)
     periods.load(tenant_ids, min(begins.values(), default=now) - LONGEST)
     for tenant_id, account in accounts.items():
         at = begins.get(tenant_id, now)
@@ -198,12 +198,19 @@ def due_periods(
     return found
 
 
-def _made_until(session: Session, tenant_ids: list[str], now: datetime) -> dict[str, datetime]:
-    """The end of each tenant's latest period, or the start of its first subscription, or when it became
-    a parent."""
-    last_ends = session.execute(
+def _first_open(session: Session, tenant_ids: list[str], now: datetime) -> dict[str, datetime]:
+    """From when on each tenant's periods must exist without a gap: the end of its last closed period, or
+    without one the start of its first period or subscription, or when it became a parent. A later
+    period may exist before an earlier one: usage and changes of the calendar make theirs."""
+    mine = BillingPeriod.tenant_id.in_(tenant_ids)
+    closed = session.execute(
         select(BillingPeriod.tenant_id, func.max(BillingPeriod.ends_at))
-        .where(BillingPeriod.tenant_id.in_(tenant_ids), BillingPeriod.starts_at <= now)
+        .where(mine, BillingPeriod.closed_at.is_not(None))
+        .group_by(BillingPeriod.tenant_id)
+    )
+    first_open = session.execute(
+        select(BillingPeriod.tenant_id, func.min(BillingPeriod.starts_at))
+        .where(mine, BillingPeriod.closed_at.is_(None), BillingPeriod.starts_at <= now)
         .group_by(BillingPeriod.tenant_id)
     )
     first_plans = session.execute(
@@ -212,9 +219,9 @@ def _made_until(session: Session, tenant_ids: list[str], now: datetime) -> dict[
         .group_by(Subscription.tenant_id)
     )
     found = organisations.parents_since(session, tenant_ids)
-    for tenant_id, start in first_plans:
+    for tenant_id, start in (*first_plans, *first_open):
         found[tenant_id] = min(start, found.get(tenant_id, start))
-    return found | {row[0]: row[1] for row in last_ends}
+    return found | {row[0]: row[1] for row in closed}
 
 
 def _recent(session: Session, tenant_ids: list[str], now: datetime) -> list[str]:

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from billing.invoicing.invoice_lines import Line
+from billing.invoicing.promoted_fees import of_line, of_lines
 from billing.taxes.taxes import Supply, Tax
-from core.money import round_to_minor, units_of_minor
+from core.money import round_half_away, round_to_minor, units_of_minor
 
 ROUNDING = "rounding"  # a kind of line
 _LAST_MOMENT = timedelta(microseconds=1)
@@ -22,7 +23,9 @@ class Net:
     """Totals before tax."""
 
     exact: int
-    promo: int  # picounits of promotional credit used
+    promo: (
+        int  # picounits of promotional credit used, less what returned of fees of earlier invoices
+    )
     currency: str
     subtotal_minor: int
     promo_minor: int
@@ -75,9 +78,14 @@ def drift_lines(net: Net, bounds: tuple[datetime, datetime]) -> list[Line]:
     return [Line(ROUNDING, "Rounding of the lines", 0, drift, *bounds)] if drift else []
 
 
+def owed_of(lines: Sequence[Line]) -> int:
+    """Picounits before credit; what returns as promotional credit lowers nothing."""
+    return sum(line.exact for line in lines) + sum(of_lines(lines).values())
+
+
 def over_drawn(lines: Sequence[Line], promo: int, prepaid: int) -> tuple[int, int]:
     """Picounits of promotional and of prepaid credit that the lines, lowered since, do not need."""
-    most = max(0, promo + prepaid - max(0, sum(line.exact for line in lines)))
+    most = max(0, promo + prepaid - max(0, owed_of(lines)))
     gift = min(most, promo)
     return gift, most - gift
 
@@ -85,13 +93,16 @@ def over_drawn(lines: Sequence[Line], promo: int, prepaid: int) -> tuple[int, in
 def supplies_of(lines: list[Line], promo_minor: int, now: datetime) -> tuple[Supply, ...]:
     """The net of the lines by time of supply: the last moment of a line's period, or now if it has not
     ended; of a fee that returns, when it was billed. Promotional credit lowers what is positive, in
-    proportion.
+    proportion, and what returns of it the tax that returns.
     """
     nets: dict[datetime, int] = defaultdict(int)
     for line in lines:
         returned = line.details.get("taxed_at")  # a fee that was billed ahead
         supplied = datetime.fromisoformat(returned) if returned else line.ends_at - _LAST_MOMENT
-        nets[min(now, supplied)] += line.minor
+        gift = sum(of_line(line).values())
+        gift_minor = round_half_away(line.minor * gift, line.exact) if gift else 0  # below zero
+        promo_minor -= gift_minor
+        nets[min(now, supplied)] += line.minor - gift_minor
     whole = sum(max(0, net) for net in nets.values())
     found, before = [], 0
     for at, net in sorted(nets.items()):

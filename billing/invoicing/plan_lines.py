@@ -40,7 +40,7 @@ def build(inputs: InvoiceInputs, period: BillingPeriod, account: BillingAccount)
     return [
         *used,
         *adjusted,
-        *fee_lines.as_paid(fees, inputs.lost, currency),
+        *fee_lines.as_paid(fees, inputs.lost, inputs.promoted.copy(), currency),
         *charged,
         *corrected,
         *_commitment(held, period, spent, currency),

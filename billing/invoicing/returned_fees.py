@@ -9,6 +9,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from billing.invoicing import open_amounts
+from billing.invoicing.promoted_fees import of_line
 from billing.invoicing.tables import DRAFT, FINAL, UNCOLLECTIBLE, VOID, Invoice, InvoiceLine
 from billing.ledger import credits
 from billing.ledger.ledger import Transaction, post
@@ -40,9 +41,9 @@ def lower_before_write_off(session: Session, source: Invoice, at: datetime) -> N
 
 
 def returned_minor(session: Session, source: Invoice) -> int:
-    """Net minor units of its fees that later invoices have returned."""
+    """Net minor units of its fees that later invoices have returned, not as promotional credit."""
     units = sum(
-        part[1]
+        part[1] - of_line(line).get(source.id, 0)
         for line, _ in _returns(session, source)
         for part in line.details["returned"]
         if part[0] == source.id

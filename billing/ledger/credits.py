@@ -19,6 +19,9 @@ from core.ids import new_id
 from core.money import Money, decimal_of
 
 PREPAID, PROMO = AccountKind.PREPAID.value, AccountKind.PROMO.value
+# Stems of the references of promotional credit that returns: what an invoice did not need, and what
+# paid a fee that a later invoice returns.
+SURPLUS_PROMO, FEE_PROMO = f"surplus:{PROMO}:", "promo-back:"
 UNDO = "undo"  # the purpose of a use that takes a grant back
 
 
@@ -226,6 +229,8 @@ def less_returned(session: Session, used: Iterable[Draw], invoice_id: str) -> li
     left: dict[str, int] = {}
     for kind in (PREPAID, PROMO):
         of_kind = CreditGrant.reference.startswith(f"surplus:{kind}:{invoice_id}:")
+        if kind == PROMO:
+            of_kind |= CreditGrant.reference.startswith(f"{FEE_PROMO}{invoice_id}:")
         given = session.scalar(select(func.sum(CreditGrant.granted)).where(of_kind))
         left[kind] = int(given or 0)
     for each in reversed(list(used)):

@@ -6,7 +6,7 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from billing.accounts.accounts import lock_account
-from billing.invoicing import child_invoices, returned_fees
+from billing.invoicing import child_invoices, promoted_fees, returned_fees
 from billing.invoicing.invoices import FINAL, PAID, UNCOLLECTIBLE, VOID
 from billing.invoicing.open_amounts import cover, locked_invoice, open_minor, unpaid_minor
 from billing.ledger import credits
@@ -258,6 +258,7 @@ def void(session: Session, invoice_id: str, at: datetime, reason: str) -> None:
             "be voided.",
             next_step="Refund its payments and issue a credit note instead.",
         )
+    promoted_fees.refuse_void(session, invoice)
     child_invoices.release(session, invoice)
     currency = invoice.currency
     used = credits.uses_in(

@@ -6,13 +6,16 @@ from typing import Any
 
 import pytest
 from markupsafe import escape
+from sqlalchemy import select
 
 from billing.accounts import accounts
 from billing.accounts.accounts import lock_account
 from billing.accounts.tables import BillingAccount
 from billing.invoicing import invoice_run, invoices
 from billing.invoicing.printing import invoice_page
+from billing.invoicing.tables import InvoiceLine
 from billing.ledger import credits
+from billing.ledger.tables import CreditGrant
 from billing.notices.tables import OutboxMessage
 from billing.payments import dunning
 from billing.payments.manual import ManualPayments
@@ -58,6 +61,73 @@ def a_year_ahead(life: Life) -> None:
     life.plan("y", base_fee="1200", interval="year", in_advance=True)
     subscribe(life, "y")
     assert shown(life.run("2026-02-03")) == [[("base_fee", "1200.00")]]
+
+
+def gift(life: Life, amount: int, expires: str = "") -> None:
+    with life.change() as session:
+        credits.grant(
+            session,
+            tenant_id="acme",
+            kind="promo",
+            money=Money(units_of(str(amount)), "USD"),
+            reference=f"campaign {life.now.isoformat()}",
+            at=life.now,
+            expires_at=moment(expires) if expires else None,
+        )
+
+
+@pytest.mark.parametrize("promoted", [1200, 600, 900, 2000], ids=["all", "half", "most", "more"])
+@pytest.mark.parametrize("paid", ["paid", "open", "lost"])
+def test_a_fee_that_promotional_credit_paid_returns_as_that_credit(
+    life: Life, promoted: int, paid: str
+) -> None:
+    """Each dollar returns as what it was; what nobody paid returns as nothing."""
+    gift(life, promoted)
+    a_year_ahead(life)
+    part = min(Fraction(promoted), YEAR)
+    if part < YEAR:
+        life.pay() if paid == "paid" else life.write_off() if paid == "lost" else None
+    cancel(life, "2026-04-10")
+    life.run("2026-05-03")
+    share = part / YEAR * UNUSED
+    left = {"paid": Fraction(0), "open": (YEAR - part) * 99 / 365, "lost": Fraction(0)}[paid]
+    money = UNUSED - share if paid == "paid" else Fraction(0)
+    if paid == "lost":  # the debt is more than what returns of it
+        assert YEAR - part >= UNUSED - share
+    near = Fraction(1, 50)
+    assert abs(-life.balance("promo") - (promoted - part) - share) <= near
+    assert abs(-life.balance("prepaid") - money) <= near
+    assert abs(life.balance("receivable") - left) <= near
+    label = next(iter(life.run("2026-06-03")), None)
+    assert label is None, "nothing is left to bill"
+
+
+def test_returned_promotional_credit_keeps_its_end_and_money_pays_usage(
+    life: Life,
+) -> None:
+    """900 of 1,200 by credit until June: 300 in money. Of what returns a quarter is money: it pays the
+    usage of 100 of the same invoice, and the rest of 3/4 is credit as it was."""
+    gift(life, 900, "2026-06-01")
+    a_year_ahead(life)
+    life.pay()
+    life.run("2026-04-03")
+    life.at("2026-04-05")
+    life.use(100)
+    cancel(life, "2026-04-10")
+    (document,) = life.run("2026-05-03")
+    share = UNUSED * 3 / 4
+    assert document["due"]["minor"] == 0
+    assert document["promotional_credit"]["minor"] == -round(share * 100)
+    assert abs(-life.balance("promo") - share) <= Fraction(1, 100)
+    assert abs(-life.balance("prepaid") - (UNUSED / 4 - 100)) <= Fraction(1, 100)
+    for number in ("TH-000001", document["number"]):
+        with pytest.raises(Conflict, match="cannot be"):
+            life.void(number)
+    with pytest.raises(Conflict, match="net left"):
+        life.credit(30_000, "TH-000001")
+    with life.read() as session:
+        ends = session.scalars(select(CreditGrant.expires_at).where(CreditGrant.kind == "promo"))
+        assert set(ends) == {moment("2026-06-01")}
 
 
 @pytest.mark.parametrize(
@@ -492,3 +562,30 @@ def test_a_new_price_keeps_the_rates_that_it_does_not_name(life: Life) -> None:
         version = price_changes.save(session, made.clock, draft)
     assert [each.value for each in stays] == ["moderation"]
     assert sorted(each.value for each in version.rates) == ["input", "moderation"]
+
+
+@pytest.mark.parametrize("in_advance", [False, True], ids=["arrears", "advance"])
+@pytest.mark.parametrize("first", ["usage", "calendar"])
+def test_a_month_without_an_invoice_run_is_billed_although_a_later_period_exists(
+    life: Life, first: str, in_advance: bool
+) -> None:
+    life.plan("m", base_fee="31", in_advance=in_advance)
+    subscribe(life, "m")
+    life.run("2026-02-03")
+    life.at("2026-05-10")
+    if first == "usage":
+        life.use(1)
+    else:
+        with life.change() as session:
+            accounts.set_timezone(session, lock_account(session, "acme"), "Asia/Kolkata", life.now)
+    life.run()
+    periods = life.periods()
+    assert [end for _, end in periods[:-1]] == [start for start, _ in periods[1:]], "no gap"
+    cancel(life, "2026-05-31 12:00")
+    life.run("2026-06-05")
+    life.run("2026-07-05")
+    with life.read() as session:
+        rows = select(InvoiceLine.exact).where(InvoiceLine.kind == "base_fee")
+        billed = Fraction(sum(session.scalars(rows)), 10**12)
+    months = 31 * 4 + 31 * Fraction(30 * 24 + 12, 31 * 24)
+    assert abs(billed - months) < Fraction(1, 10**9) if first == "usage" else billed >= 31 * 4

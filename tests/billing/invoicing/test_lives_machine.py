@@ -411,7 +411,7 @@ def _fault(patch: pytest.MonkeyPatch, name: str) -> Iterator[None]:
 
     faults: dict[str, tuple[Any, str, Any]] = {
         "void fees count": (invoice_builder, "read_inputs", _read),
-        "lost fees return": (fee_lines, "as_paid", lambda lines, lost, currency: list(lines)),
+        "lost fees return": (fee_lines, "as_paid", lambda lines, *given: list(lines)),
         "short periods are whole": (
             BillingPeriod,
             "span",
