@@ -47,7 +47,9 @@ class Invoice(Base):
     )  # as of when it became final
     issued_by: Mapped[dict[str, Any]] = mapped_column(Json, default=dict)  # the same of the seller
     subtotal_minor: Mapped[int] = mapped_column(BigInteger, default=0)
-    promo_minor: Mapped[int] = mapped_column(BigInteger, default=0)  # promotional credit, >= 0
+    promo_minor: Mapped[int] = mapped_column(
+        BigInteger, default=0
+    )  # promotional credit used; < 0: returned
     tax_minor: Mapped[int] = mapped_column(BigInteger, default=0)
     total_minor: Mapped[int] = mapped_column(BigInteger, default=0)
     prepaid_minor: Mapped[int] = mapped_column(BigInteger, default=0)  # paid from the wallet
