@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import AdapterError
+from engine.regular_files import open_regular, read_text
 
 # Fields of PEFT's LoraConfig that change the computation in a way that is not served.
 REFUSED = (
@@ -38,7 +39,7 @@ def adapter_digest(directory: Path) -> str:
     """
     config = read_config(directory)
     try:
-        with (directory / WEIGHTS).open("rb") as file:
+        with open_regular(directory / WEIGHTS) as file:
             weights = hashlib.file_digest(file, "sha256").digest()
     except OSError as error:
         raise AdapterError(
@@ -57,7 +58,7 @@ def digest_of(config: dict[str, Any], weights: bytes) -> str:
 def read_config(directory: Path) -> dict[str, Any]:
     path = directory / CONFIG
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = json.loads(read_text(path))
     except FileNotFoundError:
         raise AdapterError(
             "adapter_not_found", f"{path} is missing: use the path of a PEFT directory"

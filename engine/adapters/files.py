@@ -16,6 +16,7 @@ from engine.backends.layers.adapter_extras import AdapterExtras, Pair
 from engine.backends.layers.matrices import own_name
 from engine.errors import CheckpointError
 from engine.models.base_weights import BaseWeights
+from engine.regular_files import open_regular
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,8 @@ def read_adapter(
         directory / CONFIG, config, [*(own_name(spec, each) for each in (*parts, *inner)), *ends]
     )
     try:
-        file = path.read_bytes()
+        with open_regular(path) as weights:
+            file = weights.read()
     except OSError as error:
         raise invalid(path, f"it cannot be read: {error}") from None
     found = read_tensors(path, file, spec, all_modules(spec))

@@ -64,12 +64,14 @@ class _Merged:
         self, found: dict[tuple[int | None, str], Found]
     ) -> Iterator[tuple[str, torch.Tensor]]:
         spec, tensors = self._spec, self._tensors
-        changes = {}
+        changes: dict[str, tuple[str, Found | None]] = {}
         for (layer, module), each in found.items():
             full = f"layers.{layer}.{module}" if layer is not None else module
             name = spec.head if module == HEAD else self._stored(f"{spec.root}.{full}.weight")
             usual = HEAD if module == HEAD else f"model.{full}"
             changes[name] = usual, each
+            if "bias" in each:
+                changes[name.removesuffix("weight") + "bias"] = "", {"whole": each["bias"]}
         table = self._stored(f"{spec.root}.{TABLE}.weight")
         tied = head_is_table(spec, tensors, table)
         self.untied = tied and (spec.head in changes or table in changes)

@@ -21,6 +21,7 @@ from engine.models.gguf.header import read_header
 from engine.models.gguf.weights import GgufSource
 from engine.models.registry import read_config
 from engine.models.weights import TensorSource
+from engine.regular_files import read_text
 
 _MIB = 1 << 20
 DRAFT_HEADS = "draft_heads.safetensors"  # beside the weights; see `engine.speculation.heads`
@@ -75,7 +76,8 @@ def _open_gguf(path: Path) -> Checkpoint:
     header = read_header(path)
     config = config_of(header)
     digest = hashlib.sha256()
-    _add_content(digest, path)
+    for part in header.parts:
+        _add_content(digest, part)
     return Checkpoint(config, GgufSource(header), (), digest.hexdigest())
 
 
@@ -108,7 +110,7 @@ def _generation_eos(directory: Path) -> tuple[int, ...]:
     if not path.is_file():
         return ()
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
+        raw = json.loads(read_text(path))
         return eos_ids(raw.get("eos_token_id"))
     except (OSError, ValueError, AttributeError, TypeError, RecursionError):
         return ()

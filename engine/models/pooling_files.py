@@ -4,6 +4,8 @@ import json
 import logging
 from pathlib import Path
 
+from engine.regular_files import read_text
+
 log = logging.getLogger("tollhouse.engine")
 
 _MODES = {
@@ -20,9 +22,9 @@ def declared_pooling(path: Path | None) -> str:
     if file is None or not file.is_file():
         return "last"
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = json.loads(read_text(file))
         on = [name for name, value in content.items() if name.startswith("pooling_mode_") and value]
-    except (ValueError, AttributeError) as error:
+    except (OSError, ValueError, AttributeError, RecursionError) as error:
         log.warning("%s cannot be read (%s): the model serves no embeddings", file, error)
         return ""
     if len(on) == 1 and on[0] in _MODES:

@@ -34,6 +34,7 @@ from engine.models.families import (
     smollm3,
 )
 from engine.models.formats.quantised import refuse_quantised
+from engine.regular_files import read_text
 
 _MODULES = (
     llama, mistral, qwen2, qwen3, gemma2, granite, olmo2, smollm3, phi3, mixtral, qwen2_moe, qwen3_moe,
@@ -67,10 +68,8 @@ def read_config(directory: Path) -> dict[str, Any]:
     Raises CheckpointError when the file is absent or is not a JSON object.
     """
     path = directory / "config.json"
-    if path.exists() and not path.is_file():  # a pipe or a device would never end
-        raise CheckpointError(f"{path} is not a regular file")
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
+        raw = json.loads(read_text(path))
     except FileNotFoundError:
         raise CheckpointError(
             f"{path} is missing: use a directory in Hugging Face layout"

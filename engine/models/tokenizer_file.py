@@ -5,6 +5,7 @@ from importlib import import_module
 from pathlib import Path
 
 from engine.models.gguf.describe import describe
+from engine.regular_files import read_text
 
 
 def tokenizer_json(path: Path | None) -> str | None:
@@ -14,7 +15,7 @@ def tokenizer_json(path: Path | None) -> str | None:
     if path.is_file():
         return str(describe(path).tokenizer.to_str())
     file = path / "tokenizer.json"
-    return file.read_text(encoding="utf-8") if file.is_file() else None
+    return read_text(file) if file.is_file() else None
 
 
 def tokenizer_digest(path: Path | None) -> str:

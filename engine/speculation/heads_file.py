@@ -2,16 +2,17 @@
 
 import hashlib
 import json
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 
 from engine.config import EngineConfig
 from engine.errors import CheckpointError, ConfigError
 from engine.model_spec import ModelSpec
 from engine.models.checkpoint import DRAFT_HEADS, model_path
+from engine.models.formats.safetensors_file import SafetensorsFile
 from engine.speculation.vocabulary import vocabulary_of
 
 FORMAT = "tollhouse-draft-heads-1"
@@ -65,8 +66,8 @@ class HeadsFile:
         return wanted
 
     def read(self, name: str, dtype: torch.dtype) -> torch.Tensor:
-        with safe_open(self.path, framework="pt") as file:
-            tensor: torch.Tensor = file.get_tensor(name).to(dtype)
+        with closing(SafetensorsFile(self.path)) as file:
+            tensor = file.read(name).to(dtype)
         if not torch.isfinite(tensor).all():
             raise CheckpointError(f"{self.path}: tensor {name} holds NaN or infinite values")
         return tensor
@@ -92,12 +93,11 @@ def find_heads(config: EngineConfig) -> HeadsFile | None:
 
 def _opened(path: Path) -> HeadsFile:
     try:
-        with safe_open(path, framework="pt") as file:
-            names = list(file.keys())
-            shapes = {name: tuple(file.get_slice(name).get_shape()) for name in names}
-            return HeadsFile(path, shapes, file.metadata() or {})
-    except (SafetensorError, OSError) as error:
-        raise ConfigError(f"{path} is not a complete safetensors file: {error}") from None
+        with closing(SafetensorsFile(path)) as file:
+            shapes = {name: file.shape(name) for name in file.names()}
+            return HeadsFile(path, shapes, file.metadata)
+    except CheckpointError as error:
+        raise ConfigError(error.message) from None
 
 
 def vocabulary_digest(spec: ModelSpec, model: Path) -> str:

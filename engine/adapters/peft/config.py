@@ -11,6 +11,7 @@ from engine.errors import AdapterError
 
 # Ways to begin training that replace the base model's weights by what the adapter leaves of them.
 _CHANGED_BASE = ("pissa", "corda", "olora", "loftq", "lora_ga")
+_BIASES = ("none", "all", "lora_only")
 
 
 def refuse_unserved(path: Path, config: dict[str, Any]) -> None:
@@ -18,8 +19,8 @@ def refuse_unserved(path: Path, config: dict[str, Any]) -> None:
     model is served with."""
     if config.get("peft_type", "LORA") != "LORA":
         raise invalid(path, f"peft_type is {config['peft_type']!r}: only LORA is supported")
-    if config.get("bias", "none") != "none":
-        raise invalid(path, f"bias is {config['bias']!r}: only 'none' is supported")
+    if config.get("bias", "none") not in _BIASES:
+        raise invalid(path, f"bias is {config['bias']!r}: supported are {', '.join(_BIASES)}")
     for field in REFUSED:
         if config.get(field):
             raise invalid(path, f"{field} is set, which is not supported: train without it")

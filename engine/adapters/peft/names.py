@@ -15,9 +15,10 @@ _KEY = re.compile(
     r"(?:base_model\.model\.)?(?:(?:model\.language_model|language_model\.model|language_model|model)\.)?"
     r"(?:layers\.(?P<layer>\d+)\.)?(?P<module>[\w.]+?)\."
     r"(?:(?P<kind>lora_A|lora_B|lora_embedding_A|lora_embedding_B|lora_magnitude_vector|base_layer)"
-    r"(?:\.default)?(?:\.weight)?|(?:modules_to_save\.default\.)?weight)"
+    r"(?:\.default)?(?:\.weight)?|(?P<bias>(?:base_layer\.)?bias)|(?:modules_to_save\.default\.)?weight)"
 )
-# What a tensor is to its module: a half of a product, lengths of rows (DoRA), or its whole matrix.
+# What a tensor is to its module: a half of a product, lengths of rows (DoRA), or its whole matrix;
+# or "bias", in place of the base's.
 _KINDS = {
     "lora_A": "A", "lora_B": "B", "lora_embedding_A": "A", "lora_embedding_B": "B",
     "lora_magnitude_vector": "magnitude", "base_layer": "base", None: "whole",
@@ -31,14 +32,14 @@ Place = tuple[int | None, str]  # (layer, module), or (None, TABLE or HEAD)
 def place_of(
     path: Path, key: str, spec: ModelSpec, modules: Container[str]
 ) -> tuple[int | None, str, str]:
-    """(layer, module of `modules`, one of the values of _KINDS). Raises AdapterError naming the tensor
-    that belongs to no such module."""
+    """(layer, module of `modules`, one of the values of _KINDS or "bias"). Raises AdapterError naming the
+    tensor that belongs to no such module."""
     match = _KEY.fullmatch(_usual_key(spec, key))
     if match is None:
         raise invalid(path, f"tensor {key} matches no linear layer of the base model")
-    module, kind = match["module"], _KINDS[match["kind"]]
+    module, kind = match["module"], "bias" if match["bias"] else _KINDS[match["kind"]]
     layer = None if match["layer"] is None else int(match["layer"])
-    whole = layer is None and module in (TABLE, HEAD)
+    whole = layer is None and module in (TABLE, HEAD) and kind != "bias"
     unknown = not whole and module not in modules
     if unknown and spec.experts is not None and _EXPERT.search(module):
         raise invalid(path, f"tensor {key}: {_unnamed(spec)}")

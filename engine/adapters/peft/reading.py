@@ -54,17 +54,18 @@ class Reading:
             return  # the layer reads those of an earlier one, and training left it without effect
         width = part_shape(spec, parts[0])[0]
         out = sum(part_shape(spec, part)[1] for part in parts)
-        a, b, scale = self._pair(name, f"model.layers.{layer}.{module}", found, (width, out))
         rows = fused_rows(spec, module) if module in spec.fused else {parts[0]: slice(None)}
+        if found.keys() == {"bias"}:
+            for part, each in rows.items():
+                self._rescale_part(name, (layer, part), found, each, None)
+            return
+        a, b, scale = self._pair(name, f"model.layers.{layer}.{module}", found, (width, out))
         for part, each in rows.items():
             if (layer, part) in self.matrices:
                 raise invalid(self._path, f"{name} is there as a whole and in parts")
-            rescale, some = None, b[each]
-            if "magnitude" in found:
-                weight, bias = self._base.matrix(layer, part)
-                magnitude = found["magnitude"].float()[each]
-                rescale = self._rescale(name, weight, magnitude, (a, some, scale), bias)
-                self._rescales[layer, part] = rescale
+            some = b[each]
+            rescale = self._rescale_part(name, (layer, part), found, each, (a, some, scale))
+            if "magnitude" in found and rescale is not None:
                 some = some.float() * rescale.factor[:, None]
             pair = (
                 a.to(_storage_dtype(a.dtype, 1.0, self._dtype)),
@@ -79,6 +80,8 @@ class Reading:
     ) -> None:
         """target: of `modules.inner_modules`."""
         name, (own, width, out) = f"layer {layer} {module}", target
+        if "bias" in found:
+            raise invalid(self._path, f"{name} has a bias, which is not served there")
         if "magnitude" in found:
             raise invalid(
                 self._path,
@@ -87,6 +90,48 @@ class Reading:
         a, b, scale = self._pair(name, f"model.layers.{layer}.{module}", found, (width, out))
         b = _transposed(b, scale, self._dtype)
         self._inner[layer, own] = self._kept(f"{name} lora_A", a), self._kept(f"{name} lora_B", b)
+
+    def _rescale_part(
+        self,
+        name: str,
+        place: tuple[int, str],
+        found: Found,
+        rows: slice,
+        change: tuple[torch.Tensor, torch.Tensor, float] | None,
+    ) -> Rescale | None:
+        """Of the part at `place`, (layer, part), which is `rows` of the module: DoRA's lengths and a bias
+        in place of the base's; None without either. change: A, B and their scale."""
+        if "magnitude" not in found and "bias" not in found:
+            return None
+        weight, bias = self._base.matrix(*place)
+        if change is not None and "magnitude" in found:
+            magnitude = found["magnitude"].float()[rows]
+            rescale = self._rescale(name, weight, magnitude, change, bias)
+        else:
+            rescale = Rescale(torch.ones(len(weight)))
+        if "bias" in found:
+            rescale = self._with_bias(name, rescale, found["bias"], rows, bias)
+        self._rescales[place] = rescale
+        return rescale
+
+    def _with_bias(
+        self,
+        name: str,
+        rescale: Rescale,
+        own: torch.Tensor,
+        rows: slice,
+        bias: torch.Tensor | None,
+    ) -> Rescale:
+        """own: the adapter's [out of the module]; bias: the base's, of the part alone."""
+        if bias is None:
+            raise invalid(self._path, f"{name} has a bias, and the base model none there")
+        if own.dim() != 1 or own[rows].shape != bias.shape:
+            raise invalid(
+                self._path, f"{name} has {list(own.shape)} biases: {list(bias.shape)} are needed"
+            )
+        shift = own.float()[rows] - rescale.factor * bias
+        self._check_finite(f"{name} bias", shift)
+        return Rescale(rescale.factor, shift)
 
     def table(self, found: Found | None) -> TableChange | None:
         """A module whose input is one token, of which the product is its column of A."""

@@ -29,7 +29,7 @@ def check_shapes(directory: Path, spec: ModelSpec) -> None:
                 needed = _RANK, width
             case "B":
                 needed = out, _RANK
-            case "magnitude":
+            case "magnitude" | "bias":
                 needed = (out,)
         if not _fits(shape, needed):
             raise invalid(

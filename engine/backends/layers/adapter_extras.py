@@ -16,7 +16,8 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 @dataclass(frozen=True, slots=True)
 class Rescale:
     """Outputs of a matrix of the base are multiplied by `factor` [out]; `shift` [out] gives back what
-    that takes from the bias. The adapter's own sums have the factor in them."""
+    that takes from the bias, and makes it the adapter's own if that has one. The adapter's own sums
+    have the factor in them."""
 
     factor: torch.Tensor
     shift: torch.Tensor | None = None

@@ -42,7 +42,7 @@ class CompressedSource(QuantisedSource):
     def place(self, name: str) -> str:
         if super().__contains__(name):
             return super().place(name)
-        return f"{self._files[name + PACKED]}: {name}"
+        return f"{self._files[name + PACKED].path}: {name}"
 
     def shape(self, name: str) -> tuple[int, ...]:
         if name + PACKED not in self._files:

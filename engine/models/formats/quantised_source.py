@@ -42,7 +42,7 @@ class QuantisedSource(SafetensorsSource):
         index, in_order = self.raw(name), torch.arange(width) // group
         if index.shape != (width,) or index.is_floating_point():
             raise CheckpointError(
-                f"{self._files[name]}: {name} is {index.dtype} {list(index.shape)}: the group of each "
+                f"{self.place(name)} is {index.dtype} {list(index.shape)}: the group of each "
                 f"of {width} inputs is needed"
             )
         if torch.equal(index.long(), in_order):
@@ -50,7 +50,7 @@ class QuantisedSource(SafetensorsSource):
         order = torch.argsort(index, stable=True)
         if not torch.equal(index[order].long(), in_order):
             raise CheckpointError(
-                f"{self._files[name]}: {name} does not have {group} inputs in each of "
+                f"{self.place(name)} does not have {group} inputs in each of "
                 f"{width // group} groups"
             )
         return order

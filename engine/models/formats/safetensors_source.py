@@ -3,14 +3,14 @@
 import json
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 
 from engine.backends.layers.packed import Codes
 from engine.errors import CheckpointError
 from engine.models.formats.quantised import refuse_companions
+from engine.models.formats.safetensors_file import SafetensorsFile
+from engine.regular_files import read_text
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
@@ -24,8 +24,11 @@ class SafetensorsSource:
         """`allowed`: endings of tensors of quantised formats that may be there."""
         self.path = directory
         self._files = _files_by_tensor(directory)
-        refuse_companions(self._files, allowed)
-        self._open: dict[Path, Any] = {}
+        try:
+            refuse_companions(self._files, allowed)
+        except CheckpointError:
+            self.close()
+            raise
 
     def __contains__(self, name: str) -> bool:
         return name in self._files
@@ -38,26 +41,20 @@ class SafetensorsSource:
 
     def raw(self, name: str) -> torch.Tensor:
         """As it is stored."""
-        stored = self._slice(name)
-        if not stored.get_shape():  # a single number, of which the library has no slices
-            tensor: torch.Tensor = self._open[self._files[name]].get_tensor(name)
-            return tensor
-        tensor = stored[:]
-        return tensor
+        return self._files[name].read(name)
 
     def part(self, name: str, number: int) -> torch.Tensor:
         """One entry of the tensor's first dimension, as it is stored."""
-        tensor: torch.Tensor = self._slice(name)[number]
-        return tensor
+        return self._files[name].part(name, number)
 
     def place(self, name: str) -> str:
-        return f"{self._files[name]}: {name}"
+        return f"{self._files[name].path}: {name}"
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return tuple(self._slice(name).get_shape())
+        return self._files[name].shape(name)
 
     def read(self, name: str, dtype: torch.dtype) -> torch.Tensor:
-        tensor: torch.Tensor = self._slice(name)[:]
+        tensor = self.raw(name)
         if not tensor.is_floating_point():
             raise CheckpointError(
                 f"{self.place(name)} is {tensor.dtype}: only float weights are served"
@@ -73,63 +70,57 @@ class SafetensorsSource:
 
     def stored_dtype(self) -> torch.dtype:
         """The type that most of the checkpoint's first file is written in."""
-        path = next(iter(self._files.values()))
-        with safe_open(path, framework="pt") as file:
-            kinds = Counter(file.get_slice(name).get_dtype() for name in file.keys())  # noqa: SIM118
-        most = kinds.most_common(1)[0][0]
+        file = next(iter(self._files.values()))
+        most = Counter(map(file.dtype, file.names())).most_common(1)[0][0]
         if most not in _DTYPES:
-            raise CheckpointError(f"{path}: weights are stored as {most}: use F32, BF16 or F16")
+            raise CheckpointError(
+                f"{file.path}: weights are stored as {most}: use F32, BF16 or F16"
+            )
         return _DTYPES[most]
 
     def close(self) -> None:
-        self._open.clear()
-
-    def _slice(self, name: str) -> Any:
-        path = self._files[name]
-        try:
-            if path not in self._open:
-                self._open.clear()  # one file mapped at a time
-                self._open[path] = safe_open(path, framework="pt")
-            return self._open[path].get_slice(name)
-        except (SafetensorError, OSError) as error:
-            raise CheckpointError(f"{self.place(name)} cannot be read: {error}") from None
+        _close(self._files)
 
 
-def _files_by_tensor(directory: Path) -> dict[str, Path]:
+def _files_by_tensor(directory: Path) -> dict[str, SafetensorsFile]:
     index = directory / _INDEX
     if index.exists():
         return _from_index(directory, index)
     single = directory / _SINGLE
     if not single.exists():
         raise CheckpointError(f"{directory} holds neither {_SINGLE} nor {_INDEX}")
-    return dict.fromkeys(_names(single), single)
+    file = SafetensorsFile(single)
+    if not file.names():
+        file.close()
+        raise CheckpointError(f"{single} holds no tensors")
+    return dict.fromkeys(file.names(), file)
 
 
-def _from_index(directory: Path, index: Path) -> dict[str, Path]:
-    if not index.is_file():
-        raise CheckpointError(f"{index} is not a regular file")
+def _from_index(directory: Path, index: Path) -> dict[str, SafetensorsFile]:
     try:
-        mapping = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        files = {name: directory / Path(file).name for name, file in mapping.items()}
+        mapping = json.loads(read_text(index))["weight_map"]
+        placed = {name: directory / Path(file).name for name, file in mapping.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{index} cannot be read: {error!r}") from None
-    if not files:
+    if not placed:
         raise CheckpointError(f"{index} names no tensors in weight_map")
-    for path in sorted(set(files.values())):
-        present = set(_names(path))
-        absent = [name for name, file in files.items() if file == path and name not in present]
-        if absent:
-            raise CheckpointError(f"{index} places {absent[0]} in {path.name}, which lacks it")
-    return files
-
-
-def _names(path: Path) -> list[str]:
-    if not path.exists():
-        raise CheckpointError(f"{path} is missing")
-    if not path.is_file():  # a pipe or a device would never end
-        raise CheckpointError(f"{path} is not a regular file")
+    opened: dict[Path, SafetensorsFile] = {}
+    found: dict[str, SafetensorsFile] = {}
     try:
-        with safe_open(path, framework="pt") as file:
-            return list(file.keys())
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{path} is not a complete safetensors file: {error}") from None
+        for path in sorted(set(placed.values())):
+            opened[path] = SafetensorsFile(path)
+        names = {path: set(file.names()) for path, file in opened.items()}
+        for name, path in placed.items():
+            if name not in names[path]:
+                raise CheckpointError(f"{index} places {name} in {path.name}, which lacks it")
+            found[name] = opened[path]
+    except CheckpointError:
+        for file in opened.values():
+            file.close()
+        raise
+    return found
+
+
+def _close(files: dict[str, SafetensorsFile]) -> None:
+    for file in {id(each): each for each in files.values()}.values():
+        file.close()

@@ -8,6 +8,7 @@ from engine.models.gguf.dequantise import dequantise
 from engine.models.gguf.fields import Fields
 from engine.models.gguf.header import GgufHeader
 from engine.models.gguf.names import ROPE_FACTORS
+from engine.regular_files import open_regular
 
 _CLASSES = {
     "llama": "LlamaForCausalLM",
@@ -108,7 +109,7 @@ def _divisors(header: GgufHeader, fields: Fields, head: int) -> list[float]:
     info = header.tensors[ROPE_FACTORS]
     if info.shape != (head // 2,):
         raise fields.fail(f"{ROPE_FACTORS} has shape {list(info.shape)}: it must be [{head // 2}]")
-    with header.path.open("rb") as file:
+    with open_regular(info.path) as file:
         file.seek(info.start)
         raw = np.frombuffer(file.read(info.bytes), np.uint8)
     values = dequantise(info.type, raw)

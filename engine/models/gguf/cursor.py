@@ -5,9 +5,8 @@ Nothing is allocated for a count before the file is known to be long enough to h
 
 import struct
 from collections.abc import Callable
-from mmap import mmap
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -35,18 +34,21 @@ _MOST_STRINGS = 1 << 22
 class Cursor:
     """A position in the header. Every method raises CheckpointError where the file is too short."""
 
-    def __init__(self, path: Path, data: mmap) -> None:
+    def __init__(self, path: Path, file: BinaryIO) -> None:
         self.path = path
         self.at = 0
-        self._data = data
-        self.size = len(data)
+        self._file = file
+        self.size = file.seek(0, 2)
+        file.seek(0)
 
     def fail(self, message: str) -> CheckpointError:
         return CheckpointError(f"{self.path}: {message}")
 
     def bytes(self, count: int, what: str) -> bytes:
         self._check(count, what)
-        found = self._data[self.at : self.at + count]
+        found = self._file.read(count)
+        if len(found) != count:
+            raise self.fail(f"{what} cannot be read: the file was cut off while it was read")
         self.at += count
         return found
 

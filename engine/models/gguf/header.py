@@ -5,13 +5,14 @@ Layout: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 
 import math
 from dataclasses import dataclass
-from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any
 
 from engine.errors import CheckpointError
 from engine.models.gguf.cursor import Cursor
+from engine.models.gguf.parts import TENSORS, check_number, other_parts
 from engine.models.gguf.types import BLOCKS, type_name
+from engine.regular_files import open_regular
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
@@ -22,12 +23,13 @@ _SMALLEST_TENSOR = 8 + 4 + 4 + 8  # the length of its name, its rank, its type, 
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """`shape` is as torch has it, rows first; `start` counts from the file's beginning."""
+    """`shape` is as torch has it, rows first; `start` counts from the beginning of the file `path`."""
 
     name: str
     shape: tuple[int, ...]
     type: int
     start: int
+    path: Path
 
     @property
     def bytes(self) -> int:
@@ -37,19 +39,41 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class GgufHeader:
+    """Of a model in several parts, the metadata of the first and the tensors of all."""
+
     path: Path
+    parts: tuple[Path, ...]  # all files, `path` first
     metadata: dict[str, Any]
     tensors: dict[str, TensorInfo]
 
 
 def read_header(path: Path) -> GgufHeader:
-    """Raises CheckpointError, naming the file and the field, for a file that is not whole."""
+    """`path`: the file, or the first of a model's parts. Raises CheckpointError, naming the file and the
+    field, for one that is not whole."""
+    header = _read_file(path)
+    others = other_parts(path, header.metadata)
+    tensors = dict(header.tensors)
+    for number, other in enumerate(others, 2):
+        part = _read_file(other)
+        check_number(other, part.metadata, number, len(others) + 1)
+        for name, info in part.tensors.items():
+            if name in tensors:
+                raise CheckpointError(f"{other}: tensor {name} is in another part, too")
+            tensors[name] = info
+    wanted = header.metadata.get(TENSORS, len(tensors))
+    if others and wanted != len(tensors):
+        raise CheckpointError(
+            f"{path}: {TENSORS} is {wanted!r}, but its parts hold {len(tensors)} tensors"
+        )
+    return GgufHeader(path, (path, *others), header.metadata, tensors)
+
+
+def _read_file(path: Path) -> GgufHeader:
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             if file.seek(0, 2) < len(_MAGIC) + 4:
                 raise CheckpointError(f"{path}: it is too short to be a GGUF file")
-            with mmap(file.fileno(), 0, access=ACCESS_READ) as data:
-                return _read(Cursor(path, data))
+            return _read(Cursor(path, file))
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from None
 
@@ -64,21 +88,20 @@ def _read(cursor: Cursor) -> GgufHeader:
         if key in metadata:
             raise cursor.fail(f"metadata key {key!r} occurs twice")
         metadata[key] = cursor.value(key)
-    _check_parts(cursor, metadata)
     infos = [_tensor(cursor, number) for number in range(tensor_count)]
     data_start = _aligned(cursor, metadata)
     tensors: dict[str, TensorInfo] = {}
     for info in infos:
         if info.name in tensors:
             raise cursor.fail(f"tensor {info.name} occurs twice")
-        placed = TensorInfo(info.name, info.shape, info.type, data_start + info.start)
+        placed = TensorInfo(info.name, info.shape, info.type, data_start + info.start, info.path)
         if placed.start + placed.bytes > cursor.size:
             raise cursor.fail(
                 f"tensor {info.name} ends at byte {placed.start + placed.bytes}, but the file "
                 f"at {cursor.size}: it is cut off or not whole"
             )
         tensors[info.name] = placed
-    return GgufHeader(cursor.path, metadata, tensors)
+    return GgufHeader(cursor.path, (cursor.path,), metadata, tensors)
 
 
 def _check_kind(cursor: Cursor) -> None:
@@ -91,14 +114,6 @@ def _check_kind(cursor: Cursor) -> None:
     if int.from_bytes(version.to_bytes(4, "little"), "big") in _VERSIONS:
         raise cursor.fail("it is big-endian: convert it to a little-endian GGUF file")
     raise cursor.fail(f"GGUF version is {version}: versions 2 and 3 are read")
-
-
-def _check_parts(cursor: Cursor, metadata: dict[str, Any]) -> None:
-    parts = metadata.get("split.count", 0)
-    if isinstance(parts, int) and parts > 1:
-        raise cursor.fail(
-            f"it is one of {parts} parts: join them with llama-gguf-split --merge first"
-        )
 
 
 def _tensor(cursor: Cursor, number: int) -> TensorInfo:
@@ -118,7 +133,7 @@ def _tensor(cursor: Cursor, number: int) -> TensorInfo:
             f"tensor {name} has shape {list(shape)}: {type_name(kind)} is stored in whole "
             f"blocks of {BLOCKS[kind][0]}"
         )
-    return TensorInfo(name, shape, kind, start)
+    return TensorInfo(name, shape, kind, start, cursor.path)
 
 
 def _aligned(cursor: Cursor, metadata: dict[str, Any]) -> int:

@@ -18,6 +18,7 @@ from engine.models.gguf.fields import fields_of
 from engine.models.gguf.header import GgufHeader
 from engine.models.gguf.names import Placed, hugging_face_names
 from engine.models.gguf.types import BF16, BLOCKS, F32, Q2_K, Q3_K, Q4_0, Q4_1, Q4_K, type_name
+from engine.regular_files import open_regular
 
 _VALUES_AT_ONCE = 1 << 19
 _EXACT = {F32: torch.float32, BF16: torch.bfloat16}
@@ -29,7 +30,7 @@ class GgufSource:
     def __init__(self, header: GgufHeader) -> None:
         self.path = header.path
         self._placed = hugging_face_names(header, fields_of(header))
-        self._file = header.path.open("rb")
+        self._files = {path: open_regular(path) for path in header.parts}
 
     def __contains__(self, name: str) -> bool:
         return name in self._placed
@@ -41,7 +42,7 @@ class GgufSource:
         return list(self._placed)
 
     def place(self, name: str) -> str:
-        return f"{self.path}: {self._placed[name].info.name}"
+        return f"{self._placed[name].info.path}: {self._placed[name].info.name}"
 
     def shape(self, name: str) -> tuple[int, ...]:
         return self._placed[name].info.shape
@@ -81,12 +82,16 @@ class GgufSource:
         info = self._placed[name].info
         values, size = BLOCKS[info.type]
         count, step = math.prod(info.shape), _VALUES_AT_ONCE // values * values
-        self._file.seek(info.start)
+        file = self._files[info.path]
+        file.seek(info.start)
         for first in range(0, count, step):
             last = min(first + step, count)
-            raw = np.fromfile(self._file, np.uint8, (last - first) // values * size)
+            raw = np.fromfile(file, np.uint8, (last - first) // values * size)
             if len(raw) * values != (last - first) * size:
-                raise CheckpointError(f"{self.place(name)} cannot be read: the file was cut off")
+                raise CheckpointError(
+                    f"{self.place(name)} cannot be read: the file was cut off while it was read. "
+                    "Replace a model's files by rename, never in place"
+                )
             yield first, raw
 
     def stored_dtype(self) -> torch.dtype:
@@ -95,7 +100,8 @@ class GgufSource:
         return _EXACT.get(largest.info.type, torch.float16)
 
     def close(self) -> None:
-        self._file.close()
+        for file in self._files.values():
+            file.close()
 
 
 def _values(placed: Placed) -> int:

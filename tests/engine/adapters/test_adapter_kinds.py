@@ -35,6 +35,9 @@ KINDS: dict[str, dict[str, Any]] = {
     "whole table": {"targets": ["v_proj"], "modules_to_save": ["embed_tokens"]},
     "whole head": {"targets": ["v_proj"], "modules_to_save": ["lm_head"]},
     "both whole": {"targets": ["v_proj"], "modules_to_save": OUTER},
+    "biases": {"bias": "all", "targets": ["q_proj", "o_proj"]},
+    "biases of dora": {"bias": "all", "use_dora": True},
+    "biases of targets": {"bias": "lora_only"},
     "plain": {},
 }  # fmt: skip
 
@@ -66,6 +69,8 @@ def stirred(adapter: Path, seed: int) -> Path:
         trained = key.endswith(("magnitude_vector", "lm_head.weight", "embed_tokens.weight"))
         if trained and "base_layer" not in key:
             tensor *= 1 + 0.3 * torch.randn(tensor.shape, generator=generator)
+        if key.endswith(".bias"):
+            tensor += torch.randn(tensor.shape, generator=generator)
     save_file(tensors, path, metadata={"format": "pt"})
     return adapter
 

@@ -73,7 +73,7 @@ def rewrite(directory: Path, work: Callable[[dict[str, torch.Tensor]], object]) 
         ({"r": 8}, "rank 8"),
         ({"lora_alpha": float("inf")}, "lora_alpha"),
         ({"target_modules": ["q_proj", "conv_proj"]}, "conv_proj"),
-        ({"bias": "all"}, "bias"),
+        ({"bias": "some"}, "bias is 'some'"),
         ({"use_dora": True}, "use_dora"),
         ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
         ({"modules_to_save": ["score"]}, "modules_to_save has 'score': supported are embed_tokens"),

@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from engine.config import EngineConfig
 from engine.errors import CheckpointError, ConfigError
 from engine.models.checkpoint import model_path
+from engine.models.formats.safetensors_file import SafetensorsFile
 from engine.models.load import choose_dtype, load_model
 from engine.runners.cpu.runner import load_runner
 from tests.engine.checkpoints import reference, reference_logits, save_checkpoint
@@ -209,6 +212,38 @@ def test_a_stored_head_that_is_the_table_is_read_once(tmp_path: Path) -> None:
     before = load_model(EngineConfig(model=str(directory), threads=1)).bytes
     rewrite(directory, lambda t: t.update({HEAD: t[TABLE].clone()}))
     assert load_model(EngineConfig(model=str(directory), threads=1)).bytes == before
+
+
+def test_files_cut_off_in_place_under_a_served_model(checkpoint: Path) -> None:
+    # A part of a mapped file that is no longer there ends the process that reads it.
+    program = (
+        "import os, sys; from pathlib import Path\n"
+        "from tests.engine.models.test_family_parity import LogitDriver\n"
+        "driver = LogitDriver(Path(sys.argv[1]), dtype='float32')\n"
+        "for file in Path(sys.argv[1]).iterdir(): os.truncate(file, 10)\n"
+        "print(driver.logits(driver.sequence([5, 9, 12]), 3)[-1].tolist())\n"
+    )
+    expected = reference_logits(reference(checkpoint), [5, 9, 12])[-1]
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(checkpoint)], capture_output=True, text=True, check=True
+    )
+    assert torch.allclose(torch.tensor(json.loads(done.stdout)), expected, atol=1e-4)
+    message = refused(checkpoint)  # a later start says what happened
+    assert "config.json" in message
+
+
+def test_a_file_cut_off_while_it_is_read(checkpoint: Path) -> None:
+    file = SafetensorsFile(checkpoint / WEIGHTS)
+    expected = load_file(checkpoint / WEIGHTS)
+    assert set(file.names()) == set(expected)
+    for name, tensor in expected.items():
+        assert torch.equal(file.read(name), tensor)
+        assert torch.equal(file.part(name, 1), tensor[1])
+    os.truncate(checkpoint / WEIGHTS, (checkpoint / WEIGHTS).stat().st_size // 2)
+    with pytest.raises(CheckpointError, match="by rename"):
+        for name in file.names():
+            file.read(name)
+    file.close()
 
 
 @pytest.mark.timeout(60)

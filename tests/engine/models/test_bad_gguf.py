@@ -158,6 +158,7 @@ _DOUBLE = [*_SHORT, _SHORT[5]]
         ({"llama__rope__dimension_count": 2}, "llama.rope.dimension_count is 2"),
         ({"llama__rope__scaling__type": "longrope"}, "'longrope'"),
         ({"split__count": u64(3)}, "one of 3 parts"),
+        ({"split__count": u64(65536)}, "split.count is 65536"),
         ({"general__alignment": 12}, "general.alignment is 12"),
         ({"tokenizer__ggml__tokens": None}, "tokenizer.ggml.tokens is missing"),
         ({"tokenizer__ggml__tokens": _SHORT}, "has 319 tokens, but the model 320"),
