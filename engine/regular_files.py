@@ -4,13 +4,13 @@ would never end."""
 import errno
 import os
 import stat
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
 
 MOST_TEXT_BYTES = 1 << 28  # the largest published tokenizer.json has a tenth of it
 
 
-def open_regular(path: Path) -> BinaryIO:
+def open_regular(path: Path) -> BufferedReader:
     """To read. Raises OSError, also for what is not a regular file."""
     # Without waiting: a pipe would be opened when somebody writes to it.
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)

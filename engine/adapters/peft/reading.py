@@ -96,7 +96,7 @@ class Reading:
         name: str,
         place: tuple[int, str],
         found: Found,
-        rows: slice,
+        rows: slice | torch.Tensor,
         change: tuple[torch.Tensor, torch.Tensor, float] | None,
     ) -> Rescale | None:
         """Of the part at `place`, (layer, part), which is `rows` of the module: DoRA's lengths and a bias
@@ -119,7 +119,7 @@ class Reading:
         name: str,
         rescale: Rescale,
         own: torch.Tensor,
-        rows: slice,
+        rows: slice | torch.Tensor,
         bias: torch.Tensor | None,
     ) -> Rescale:
         """own: the adapter's [out of the module]; bias: the base's, of the part alone."""

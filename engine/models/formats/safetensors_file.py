@@ -8,8 +8,9 @@ import json
 import math
 import os
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 
@@ -42,7 +43,7 @@ class SafetensorsFile:
     def __init__(self, path: Path) -> None:
         """Raises CheckpointError for a file that is not whole, or not a regular one."""
         self.path = path
-        self._file: BinaryIO | None = None  # opened at the first read
+        self._file: BufferedReader | None = None  # opened at the first read
         try:
             with open_regular(path) as file:
                 self._identity = _identity(file)
@@ -89,11 +90,11 @@ class SafetensorsFile:
             )
         tensor = torch.empty(shape, dtype=_DTYPES[kind])
         if tensor.numel():
-            view = memoryview(tensor.reshape(-1).view(torch.uint8).numpy())
+            view = tensor.reshape(-1).view(torch.uint8).numpy().data
             try:
                 file = self._opened()
                 file.seek(start)
-                while view and (count := file.readinto(view)):  # type: ignore[attr-defined]
+                while view and (count := file.readinto(view)):
                     view = view[count:]
             except OSError as error:
                 raise CheckpointError(f"{self.path}: {name} cannot be read: {error}") from None
@@ -104,7 +105,7 @@ class SafetensorsFile:
                 )
         return tensor
 
-    def _opened(self) -> BinaryIO:
+    def _opened(self) -> BufferedReader:
         if self._file is None:
             self._file = open_regular(self.path)
             if _identity(self._file) != self._identity:
@@ -114,7 +115,7 @@ class SafetensorsFile:
                 )
         return self._file
 
-    def _header(self, file: BinaryIO) -> dict[str, _Stored]:
+    def _header(self, file: BufferedReader) -> dict[str, _Stored]:
         size = os.fstat(file.fileno()).st_size
         length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
         if size < _LENGTH_BYTES or length > min(size - _LENGTH_BYTES, _MOST_HEADER_BYTES):
@@ -168,7 +169,7 @@ class SafetensorsFile:
         return CheckpointError(f"{self.path} is not a complete safetensors file: {why}")
 
 
-def _identity(file: BinaryIO) -> tuple[int, ...]:
+def _identity(file: BufferedReader) -> tuple[int, ...]:
     """Of the file and its content, as far as its times tell."""
     info = os.fstat(file.fileno())
     return info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns
