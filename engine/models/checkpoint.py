@@ -111,7 +111,8 @@ def _generation_eos(directory: Path) -> tuple[int, ...]:
         return ()
     try:
         raw = json.loads(read_text(path))
-        return eos_ids(raw.get("eos_token_id"))
+        found = eos_ids(raw.get("eos_token_id"))
+        return found if all(type(each) is int for each in found) else ()
     except (OSError, ValueError, AttributeError, TypeError, RecursionError):
         return ()
 

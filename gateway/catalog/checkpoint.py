@@ -97,7 +97,7 @@ def _of_directory(path: Path) -> Checkpoint:
             f"{file} is not a tokenizer that works: {error}.", next_step="Fetch the file again."
         ) from None
     written = _json(path / "tokenizer_config.json")
-    tokens = {n: _token_text(written[n]) for n in _NAMED_TOKENS if written.get(n)}
+    tokens = {n: _token_text(path, n, written[n]) for n in _NAMED_TOKENS if written.get(n)}
     config = _json(path / "config.json")
     generation = read_generation(path)
     found = [*_ids(generation.get("eos_token_id")), *_ids(config.get("eos_token_id"))]
@@ -170,7 +170,7 @@ def _templates(path: Path, written: object) -> dict[str, str]:
         found[_DEFAULT] = _text(file)
     for file in sorted((path / "additional_chat_templates").glob("*.jinja")):
         found[file.stem] = _text(file)
-    return found
+    return {name: text for name, text in found.items() if text}  # an empty one is none
 
 
 def _text(file: Path) -> str:
@@ -200,8 +200,14 @@ def _context(path: Path, config: dict[str, Any]) -> int:
     return value
 
 
-def _token_text(value: object) -> str:
-    return str(value["content"]) if isinstance(value, dict) else str(value)
+def _token_text(path: Path, name: str, value: object) -> str:
+    text = value.get("content") if isinstance(value, dict) else str(value)
+    if not isinstance(text, str) or text != text.encode(errors="replace").decode():
+        raise SettingError(
+            f"{path / 'tokenizer_config.json'} has {name} {str(value)[:200]!a}, which is not a token.",
+            next_step=f"Set {name} to the token's text.",
+        )
+    return text
 
 
 def _json(file: Path) -> dict[str, Any]:
