@@ -273,6 +273,11 @@ class Settings(BaseSettings):
         description="Origins (comma-separated, such as https://app.example.com, or *) whose pages may "
         "call the API from a browser; empty: none.",
     )
+    demo_tenant: Literal["embedded", "always"] = Field(
+        "embedded",
+        description="When a start makes the tenant `demo` with an owner's key: embedded (without "
+        "TOLLHOUSE_DATABASE_URL), or always.",
+    )
     drain_delay_s: float = Field(
         0,
         ge=0,

@@ -100,6 +100,7 @@ def own_gateway(
         "TOLLHOUSE_PIN_WORKERS": "true",
         "TOLLHOUSE_UPSTREAMS": json.dumps([entry]),
         "TOLLHOUSE_DRAIN_TIMEOUT_S": "2",
+        "TOLLHOUSE_DEMO_TENANT": "always",
         "TOLLHOUSE_LOG_LEVEL": "error",
         **(settings or {}),
     }

@@ -34,6 +34,7 @@ class Command:
             "TOLLHOUSE_DATA_DIR": str(self.data_dir),
             "TOLLHOUSE_PORT": "0",
             "TOLLHOUSE_DRAIN_TIMEOUT_S": "2",
+            "TOLLHOUSE_DEMO_TENANT": "always",
             "OMP_NUM_THREADS": "1",
         }
         return kept | own | self.settings

@@ -5,7 +5,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from sqlalchemy import func, select
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from billing.accounts.accounts import ensure_accounts
@@ -53,9 +53,7 @@ def prepare(settings: Settings, database: Database, clock: Clock) -> StartupInfo
         names = served_names(settings)
         upstreams = read_upstreams(settings.upstreams)
         ensure_model_prices(session, clock, upstreams, model_name(settings), names)
-        tenants = session.scalar(select(func.count()).select_from(Tenant)) or 0
-        demo_tenant_id = session.scalar(select(Tenant.id).where(Tenant.name == bootstrap.NAME))
-        if not embedded and tenants and demo_tenant_id is None:
+        if not embedded and settings.demo_tenant != "always":
             return StartupInfo(embedded, "", "", False)
         demo_tenant = bootstrap.ensure_demo_tenant(session, clock)
         if demo_tenant.secret is not None:
