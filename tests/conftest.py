@@ -168,13 +168,6 @@ def postgres_url() -> Iterator[str]:
         yield url
 
 
-@pytest.fixture(scope="module")
-def module_postgres_url() -> Iterator[str]:
-    """One for all tests of a file."""
-    with _postgres() as url:
-        yield url
-
-
 @pytest.fixture(params=["sqlite", "postgresql"])
 def database_url(request: pytest.FixtureRequest) -> str:
     fixture = "sqlite_url" if request.param == "sqlite" else "postgres_url"
