@@ -19,7 +19,7 @@ from core.ids import ADAPTER, new_id
 from core.money import Money, units_of
 from core.settings import Settings
 from core.tenants import bootstrap, epochs, keys
-from core.tenants.models import Adapter, Tenant
+from core.tenants.models import Adapter
 from core.tenants.scope import scope_of_operator
 from gateway.catalog.adapter_files import read_adapter
 from gateway.catalog.known_models import shipped_adapters
