@@ -8,6 +8,7 @@ import sqlite3
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,7 @@ from sqlalchemy.types import TypeDecorator, TypeEngine
 
 from core.errors import BadRequest, DependencyDown, SettingError, TollhouseError
 from core.money import decimal_of
+from core.postgres_connection import time_connections
 from core.replica import Replica
 
 # Constraints have names, so that a later migration can drop them on both databases.
@@ -179,6 +181,15 @@ BigKey = BigInteger().with_variant(Integer(), "sqlite")
 Json = JSON().with_variant(postgresql.JSONB(), "postgresql")
 
 
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Seconds that PostgreSQL has for an answer before its connection counts as lost."""
+
+    connect_s: int = 5
+    answer_s: float = 5.0  # for a pooled connection, before it is used again
+    statement_s: float = 330.0  # for one statement; the server ends it 30 s earlier by itself
+
+
 class Database:
     def __init__(
         self,
@@ -186,18 +197,23 @@ class Database:
         *,
         read_url: str = "",
         pool_size: int = 8,
-        connect_timeout_s: int = 5,
+        limits: Limits | None = None,
         session_info: dict[Any, Any] | None = None,
     ) -> None:
-        """`read_url` is a read replica's, for `report`; `session_info` is in each session's `info`."""
+        """`read_url` is a read replica's, for `report`; `limits` are PostgreSQL's; `session_info` is in
+        each session's `info`."""
         self.url = url
         self.dialect = _dialect_of(url)
-        self.db_engine = _make_engine(url, self.dialect, pool_size, connect_timeout_s)
+        limits = limits or Limits()
+        self.db_engine = _make_engine(url, self.dialect, pool_size, limits)
         self._sessions = sessionmaker(self.db_engine, expire_on_commit=False, info=session_info)
         # A write transaction takes SQLite's lock at once; upgrading a read lock later can deadlock.
         writer = self.db_engine.execution_options(tollhouse_write=True)
         self._writers = sessionmaker(writer, expire_on_commit=False, info=session_info)
-        self._replica = _replica(url, read_url, pool_size, session_info) if read_url else None
+        self._replica = None
+        if read_url:
+            replica = _replica_engine(url, read_url, pool_size, limits)
+            self._replica = Replica(replica, session_info)
         self._closed = False
         event.listen(self.db_engine, "checkin", self._close_returned)
 
@@ -333,9 +349,7 @@ def _backend(url: str) -> str:
         return ""
 
 
-def _replica(
-    url: str, read_url: str, pool_size: int, session_info: dict[Any, Any] | None
-) -> Replica:
+def _replica_engine(url: str, read_url: str, pool_size: int, limits: Limits) -> Engine:
     for each in (url, read_url):
         if _backend(each) != "postgresql":
             raise SettingError(
@@ -343,12 +357,12 @@ def _replica(
                 "none.",
                 next_step="Unset it, or give both addresses as postgresql+psycopg://….",
             )
-    return Replica(_make_postgres_engine(read_url, pool_size, connect_timeout_s=2), session_info)
+    return _make_postgres_engine(read_url, pool_size, replace(limits, connect_s=2))
 
 
-def _make_engine(url: str, dialect: str, pool_size: int, connect_timeout_s: int) -> Engine:
+def _make_engine(url: str, dialect: str, pool_size: int, limits: Limits) -> Engine:
     if dialect == "postgresql":
-        return _make_postgres_engine(url, pool_size, connect_timeout_s)
+        return _make_postgres_engine(url, pool_size, limits)
     path = make_url(url).database
     if path and path != ":memory:":
         Path(path).parent.mkdir(parents=True, exist_ok=True)
@@ -366,7 +380,7 @@ def _make_engine(url: str, dialect: str, pool_size: int, connect_timeout_s: int)
     return db_engine
 
 
-def _make_postgres_engine(url: str, pool_size: int, connect_timeout_s: int) -> Engine:
+def _make_postgres_engine(url: str, pool_size: int, limits: Limits) -> Engine:
     """With `?pooler=transaction`, each transaction may run on another server connection: it sets what
     it needs itself, and nothing is prepared for a later one."""
     address = make_url(url).set(drivername="postgresql+psycopg")
@@ -376,7 +390,7 @@ def _make_postgres_engine(url: str, pool_size: int, connect_timeout_s: int) -> E
             f"TOLLHOUSE_DATABASE_URL has pooler={pooler!r}.",
             next_step="Write ?pooler=transaction behind PgBouncer in transaction mode, else nothing.",
         )
-    arguments: dict[str, Any] = {"connect_timeout": connect_timeout_s}
+    arguments: dict[str, Any] = {"connect_timeout": limits.connect_s}
     arguments |= {name: n for name, n in _KEEPALIVES.items() if name not in address.query}
     if pooler:
         arguments["prepare_threshold"] = None
@@ -387,10 +401,10 @@ def _make_postgres_engine(url: str, pool_size: int, connect_timeout_s: int) -> E
         address.difference_update_query(["pooler"]),
         pool_size=pool_size,
         max_overflow=pool_size,
-        pool_pre_ping=True,
         pool_timeout=10,
         connect_args=arguments,
     )
+    time_connections(db_engine, answer_s=limits.answer_s, statement_s=limits.statement_s)
     if pooler:
         event.listen(db_engine, "begin", _set_local)
     return db_engine

@@ -17,6 +17,7 @@ from sqlalchemy.exc import OperationalError
 
 from core.database import Database
 from core.errors import BadRequest, DependencyDown
+from core.postgres_connection import allow_long_statements
 
 if TYPE_CHECKING:
     from alembic.config import Config
@@ -75,6 +76,7 @@ def _bound_waits(lock_timeout_ms: int, connection: Connection) -> None:
     """In each transaction anew: behind PgBouncer a session is nobody's own."""
     connection.exec_driver_sql(f"set local lock_timeout = {lock_timeout_ms}")
     connection.exec_driver_sql("set local statement_timeout = 0")
+    allow_long_statements(connection)
 
 
 def _try_often(migrate: Callable[[], None], connection: Connection) -> None:
@@ -105,6 +107,7 @@ def _alone(database: Database) -> Iterator[None]:
     one, which holds nothing else and ends with its connection whatever happens."""
     with database.db_engine.begin() as connection:
         # Another process's migration may take long, and so may this one's.
+        allow_long_statements(connection)
         for name in ("lock_timeout", "statement_timeout", "idle_in_transaction_session_timeout"):
             connection.exec_driver_sql(f"set local {name} = 0")
         connection.execute(text(f"select pg_advisory_xact_lock({_LOCK})"))

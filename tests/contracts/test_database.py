@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Table, event, inspect, select, text
 
-from core.database import Database, insert_new
+from core.database import Database, Limits, insert_new
 from core.errors import DependencyDown, SettingError
 from core.tenants.models import Tenant
 
@@ -82,7 +82,7 @@ def test_it_answers_a_ping(database: Database) -> None:
 
 
 def test_a_database_that_is_down_says_what_to_do() -> None:
-    down = Database("postgresql://nobody@127.0.0.1:1/none", connect_timeout_s=1)
+    down = Database("postgresql://nobody@127.0.0.1:1/none", limits=Limits(connect_s=1))
     with pytest.raises(DependencyDown, match="TOLLHOUSE_DATABASE_URL"):
         down.ping()
     down.close()

@@ -3,7 +3,7 @@
 from billing.recovery import guard, marks, places
 from billing.restores import restores
 from core.clock import Clock
-from core.database import Database
+from core.database import Database, Limits
 from core.settings import Settings
 from gateway.cli.doctor.check import Finding, bad, good, unused, warn
 from migrations.run import current, head
@@ -11,7 +11,7 @@ from migrations.run import current, head
 
 def history(settings: Settings, clock: Clock) -> Finding:
     """Report a database that was restored from a backup and not recovered."""
-    database = Database(settings.effective_database_url, connect_timeout_s=2)
+    database = Database(settings.effective_database_url, limits=Limits(connect_s=2))
     try:
         if current(database) != head():
             return unused("the database has no current schema")

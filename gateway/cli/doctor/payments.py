@@ -6,7 +6,7 @@ from sqlalchemy import func, select
 
 from billing.payments.tables import PaymentCommand, PaymentWebhook
 from core.clock import Clock
-from core.database import Database
+from core.database import Database, Limits
 from core.settings import Settings
 from gateway.cli.doctor.check import Finding, good, unused, warn
 from migrations.run import current
@@ -18,7 +18,7 @@ def queue(settings: Settings, clock: Clock) -> Finding:
     """Report refused commands and parked events with their reasons, and commands that are late."""
     if not settings.stripe_api_key:
         return unused("nothing is sent to a payment provider")
-    database = Database(settings.effective_database_url, connect_timeout_s=2)
+    database = Database(settings.effective_database_url, limits=Limits(connect_s=2))
     command, event = PaymentCommand, PaymentWebhook
     try:
         if current(database) is None:

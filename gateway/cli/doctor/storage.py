@@ -15,7 +15,7 @@ from billing.usage.border import border_of, readable
 from billing.usage.tables import ParkedEvent, UsageBatch
 from core import heartbeats
 from core.clock import Clock
-from core.database import Database
+from core.database import Database, Limits
 from core.dead_letter_models import DeadLetter
 from core.errors import DependencyDown
 from core.settings import Settings
@@ -76,7 +76,7 @@ def replica(settings: Settings, _clock: Clock) -> Finding:
     """Report a read replica that does not answer, is late, or is no standby."""
     if not settings.read_database_url:
         return unused("pages and exports read the database itself")
-    copy = Database(settings.read_database_url, pool_size=1, connect_timeout_s=2)
+    copy = Database(settings.read_database_url, pool_size=1, limits=Limits(connect_s=2))
     try:
         copy.ping()
         at, expected = current(copy), head()
@@ -267,7 +267,7 @@ def exports(settings: Settings, _clock: Clock) -> Finding:
 
 @contextmanager
 def _open_database(settings: Settings) -> Iterator[Database]:
-    database = Database(settings.effective_database_url, connect_timeout_s=2)
+    database = Database(settings.effective_database_url, limits=Limits(connect_s=2))
     try:
         yield database
     finally:

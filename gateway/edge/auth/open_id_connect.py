@@ -24,6 +24,7 @@ from core.clock import Clock
 from core.errors import SettingError, Unauthenticated, Unavailable
 from core.settings import Settings
 from core.tenants.sign_on import ExternalIdentity
+from gateway.edge.auth.issuer_http import limited
 from gateway.edge.auth.single_sign_on import SIGN_IN_TIMEOUT_S, SignInFlow
 
 TIMEOUT_S = 5.0
@@ -43,11 +44,20 @@ _ALGORITHMS = [
 class OpenIdConnect:
     """Implements `SingleSignOn`."""
 
-    def __init__(self, settings: Settings, clock: Clock, signing_secret: str) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        clock: Clock,
+        signing_secret: str,
+        *,
+        timeout_s: float = TIMEOUT_S,
+    ) -> None:
+        """`timeout_s` is the limit of a whole exchange with the issuer."""
         self._issuer = settings.oidc_issuer.rstrip("/")
         self._client_id = settings.oidc_client_id
         self._client_secret = settings.oidc_client_secret
         self._clock = clock
+        self._timeout_s = timeout_s
         self._signing_key = hashlib.sha256(f"single sign-on:{signing_secret}".encode()).digest()
         self._lock = threading.Lock()
         self._metadata: dict[str, Any] = {}
@@ -74,13 +84,14 @@ class OpenIdConnect:
         flow = self._verify_cookie(cookie)
         if not secrets.compare_digest(flow["s"].encode(), state.encode()):
             raise _refused("it was not started in this browser")
+        endpoint = self._endpoint("token_endpoint")
         try:
-            with self._client(redirect_uri) as client:
+            with self._client(redirect_uri) as client, limited(client, self._timeout_s):
                 token = client.fetch_token(
-                    self._endpoint("token_endpoint"),
+                    endpoint,
                     code=code,
                     code_verifier=flow["v"],
-                    timeout=TIMEOUT_S,
+                    timeout=self._timeout_s,
                     allow_redirects=False,
                 )
         except AuthlibBaseError:
@@ -134,11 +145,12 @@ class OpenIdConnect:
 
     def _key_set(self, *, fresh: bool = False) -> KeySet:
         self._discover()
-        if not self._lock.acquire(timeout=TIMEOUT_S):
+        if not self._lock.acquire(timeout=self._timeout_s):
             raise _issuer_down()
         try:
             if self._keys is None or fresh:
-                self._keys = KeySet.import_key_set(_fetch_json(self._metadata["jwks_uri"]))  # type: ignore[arg-type]
+                found = _fetch_json(self._metadata["jwks_uri"], self._timeout_s)
+                self._keys = KeySet.import_key_set(found)  # type: ignore[arg-type]
             return self._keys
         finally:
             self._lock.release()
@@ -149,7 +161,7 @@ class OpenIdConnect:
         stays in use until the issuer answers again."""
         if self._clock.monotonic() - self._fetched_at < _METADATA_TTL_S:
             return
-        if not self._lock.acquire(timeout=TIMEOUT_S):
+        if not self._lock.acquire(timeout=self._timeout_s):
             raise _issuer_down()
         try:
             now = self._clock.monotonic()
@@ -169,7 +181,7 @@ class OpenIdConnect:
             self._lock.release()
 
     def _fetch_metadata(self) -> None:
-        document = _fetch_json(f"{self._issuer}/.well-known/openid-configuration")
+        document = _fetch_json(f"{self._issuer}/.well-known/openid-configuration", self._timeout_s)
         names = ("authorization_endpoint", "token_endpoint", "jwks_uri")
         secure = urlsplit(self._issuer).scheme == "https"
         for name in names:
@@ -200,9 +212,10 @@ class OpenIdConnect:
         return hmac.new(self._signing_key, body.encode("utf-8", "replace"), "sha256").hexdigest()
 
 
-def _fetch_json(url: str) -> dict[str, Any]:
+def _fetch_json(url: str, timeout_s: float) -> dict[str, Any]:
     try:
-        answer = requests.get(url, timeout=TIMEOUT_S, allow_redirects=False)
+        with requests.Session() as session, limited(session, timeout_s):
+            answer = session.get(url, timeout=timeout_s, allow_redirects=False)
         document = answer.json() if answer.status_code == 200 else None
     except (requests.RequestException, ValueError):
         document = None

@@ -30,6 +30,10 @@ DUPLICATES_S = 600.0
 _HEADERS = 1024  # bytes of a message besides its body
 _AT_ONCE = 256
 _AGAIN_S = 1.0
+# The client's own, two minutes, would leave a consumer deaf for six behind a connection that went silent:
+# nothing to fetch looks the same.
+PING_S = 5
+_MOST_PINGS = 1
 
 
 class NatsStream:
@@ -44,7 +48,9 @@ class NatsStream:
         credentials: str = "",
         timeout_s: float = 5.0,
         ack_wait_s: float = ACK_WAIT_S,
+        ping_s: int = PING_S,
     ) -> None:
+        """A server that leaves `_MOST_PINGS` pings, each `ping_s` seconds, unanswered is gone."""
         self.name = name
         self.most_bytes = 2**20 - _HEADERS  # until the server has said
         self._servers = list(servers)
@@ -52,6 +58,7 @@ class NatsStream:
         self._credentials = credentials
         self._timeout_s = timeout_s
         self._ack_wait_s = ack_wait_s
+        self._ping_s = ping_s
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -137,6 +144,8 @@ class NatsStream:
                     self._servers,
                     allow_reconnect=False,
                     connect_timeout=max(1, int(self._timeout_s)),
+                    ping_interval=self._ping_s,
+                    max_outstanding_pings=_MOST_PINGS,
                     error_cb=_note,
                     **options,
                 )
