@@ -205,7 +205,7 @@ def _stream(_path: Path) -> Iterator[tuple[ThreadedProxy, Use]]:
     need_nats()
     with nats_url() as url, proxied(_address(NATS, 4222)) as proxy:
         name = url.rpartition("=")[2]
-        stream = NatsStream([f"nats://{proxy.netloc}"], name, timeout_s=1.0, ping_s=1)
+        stream = NatsStream([f"nats://{proxy.netloc}"], name, timeout_s=1.0)
         yield proxy, lambda: stream.publish([Message(uuid4().hex, "acme", b"{}")])
         stream.close()
 
@@ -219,9 +219,7 @@ def _stream_consumer(_path: Path) -> Iterator[tuple[ThreadedProxy, Use]]:
     with nats_url() as url, proxied(_address(NATS, 4222)) as proxy:
         name = url.rpartition("=")[2]
         source = NatsStream([NATS], name, timeout_s=30.0)
-        stream = NatsStream(
-            [f"nats://{proxy.netloc}"], name, timeout_s=1.0, ack_wait_s=2.0, ping_s=1
-        )
+        stream = NatsStream([f"nats://{proxy.netloc}"], name, timeout_s=1.0, ack_wait_s=2.0)
 
         def _use() -> None:
             source.publish([Message(uuid4().hex, "acme", b"{}")])

@@ -32,7 +32,6 @@ _AT_ONCE = 256
 _AGAIN_S = 1.0
 # The client's own, two minutes, would leave a consumer deaf for six behind a connection that went silent:
 # nothing to fetch looks the same.
-PING_S = 5
 _MOST_PINGS = 1
 
 
@@ -48,9 +47,8 @@ class NatsStream:
         credentials: str = "",
         timeout_s: float = 5.0,
         ack_wait_s: float = ACK_WAIT_S,
-        ping_s: int = PING_S,
     ) -> None:
-        """A server that leaves `_MOST_PINGS` pings, each `ping_s` seconds, unanswered is gone."""
+        """A server that leaves pings, each `timeout_s`, unanswered is gone."""
         self.name = name
         self.most_bytes = 2**20 - _HEADERS  # until the server has said
         self._servers = list(servers)
@@ -58,7 +56,7 @@ class NatsStream:
         self._credentials = credentials
         self._timeout_s = timeout_s
         self._ack_wait_s = ack_wait_s
-        self._ping_s = ping_s
+        self._ping_s = max(1, round(timeout_s))
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
