@@ -217,6 +217,11 @@ class Settings(BaseSettings):
         "that a new one is put first. Keep them out of the database's reach; empty: not signed.",
     )
     request_timeout_s: float = Field(600, gt=0, description="Time-out of a request, seconds.")
+    force_include_usage: bool = Field(
+        False,
+        description="Every stream of chat completions and completions ends with its usage, as if the "
+        "client had set stream_options.include_usage (vLLM's --enable-force-include-usage).",
+    )
     fallbacks: str = Field(
         "",
         description="Fallback models for a model that no engine can serve: small=large,other; "

@@ -260,7 +260,11 @@ def _build_request_path(base: _Base, moderator: Moderator | None) -> _RequestPat
             ),
         ),
         clock=clock,
-        limits=RequestLimits(settings.max_body_mb * 2**20, settings.request_timeout_s),
+        limits=RequestLimits(
+            settings.max_body_mb * 2**20,
+            settings.request_timeout_s,
+            force_usage=settings.force_include_usage,
+        ),
         operator_token=base.token,
         tracer=base.tracer or NO_TRACER,
     )

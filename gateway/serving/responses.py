@@ -39,6 +39,7 @@ class RequestLimits:
     max_body: int  # bytes
     timeout_s: float  # upper bound on a request's duration
     keep_alive_s: float = 10.0  # idle time after which a stream gets a keep-alive comment
+    force_usage: bool = False  # every stream ends with its usage
 
 
 @dataclass(kw_only=True)
