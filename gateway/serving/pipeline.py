@@ -7,8 +7,6 @@ auth -> request options -> prompt -> admission (limits and money) -> moderation 
 from contextlib import nullcontext
 from dataclasses import dataclass
 
-from msgspec.structs import replace
-
 from core import logs, metrics
 from core.clock import Clock
 from core.ids import REQUEST, new_id
@@ -112,9 +110,7 @@ class Pipeline:
         ctx.options = read_options(ctx.exchange, self.limits.timeout_s, self.operator_token)
         body = await ctx.exchange.body(self.limits.max_body)
         ctx.large = len(body) > _LARGE_BODY
-        ctx.given = ctx.request = await parse_body(ctx.surface.parse, body)
-        if self.limits.force_usage and ctx.request.stream and not ctx.request.include_usage:
-            ctx.given = ctx.request = replace(ctx.request, include_usage=True)
+        ctx.given = ctx.request = self.limits.asked(await parse_body(ctx.surface.parse, body))
         ctx.options = with_client_id(ctx.options, ctx.request.client_request_id)
         if ctx.request.prompt is not None:
             ctx.given = ctx.request = await self.prompts.fill(ctx.principal, ctx.request)

@@ -6,6 +6,7 @@ from datetime import datetime
 from functools import cache, partial
 
 import orjson
+from msgspec.structs import replace
 from prometheus_client import Counter, Histogram
 
 from core import metrics
@@ -22,6 +23,7 @@ from gateway.engines.routing.fallbacks import CANARY_HEADER, fallback_headers
 from gateway.metering.meter import Meter
 from gateway.prompts.prompt import TRUNCATION_HEADER, Prompt
 from gateway.request.exchange import ClientDisconnected, Headers
+from gateway.request.inference import InferenceRequest
 from gateway.screening.moderator import Moderator
 from gateway.screening.prompt_texts import continued_text
 from gateway.serving.context import RequestContext
@@ -40,6 +42,12 @@ class RequestLimits:
     timeout_s: float  # upper bound on a request's duration
     keep_alive_s: float = 10.0  # idle time after which a stream gets a keep-alive comment
     force_usage: bool = False  # every stream ends with its usage
+
+    def asked(self, request: InferenceRequest) -> InferenceRequest:
+        """The request as it is served."""
+        if not self.force_usage or not request.stream or request.include_usage:
+            return request
+        return replace(request, include_usage=True)
 
 
 @dataclass(kw_only=True)
