@@ -68,7 +68,7 @@ def test_a_full_lexer_is_replaced(at_once: float, monkeypatch: pytest.MonkeyPatc
 def test_a_grammar_that_fills_a_lexer_alone_ends_its_own_request(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    few = compiler.LLParserLimits(max_lexer_states=700, verbose_errors=False)
+    few = {"max_lexer_states": 700, "verbose_errors": False}
     monkeypatch.setattr(compiler, "_LIMITS", few)
     engine = make()
     engine.submit(constrained("alone", MANY_STATES.kind, MANY_STATES.text, 400), "g")
