@@ -92,7 +92,7 @@ class NatsStream:
             self._loop = self._thread = None
         if loop is None or thread is None:
             return
-        done = asyncio.run_coroutine_threadsafe(self._disconnect(), loop)
+        done = asyncio.run_coroutine_threadsafe(self._end(), loop)
         try:
             done.result(self._timeout_s)
         except Exception as error:
@@ -151,6 +151,16 @@ class NatsStream:
                 self._messages = None
                 await self._ensure(self._client.jetstream(timeout=self._timeout_s))
             return self._client.jetstream(timeout=self._timeout_s)
+
+    async def _end(self) -> None:
+        """Disconnect, and let the client's own tasks close their sockets before the loop stops."""
+        await self._disconnect()
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        if others:
+            _, left = await asyncio.wait(others, timeout=1.0)
+            for task in left:
+                task.cancel()
+        await asyncio.sleep(0)
 
     async def _disconnect(self) -> None:
         client, self._client, self._messages = self._client, None, None
