@@ -40,7 +40,6 @@ from sqlalchemy.types import TypeDecorator, TypeEngine
 
 from core.errors import BadRequest, DependencyDown, SettingError, TollhouseError
 from core.money import decimal_of
-from core.postgres_connection import time_connections
 from core.replica import Replica
 
 # Constraints have names, so that a later migration can drop them on both databases.
@@ -404,6 +403,8 @@ def _make_postgres_engine(url: str, pool_size: int, limits: Limits) -> Engine:
         pool_timeout=10,
         connect_args=arguments,
     )
+    from core.postgres_connection import time_connections  # psycopg is for PostgreSQL alone
+
     time_connections(db_engine, answer_s=limits.answer_s, statement_s=limits.statement_s)
     if pooler:
         event.listen(db_engine, "begin", _set_local)

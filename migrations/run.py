@@ -17,7 +17,6 @@ from sqlalchemy.exc import OperationalError
 
 from core.database import Database
 from core.errors import BadRequest, DependencyDown
-from core.postgres_connection import allow_long_statements
 
 if TYPE_CHECKING:
     from alembic.config import Config
@@ -74,6 +73,8 @@ def _run(
 
 def _bound_waits(lock_timeout_ms: int, connection: Connection) -> None:
     """In each transaction anew: behind PgBouncer a session is nobody's own."""
+    from core.postgres_connection import allow_long_statements  # psycopg is for PostgreSQL alone
+
     connection.exec_driver_sql(f"set local lock_timeout = {lock_timeout_ms}")
     connection.exec_driver_sql("set local statement_timeout = 0")
     allow_long_statements(connection)
@@ -105,6 +106,8 @@ def _locked(error: OperationalError) -> DependencyDown:
 def _alone(database: Database) -> Iterator[None]:
     """One process migrates at a time. Each revision ends a transaction, so the lock is that of another
     one, which holds nothing else and ends with its connection whatever happens."""
+    from core.postgres_connection import allow_long_statements  # psycopg is for PostgreSQL alone
+
     with database.db_engine.begin() as connection:
         # Another process's migration may take long, and so may this one's.
         allow_long_statements(connection)

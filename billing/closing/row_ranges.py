@@ -19,7 +19,6 @@ from sqlalchemy.orm import Session
 from billing.differences import EVERYTHING, Since
 from billing.usage import retention
 from billing.usage.tables import UsageEventRow
-from core.postgres_connection import allow_long_statements
 
 T = TypeVar("T")
 E = UsageEventRow
@@ -64,6 +63,8 @@ def prepare(session: Session) -> None:
     """Memory and time for statements that read whole tables, until the transaction ends."""
     if session.get_bind().dialect.name != "postgresql":
         return
+    from core.postgres_connection import allow_long_statements  # psycopg is for PostgreSQL alone
+
     allow_long_statements(session.connection())
     for name, value in _SETTINGS.items():
         session.execute(text(f"set local {name} = '{value}'"))

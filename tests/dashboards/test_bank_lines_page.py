@@ -10,7 +10,7 @@ import pytest
 from billing.accounts.tables import BillingAccount
 from billing.invoicing.views import payment_reference
 from gateway.cli.main import main
-from tests.dashboards.billed import bill_a_fee, first_invoice
+from tests.dashboards.billed import bill_a_fee, whole_invoice
 from tests.dashboards.browser_client import browser
 from tests.gateway.deployment import Deployment
 
@@ -29,23 +29,23 @@ def deployment(deployment: Deployment) -> Deployment:
 def test_a_statement_is_imported_and_corrected_by_page(
     deployment: Deployment, operator: httpx.Client
 ) -> None:
-    reference = payment_reference(first_invoice(deployment))
+    reference = payment_reference(whole_invoice(deployment))
     text = f"{HEAD}p-1,2026-02-10,30.00,USD,{reference}\np-2,2026-02-10,5.00,USD,no name\n"
     file = {"statement": ("bank.csv", text.encode(), "text/csv")}
     shown = operator.post(f"{PAGE}/import", data={"act": "import"}, files=file)
     assert shown.status_code == 200 and "The statement is imported" in shown.text
     assert "no known reference" in shown.text and "30.00" in shown.text
-    assert first_invoice(deployment).paid_minor == 3000
+    assert whole_invoice(deployment).paid_minor == 3000
     rows = operator.get(API, params={"status": "unmatched"}).json()["data"]
     (waits,) = [each for each in rows if each["bank_id"] == "p-2"]
     wrong = operator.post(PAGE, data={"act": "assign", "id": waits["id"], "target": "nobody"})
     assert wrong.status_code == 400 and "nobody" in wrong.text
-    sent = {"act": "assign", "id": waits["id"], "target": first_invoice(deployment).label}
+    sent = {"act": "assign", "id": waits["id"], "target": whole_invoice(deployment).label}
     assert operator.post(PAGE, data=sent).status_code == 200
-    assert first_invoice(deployment).paid_minor == 3500
+    assert whole_invoice(deployment).paid_minor == 3500
     undo = {"act": "unassign", "id": waits["id"], "reason": "not theirs"}
     assert operator.post(PAGE, data=undo).status_code == 200
-    assert first_invoice(deployment).paid_minor == 3000
+    assert whole_invoice(deployment).paid_minor == 3000
     gone = operator.post(PAGE, data={"act": "ignore", "id": waits["id"], "reason": "interest"})
     assert gone.status_code == 200 and "dismissed" in gone.text
     assert "p-2" in operator.get(f"{PAGE}?format=csv").text
@@ -56,19 +56,19 @@ def test_a_statement_is_imported_and_corrected_by_page(
 
 
 def test_the_same_by_api(deployment: Deployment, operator: httpx.Client) -> None:
-    before = first_invoice(deployment).paid_minor
+    before = whole_invoice(deployment).paid_minor
     content = (
-        f"{HEAD}a-1,2026-02-11,2.50,USD,{first_invoice(deployment).label}\na-2,2026-02-11,1,USD,x\n"
+        f"{HEAD}a-1,2026-02-11,2.50,USD,{whole_invoice(deployment).label}\na-2,2026-02-11,1,USD,x\n"
     )
     path = "/admin/v1/bank-statements"
     made = operator.post(path, json={"content": content})
     assert made.status_code == 201 and (made.json()["matched"], made.json()["unmatched"]) == (1, 1)
     assert operator.post(path, json={"content": content}).json()["known"] == 2
-    assert first_invoice(deployment).paid_minor == before + 250
+    assert whole_invoice(deployment).paid_minor == before + 250
     (first, second) = sorted(made.json()["data"], key=lambda each: each["bank_id"])
-    assert first["acts"][0]["invoice"] == first_invoice(deployment).label
+    assert first["acts"][0]["invoice"] == whole_invoice(deployment).label
     taken = operator.post(f"{API}/{first['id']}/unassign", json={"reason": "twice"})
-    assert taken.json()["status"] == "unmatched" and first_invoice(deployment).paid_minor == before
+    assert taken.json()["status"] == "unmatched" and whole_invoice(deployment).paid_minor == before
     assigned = operator.post(f"{API}/{first['id']}/assign", json={"target": deployment.tenant_id})
     assert assigned.json()["status"] == "matched"
     dropped = operator.post(f"{API}/{second['id']}/dismiss", json={"reason": "interest"})
@@ -90,7 +90,7 @@ def test_the_same_by_command(
     monkeypatch.setenv("TOLLHOUSE_DATA_DIR", str(deployment.services.settings.data_dir))
     file = tmp_path / "bank.csv"
     file.write_text(
-        f"nr;date;amount;currency;text\nc-1;2026-02-12;1,25;USD;{first_invoice(deployment).label}\n"
+        f"nr;date;amount;currency;text\nc-1;2026-02-12;1,25;USD;{whole_invoice(deployment).label}\n"
         "c-2;2026-02-12;1,00;USD;nothing\n"
     )
     assert main(["payment", "import", str(file), "--column", "id=nr", "--json"]) == 0
@@ -98,7 +98,7 @@ def test_the_same_by_command(
     assert rows["c-1"]["status"] == "matched" and rows["c-2"]["status"] == "unmatched"
     first, second = rows["c-1"]["id"], rows["c-2"]["id"]
     assert main(["payment", "unassign", "--line", first, "--reason", "wrong"]) == 0
-    label = first_invoice(deployment).label or ""
+    label = whole_invoice(deployment).label or ""
     assert main(["payment", "assign", "--line", first, label]) == 0
     assert main(["payment", "ignore", "--line", second, "--reason", "interest"]) == 0
     capsys.readouterr()
@@ -159,7 +159,7 @@ def test_payment_methods_by_api_and_page(deployment: Deployment, operator: httpx
 
 
 def test_a_tenant_sees_how_to_pay_by_wire(deployment: Deployment) -> None:
-    invoice = first_invoice(deployment)
+    invoice = whole_invoice(deployment)
     with closing(browser(deployment, deployment.key)) as owner:
         page = owner.get(f"/dashboard/invoices/{invoice.id}").text
     assert f"By wire, state the reference {payment_reference(invoice)[:4]}" in page

@@ -10,7 +10,7 @@ from billing.accounts.tables import BillingAccount
 from billing.adjustments.tables import MoneyAct
 from billing.payments.tables import Payment
 from core.tenants.models import AuditEntry
-from tests.dashboards.billed import bill_a_fee, first_invoice
+from tests.dashboards.billed import bill_a_fee, whole_invoice
 from tests.dashboards.test_money_pages import reference
 from tests.gateway.deployment import Deployment, running_deployment
 
@@ -100,7 +100,7 @@ def test_an_address_that_was_changed_again_is_not_undone(
 def test_a_payment_of_the_list_opens_to_its_refund(
     operator: httpx.Client, deployment: Deployment
 ) -> None:
-    invoice = first_invoice(deployment)
+    invoice = whole_invoice(deployment)
     wire = {"kind": "wire", "target": invoice.id, "amount": "10.00", "reason": "MT940 7"}
     seen = operator.get(NEW, params=wire).text
     operator.post(

@@ -13,7 +13,7 @@ from billing.accounts.accounts import ensure_account
 from billing.ledger import credits
 from core.money import Money
 from dashboards.formats import exact
-from tests.dashboards.billed import bill_a_fee, first_invoice
+from tests.dashboards.billed import bill_a_fee, whole_invoice
 from tests.gateway.deployment import Deployment
 
 GRANTED = 98_765_432_109_876_543  # above 2**53, and odd in its last digit
@@ -69,6 +69,6 @@ def test_no_digit_is_dropped_and_cents_are_written(units: int, currency: str, sh
 def test_a_line_of_an_invoice_is_exact_and_its_amount_rounded_once(
     deployment: Deployment, owner: httpx.Client
 ) -> None:
-    path = f"/dashboard/invoices/{first_invoice(deployment).id}"
+    path = f"/dashboard/invoices/{whole_invoice(deployment).id}"
     shown = cells(owner.get(path).text)
     assert "100.123456789012 USD" in shown and "100.12 USD" in shown, shown

@@ -17,7 +17,7 @@ from billing.usage.tables import ParkedEvent
 from core.money import units_of
 from core.tenants import operators
 from core.tenants.models import AuditEntry
-from tests.dashboards.billed import bill_a_fee, first_invoice
+from tests.dashboards.billed import bill_a_fee, whole_invoice
 from tests.dashboards.browser_client import browser
 from tests.gateway.deployment import Deployment, running_deployment
 
@@ -58,7 +58,7 @@ def test_without_a_kind_the_acts_are_offered(
     assert nobody.status_code == 400 and 'value="nobody"' in nobody.text
     chosen = operator.get(NEW, params={"kind": "grant", "of": "demo"})
     assert chosen.status_code == 200 and chosen.url.params["target"] == deployment.tenant_id
-    number = first_invoice(deployment).label
+    number = whole_invoice(deployment).label
     assert f"Invoice {number}" in operator.get(NEW, params={"kind": "void", "of": number}).text
 
 
@@ -110,7 +110,7 @@ def test_a_grant_is_undone_with_a_preview_and_the_amount_typed(
 def test_a_large_act_waits_for_the_accountant_and_not_for_who_asked(
     operator: httpx.Client, deployment: Deployment, ann: str
 ) -> None:
-    invoice = first_invoice(deployment)
+    invoice = whole_invoice(deployment)
     page = operator.get(f"/dashboard/operator/invoices/{invoice.id}").text
     assert "Write off…" in page and "Book a wire…" in page
     fields = {"kind": "write_off", "target": invoice.id, "reason": "insolvent"}
@@ -148,7 +148,7 @@ def test_a_refused_preview_keeps_the_form(operator: httpx.Client, deployment: De
 def test_invoices_of_all_tenants_are_searched_and_written(
     operator: httpx.Client, deployment: Deployment
 ) -> None:
-    invoice = first_invoice(deployment)
+    invoice = whole_invoice(deployment)
     page = operator.get("/dashboard/operator/invoices", params={"q": invoice.label}).text
     assert str(invoice.label) in page and "Over 90 days" not in page.split("<table")[1]
     none = operator.get("/dashboard/operator/invoices", params={"q": "nothing"}).text

@@ -19,7 +19,15 @@ from tests.gateway.deployment import MODEL
 
 # Columns that say what happened, or whose row belongs to something else. By table; `*` is any table.
 RECORDS = {
-    "*": {"created_by", "decided_by", "requested_by", "recorded_by", "signed_by", "changed_by"},
+    "*": {
+        "end_user_key",
+        "created_by",
+        "decided_by",
+        "requested_by",
+        "recorded_by",
+        "signed_by",
+        "changed_by",
+    },
     "usage_*": {"project_id", "key_id", "member_id", "model", "adapter", "paid_by", "settled_by"},
     "service_*": {"project_id", "key_id", "member_id", "model", "adapter"},
     "engine_time_daily": {"model", "adapter"},

@@ -89,7 +89,7 @@ def test_an_older_schema_is_named_too(
 ) -> None:
     database = Database(database_url)
     upgrade(database)
-    downgrade(database, "0002")
+    downgrade(database, "0001")
     database.close()
     monkeypatch.setenv("TOLLHOUSE_DATABASE_URL", database_url)
     monkeypatch.setenv("TOLLHOUSE_DATA_DIR", str(tmp_path))

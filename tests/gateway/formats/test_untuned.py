@@ -1,6 +1,5 @@
 """A request that is known to set no parameter: nothing is looked for in it, so it must have none."""
 
-import ast
 import json
 from pathlib import Path
 from typing import Any
@@ -12,13 +11,12 @@ from msgspec.structs import replace
 
 import gateway
 from core.errors import BadRequest
-from gateway.engines.openai_body import _TUNING, _tuning
 from gateway.engines.openai_body import _UNSET as _UNTUNED
-from gateway.engines.sampling import _SAMPLING_NAMES, _UNSET_VALUES, _sampling
+from gateway.engines.openai_body import _tuning
+from gateway.engines.sampling import _UNSET_VALUES, _sampling
 from gateway.formats.chat.request import parse_chat
 from gateway.prompts.capabilities import _UNSET, _extra
 from gateway.request.inference import InferenceRequest
-from gateway.request.parameters import EXTRA
 
 GATEWAY = Path(gateway.__file__).parent
 
@@ -154,31 +152,3 @@ def test_fields_of_sampling_are_converted_one_by_one() -> None:
     unset = replace(parsed(MESSAGES), untuned=False)
     assert request == replace(unset, **{name: value for name, (_, value) in converted.items()})
     assert parsed(MESSAGES, request_id="mine").client_request_id == "mine"
-
-
-# Calls of `replace` that name such a field and set none in a request that has none.
-KNOWN_CHANGES = {
-    ("catalog/capabilities.py", "reasoning_effort"),  # to None
-    ("prompts/prompt.py", "prediction"),  # of a prompt, not of a request
-    ("response_cache/rules.py", "prediction"),  # unset, as is the next
-    ("response_cache/rules.py", "service_tier"),
-    ("response_cache/rules.py", "**"),  # of a rule
-    ("screening/prompt_texts.py", "chat_template_kwargs"),  # those that it has, redacted
-    ("streaming/chunks.py", "logprobs"),  # of a chunk
-}
-
-
-def test_no_parameter_is_set_in_a_request_that_is_known_to_have_none() -> None:
-    """`replace` keeps `untuned`: a caller that sets a parameter must unset it too."""
-    looked_for = {*EXTRA, *_TUNING, *_SAMPLING_NAMES}
-    found = set()
-    for file in GATEWAY.rglob("*.py"):
-        for call in ast.walk(ast.parse(file.read_text())):
-            if not isinstance(call, ast.Call):
-                continue
-            name = getattr(call.func, "id", None) or getattr(call.func, "attr", None)
-            names = {word.arg or "**" for word in call.keywords}
-            if name == "replace" and "untuned" not in names:
-                where = file.relative_to(GATEWAY).as_posix()
-                found |= {(where, each) for each in names & {*looked_for, "**"}}
-    assert found == KNOWN_CHANGES
