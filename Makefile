@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 EXTRAS ?= engine,pdf,stripe
 # --no-compile: Python compiles the few modules that are imported, not the thousands that are installed.
 INSTALL := $(BIN)/pip install --no-compile -c constraints.txt
-# What fails beside two other processes runs once more alone, and is then listed as unsteady.
+# What fails next to two other processes runs once more alone, and is then listed as unsteady.
 SPREAD := -q -n 3 --dist loadfile --no-loadscope-reorder
 PYTEST := $(BIN)/python -m tests.second_run $(SPREAD)
 export PIP_DISABLE_PIP_VERSION_CHECK = 1

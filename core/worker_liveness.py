@@ -1,7 +1,7 @@
 """Whether a worker still takes tasks, and its scheduler still sends them.
 
 A worker's processes leave times in a directory that they share. Each worker has a queue of its own, to
-which a process beside it sends a ping through the broker: a worker that takes none for `SILENT_S`,
+which a second process sends a ping through the broker: a worker that takes none for `SILENT_S`,
 though the broker takes them and no task is running, is deaf, and a restart mends it. While the broker
 itself cannot be reached a restart would not help, so that alone is a matter of readiness.
 """

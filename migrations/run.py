@@ -72,7 +72,7 @@ def _run(
 
 
 def _bound_waits(lock_timeout_ms: int, connection: Connection) -> None:
-    """In each transaction anew: behind PgBouncer a session is nobody's own."""
+    """In each transaction: behind PgBouncer a session is nobody's own."""
     from core.postgres_connection import allow_long_statements  # psycopg is for PostgreSQL alone
 
     connection.exec_driver_sql(f"set local lock_timeout = {lock_timeout_ms}")

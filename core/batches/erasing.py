@@ -1,4 +1,8 @@
-"""Erases an end user's lines from a tenant's batches: of their files, and of those that still run."""
+"""Erases an end user's lines from a tenant's batches: of their files, and of those that still run.
+
+Finding them reads all that the tenant has stored; only what holds some is changed, one file or batch in a
+transaction, so that a tenant with many files does not keep others from writing.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,20 +18,21 @@ from core.batches.models import Batch, BatchLine, StoredFile
 from core.responses.end_users import end_user_of
 
 ERASED = "end_user_erased"
+_AT_ONCE = 500  # rows that are fetched together
 _MARK = b"\xef\xbb\xbf"  # with which some editors begin a file
 
 
 @dataclass(frozen=True, slots=True)
-class ErasedLines:
-    batch_lines: int  # of batches that run
-    file_lines: int  # of input, output and error files
+class NamedLines:
+    """Where an end user's lines are, with their custom ids."""
+
+    running: dict[str, dict[int, str]]  # of batches that run, by batch and number
+    files: dict[str, set[str]]  # by input file
 
 
-def erase_lines(session: Session, tenant_id: str, end_user: str) -> ErasedLines:
-    """A line of a file goes; a line of a running batch fails. Lines of an output are found by those of
-    its input file, so an output whose input file was deleted keeps them."""
-    running = _erase_running(session, tenant_id, end_user)
-    removed = 0
+def find(session: Session, tenant_id: str, end_user: str) -> NamedLines:
+    """Reads every line of the tenant's batches, so `session` must not be one that writes."""
+    files = {}
     inputs = select(StoredFile).where(
         StoredFile.tenant_id == tenant_id, StoredFile.purpose == "batch"
     )
@@ -39,33 +44,57 @@ def erase_lines(session: Session, tenant_id: str, end_user: str) -> ErasedLines:
             and end_user_of(str(line.get("url")), line["body"]) == end_user
         }
         if named:
-            removed += _rewrite(session, file, named)
-            for output in _outputs_of(session, tenant_id, file.id):
-                removed += _rewrite(session, output, named)
-    return ErasedLines(running, removed)
+            files[file.id] = named
+    return NamedLines(_running(session, tenant_id, end_user), files)
 
 
-def _erase_running(session: Session, tenant_id: str, end_user: str) -> int:
+def _running(session: Session, tenant_id: str, end_user: str) -> dict[str, dict[int, str]]:
+    found: dict[str, dict[int, str]] = {}
+    lines = (
+        select(
+            BatchLine.batch_id,
+            Batch.endpoint,
+            BatchLine.number,
+            BatchLine.custom_id,
+            BatchLine.body,
+        )
+        .join(Batch, Batch.id == BatchLine.batch_id)
+        .where(Batch.tenant_id == tenant_id)
+    )
+    for batch_id, endpoint, number, custom_id, body in session.execute(lines).yield_per(_AT_ONCE):
+        if end_user_of(endpoint, orjson.loads(body)) == end_user:
+            found.setdefault(batch_id, {})[number] = custom_id
+    return found
+
+
+def erase_running(session: Session, batch_id: str, named: dict[int, str]) -> int:
+    """These lines of a batch fail. The number of lines; 0 if the batch has ended meanwhile."""
+    batch = session.get(Batch, batch_id, with_for_update=True, populate_existing=True)
+    states = select(BatchLine.number, BatchLine.state).where(BatchLine.batch_id == batch_id)
     erased = 0
-    with_lines = select(BatchLine.batch_id).distinct()
-    batches = select(Batch.id).where(Batch.tenant_id == tenant_id, Batch.id.in_(with_lines))
-    for batch_id in session.scalars(batches.order_by(Batch.id)).all():
-        batch = session.get_one(Batch, batch_id, with_for_update=True, populate_existing=True)
-        lines = select(
-            BatchLine.number, BatchLine.custom_id, BatchLine.state, BatchLine.body
-        ).where(BatchLine.batch_id == batch_id)
-        for number, custom_id, state, body in session.execute(lines).all():
-            if end_user_of(batch.endpoint, orjson.loads(body)) != end_user:
-                continue
-            session.execute(
-                update(BatchLine)
-                .where(BatchLine.batch_id == batch_id, BatchLine.number == number)
-                .values(state=FAILED, body="{}", result=_erased_line(custom_id))
-            )
-            batch.completed -= state == DONE
-            batch.failed += state != FAILED
-            erased += 1
+    for number, state in session.execute(states).all():
+        if batch is None or number not in named:
+            continue
+        session.execute(
+            update(BatchLine)
+            .where(BatchLine.batch_id == batch_id, BatchLine.number == number)
+            .values(state=FAILED, body="{}", result=_erased_line(named[number]))
+        )
+        batch.completed -= state == DONE
+        batch.failed += state != FAILED
+        erased += 1
     return erased
+
+
+def erase_in_files(session: Session, tenant_id: str, file_id: str, named: set[str]) -> int:
+    """Their lines go from an input file, and from the output and error files of its batches. The number
+    of lines. An output whose input file was deleted keeps them."""
+    file = session.get(StoredFile, file_id)
+    if file is None:  # deleted meanwhile
+        return 0
+    return sum(
+        _rewrite(session, each, named) for each in (file, *_outputs_of(session, tenant_id, file_id))
+    )
 
 
 def _erased_line(custom_id: str) -> str:

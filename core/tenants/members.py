@@ -221,8 +221,8 @@ def hash_for(database: Database, email: str, password: str) -> PasswordHash:
         Member.email == email.strip().lower(), Member.password_hash.is_not(None)
     )
     with database.read() as session:
-        beside = session.scalars(query.order_by(Member.id).limit(1)).first()
-    return passwords.hash_password(password, beside)
+        sibling = session.scalars(query.order_by(Member.id).limit(1)).first()
+    return passwords.hash_password(password, sibling)
 
 
 def _address(email: str) -> str:

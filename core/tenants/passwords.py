@@ -30,12 +30,12 @@ def _dummy_hash() -> str:
     return _hasher().hash("nobody has this password")
 
 
-def hash_password(password: str, beside: str | None = None) -> PasswordHash:
-    """`beside` is the hash of another membership of the same address, whose salt is used: then one
+def hash_password(password: str, sibling: str | None = None) -> PasswordHash:
+    """`sibling` is the hash of another membership of the same address, whose salt is used: then one
     computation checks a password against all of them, however many there are."""
     check(password)
     check_no_transaction("a password is hashed")
-    salt = None if beside is None else _salt_of(beside)
+    salt = None if sibling is None else _salt_of(sibling)
     return PasswordHash(_hasher().hash(password, salt=salt))
 
 

@@ -30,10 +30,10 @@ def anthropic_error(error: TollhouseError, request_id: str) -> dict[str, Any]:
     kind = _ERROR_TYPES.get(HTTPStatus(error.status), "api_error")
     if isinstance(error, InsufficientQuota):
         kind = "billing_error"
-    told: dict[str, Any] = {"type": kind, "message": _message_of(error)}
+    content: dict[str, Any] = {"type": kind, "message": _message_of(error)}
     if isinstance(error, UnsupportedParameter) and error.details is not None:
-        told["details"] = error.details
-    return {"type": "error", "error": told, "request_id": request_id}
+        content["details"] = error.details
+    return {"type": "error", "error": content, "request_id": request_id}
 
 
 def _message_of(error: TollhouseError) -> str:

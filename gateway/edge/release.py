@@ -20,7 +20,7 @@ def version() -> str:
 
 
 def shadowed() -> dict[str, Path]:
-    """The packages that Python finds elsewhere than beside this one, and where. The names are common:
+    """The packages that Python finds elsewhere than next to this one, and where. The names are common:
     another distribution, or a folder of the working directory, may have one of them."""
     found = {}
     for name in PACKAGES:

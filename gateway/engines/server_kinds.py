@@ -60,7 +60,7 @@ async def detect(get: GetPage, models: bytes, metrics: bytes, kind: str = "") ->
     if not kind:
         kind, page = await _by_own_page(get)
     elif kind in _VERSION_PAGES:
-        page = _object(await get(_VERSION_PAGES[kind]))
+        page = json_object(await get(_VERSION_PAGES[kind]))
     version = str(page.get("version") or page.get("build_info") or "")[:60]
     found = capabilities_of(kind, version) | (_of_props(page) if kind == LLAMA_CPP else _NONE)
     return Detected(kind, version, found, page)
@@ -76,7 +76,7 @@ def capabilities_of(kind: str, version: str) -> frozenset[str]:
 
 
 def _kind_of(models: bytes, metrics: bytes) -> str:
-    listed = _object(models).get("data")
+    listed = json_object(models).get("data")
     entries = (
         [each for each in listed if isinstance(each, dict)] if isinstance(listed, list) else []
     )
@@ -91,19 +91,19 @@ def _kind_of(models: bytes, metrics: bytes) -> str:
 
 async def _by_own_page(get: GetPage) -> tuple[str, dict[str, Any]]:
     """Each page has fields that no other server's page of that path has."""
-    page = _object(await get("/props"))
+    page = json_object(await get("/props"))
     if "default_generation_settings" in page:
         return LLAMA_CPP, page
-    page = _object(await get("/info"))
+    page = json_object(await get("/info"))
     if "model_id" in page and "max_concurrent_requests" in page:
         return TGI, page
-    page = _object(await get("/api/v0/models"))
+    page = json_object(await get("/api/v0/models"))
     listed = page.get("data")
     if isinstance(listed, list) and any(
         isinstance(each, dict) and "compatibility_type" in each for each in listed
     ):
         return LM_STUDIO, {}
-    page = _object(await get("/api/version"))
+    page = json_object(await get("/api/version"))
     return (OLLAMA, page) if page.keys() == {"version"} else ("", {})
 
 
@@ -120,7 +120,8 @@ def _of_props(page: dict[str, Any]) -> frozenset[str]:
     return frozenset(name for name, there in has.items() if there)
 
 
-def _object(page: bytes) -> dict[str, Any]:
+def json_object(page: bytes) -> dict[str, Any]:
+    """The page's JSON object; empty if it is none."""
     try:
         value = orjson.loads(page)
     except ValueError:

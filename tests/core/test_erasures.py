@@ -96,8 +96,7 @@ class Store:
 
     def erase(self, user: str, sealer: Sealer = TOKEN) -> dict[str, int]:
         scope = scope_of_operator(self.caller.tenant_id)
-        with self.database.transaction() as session:
-            erased = erase_end_user(session, scope, self.clock, sealer, user)
+        erased = erase_end_user(self.database, scope, self.clock, sealer, user)
         return {kind: count for kind, count in erased.items() if count}
 
     def left(self, table: Any) -> int:

@@ -1,4 +1,4 @@
-"""A checkpoint's tensors in one or several safetensors files, with an index beside several."""
+"""A checkpoint's tensors in one or several safetensors files, with an index if there are several."""
 
 import json
 from collections import Counter

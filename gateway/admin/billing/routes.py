@@ -159,8 +159,7 @@ def end_budget(budget_id: str, ctx: BudgetWriteAccess) -> dict[str, Any]:
 def erase(body: EndUserErasure, ctx: EraseAccess, token: OperatorToken) -> dict[str, int]:
     """Erase an end user's name from the tenant's usage, and their stored texts. Counts and amounts
     stay."""
-    with ctx.database.transaction() as session:
-        return erase_everywhere(session, ctx.scope, ctx.clock, token, body.end_user)
+    return erase_everywhere(ctx.database, ctx.scope, ctx.clock, token, body.end_user)
 
 
 def _tenant_invoice(session: Session, ctx: AdminContext, reference: str) -> Invoice:

@@ -74,10 +74,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def _erase(arguments: argparse.Namespace) -> int:
     with command_context() as tools:
         wait_until_shipped(tools.settings)
-        with tools.database.transaction() as session:
+        with tools.database.read() as session:
             scope = scope_named(session, arguments.tenant)
-            token = operator_token(tools.settings)
-            erased = erase_everywhere(session, scope, tools.clock, token, arguments.end_user)
+        token = operator_token(tools.settings)
+        erased = erase_everywhere(tools.database, scope, tools.clock, token, arguments.end_user)
     show(erased, as_json=arguments.json, title="erased")
     return 0
 

@@ -1,4 +1,4 @@
-"""Serves /metrics, /healthz and /readyz of a Celery worker: a process of its own beside the prefork pool.
+"""Serves /metrics, /healthz and /readyz of a Celery worker: a process next to the prefork pool.
 
 The pool's processes write their metrics to PROMETHEUS_MULTIPROC_DIR. A thread in the pool's parent
 could hold a lock while it forks, so this process reads the files instead. It ends when its stdin

@@ -7,7 +7,7 @@ import aiohttp
 import orjson
 
 from gateway.catalog.upstreams import Upstream
-from gateway.engines.server_kinds import LLAMA_CPP, SGLANG, VLLM, Detected, detect
+from gateway.engines.server_kinds import LLAMA_CPP, SGLANG, VLLM, Detected, detect, json_object
 
 _ANSWER_S = 10.0
 _TOOL = {"type": "function", "function": {"name": "noop", "parameters": {"type": "object"}}}
@@ -79,7 +79,7 @@ class _Server:
         messages = [{"role": "user", "content": "Hi"}]
         body = {"model": model, "messages": messages, "max_tokens": 1, **more}
         status, raw = await self._send("POST", "/v1/chat/completions", body)
-        return status, _object(raw)
+        return status, json_object(raw)
 
     async def _get(self, path: str) -> bytes:
         status, page = await self._send("GET", path, None)
@@ -95,11 +95,3 @@ class _Server:
                 return answer.status, await answer.read()
         except (aiohttp.ClientError, TimeoutError, OSError):
             return 0, b""
-
-
-def _object(raw: bytes) -> dict[str, Any]:
-    try:
-        value = orjson.loads(raw)
-    except ValueError:
-        return {}
-    return value if isinstance(value, dict) else {}
