@@ -159,6 +159,8 @@ _KINDS: list[type] = [
 _BYTE = {kind: bytes([number]) for number, kind in enumerate(_KINDS)}
 _DECODE: list[Callable[[bytes], Any]] = [msgspec.msgpack.Decoder(kind).decode for kind in _KINDS]
 _ENCODER = msgspec.msgpack.Encoder()
+# What msgspec raises for bytes of a stranger: also for text that is no UTF-8, and for deep nesting.
+_UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 class WireError(EngineError):
@@ -178,7 +180,7 @@ def decode(data: bytes) -> tuple[Any, int]:
         raise WireError(f"a message of {len(data)} bytes has an unknown kind or no header")
     try:
         record = _DECODE[data[0]](data[9:])
-    except msgspec.MsgspecError as error:
+    except _UNREADABLE as error:
         raise WireError(f"a {_KINDS[data[0]].__name__} message is invalid: {error}") from error
     return record, int.from_bytes(data[1:9], "little")
 
@@ -189,6 +191,6 @@ def request_id_of(data: bytes) -> str | None:
         return None
     try:
         found = msgspec.msgpack.decode(data[9:])["request"]["request_id"]
-    except (msgspec.MsgspecError, KeyError, TypeError, IndexError):
+    except (*_UNREADABLE, KeyError, TypeError, IndexError):
         return None
     return found if isinstance(found, str) else None

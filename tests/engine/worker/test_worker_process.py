@@ -21,7 +21,15 @@ from engine.runners.fake import FakeRunner
 from engine.worker.client import EngineClient
 from engine.worker.curve import ClientKeys
 from engine.worker.server import Server
-from engine.worker.wire import Generate, Heartbeat, Identify, WireError, decode, encode
+from engine.worker.wire import (
+    Generate,
+    Heartbeat,
+    Identify,
+    WireError,
+    decode,
+    encode,
+    request_id_of,
+)
 from tests.engine.helpers import ask, make_config, make_engine, run_until_idle
 from tests.engine.worker.test_server import Worker, connected, gather, start_process, wait_until
 
@@ -78,13 +86,29 @@ def _zombie(pid: int) -> bool:
         return True
 
 
+# Bytes that no MessagePack has, text that is no UTF-8, and a thousand arrays in each other.
+UNREADABLE = [b"\xc1", b"\xa1\xcd", b"\x81\xa7request\x81\xaarequest_id\xa1\xcd", b"\x91" * 5000]
+
+
+def _generate(body: bytes) -> bytes:
+    """A Generate message of any body."""
+    return encode(Generate(ask("r", [1])))[:9] + body
+
+
+@pytest.mark.parametrize("body", UNREADABLE)
+def test_what_cannot_be_read_is_one_error(body: bytes) -> None:
+    with pytest.raises(WireError):
+        decode(_generate(body))
+    assert request_id_of(_generate(body)) is None
+
+
 async def test_rubbish_on_the_socket_changes_nothing() -> None:
     worker = Worker()
     context = zmq.asyncio.Context()
     stranger = context.socket(zmq.DEALER)
     stranger.connect(worker.server.address)
     try:
-        for rubbish in [b"", b"x", b"\xff" * 40, b"\x01" + b"\x00" * 8 + b"\xc1", os.urandom(999)]:
+        for rubbish in [b"", b"x", b"\xff" * 40, *map(_generate, UNREADABLE), os.urandom(999)]:
             await stranger.send(rubbish)
         await stranger.send_multipart([b"a", b"b", b"c"])
         await stranger.send(encode(Generate(ask("r", [1]))))
