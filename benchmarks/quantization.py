@@ -46,7 +46,13 @@ from training.demo.chat import written
 from training.demo.dialogues import make_dialogues
 
 ROOT = Path(__file__).parents[1]
-_PAGES = ("README.md", "engine/README.md", "docs/operator.md", "docs/customer.md")
+_PAGES = (
+    "README.md",
+    "engine/README.md",
+    "docs/engine/models.md",
+    "docs/operator.md",
+    "docs/customer.md",
+)
 _CALIBRATION = (
     "CONTRIBUTING.md", "docs/admin.md", "docs/finance.md", "docs/contributor.md", "CHANGELOG.md",
 )  # fmt: skip

@@ -37,7 +37,7 @@ def metrics_page() -> str:
         "",
         "Served by the gateway at `/metrics`. Nothing is labelled by tenant: per-tenant figures come",
         "from SQL. Engine workers serve their own page, which `serve` adds to its own; see",
-        "`engine/README.md`.",
+        "`docs/engine/worker.md`.",
         "",
         "| metric | kind | labels | what it is |",
         "|---|---|---|---|",

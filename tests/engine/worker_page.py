@@ -1,4 +1,4 @@
-"""The tables of engine/README.md, made from the code. Run as a module to write them."""
+"""The tables of docs/engine/worker.md, made from the code. Run as a module to write them."""
 
 import re
 from dataclasses import MISSING, fields
@@ -8,7 +8,7 @@ from engine import config as config_module
 from engine.config import EngineConfig
 from engine.metrics import COUNTERS, GAUGES, HISTOGRAMS
 
-README = Path(__file__).parents[2] / "engine" / "README.md"
+PAGE = Path(__file__).parents[2] / "docs/engine/worker.md"
 
 
 def settings_table() -> list[str]:
@@ -51,4 +51,4 @@ def _renewed(text: str, head: str, rows: list[str], keep: int) -> str:
 
 
 if __name__ == "__main__":
-    README.write_text(with_tables(README.read_text()))
+    PAGE.write_text(with_tables(PAGE.read_text()))
