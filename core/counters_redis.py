@@ -32,8 +32,12 @@ from core.redis_pipeline import pipeline_for
 
 log = logging.getLogger("tollhouse.counters")
 
-# The fallback mode must take effect within 50 ms; AdaptiveTimeout adds its grace turns to this.
+# The fallback mode must take effect within 50 ms; AdaptiveTimeout adds its grace turns to this, and
+# more where the machine is busy or the server is always slow.
 TIMEOUT_S = 0.036
+# The client's own time-outs know nothing of a loop that is late: they are a last resort, because
+# each call is bounded here.
+_CLIENT_TIMEOUT_S = 60.0
 PROBE_FIRST_S, PROBE_EVERY_S = 0.02, 0.25
 _START_S = 3.0
 _BATCH = 128
@@ -58,9 +62,8 @@ class RedisCounters:
         """`clock` is for tests and simulations; by default the Redis server's clock is used."""
         self._prefix = prefix
         self._clock = clock
-        self._timeout_s = timeout_s
         self._timeout = AdaptiveTimeout(timeout_s)
-        self._client = connect(url, timeout_s=max(1.0, timeout_s), connections=8)
+        self._client = connect(url, timeout_s=_CLIENT_TIMEOUT_S, connections=8)
         self._pipeline = pipeline_for(self._client)
         self._source = _SCRIPT.read_text()
         self._sha = ""
@@ -83,6 +86,7 @@ class RedisCounters:
                 await check_mode(self._client)
                 await self._load_script()
                 await self._pipeline.ping()
+                await self._timeout.measure(self._pipeline.ping())
         except (RedisError, OSError, TimeoutError) as error:
             log.warning("Redis does not answer yet: %s", error)
 
@@ -240,8 +244,10 @@ class RedisCounters:
             await asyncio.sleep(delay)
             delay = PROBE_EVERY_S
             try:
-                async with asyncio.timeout(self._timeout_s):
-                    await self._pipeline.ping()
+                # The first answer may be to what waited while the server was away; the second shows
+                # how slow it is.
+                await self._timeout.wait_long(self._pipeline.ping())
+                await self._timeout.measure(self._pipeline.ping())
             except (RedisError, OSError, TimeoutError):
                 continue
             self._down = False

@@ -24,7 +24,7 @@ def connect(url: str, *, timeout_s: float, connections: int) -> Client:
     """A client; it connects on first use."""
     options: dict[str, Any] = {
         "socket_timeout": timeout_s,
-        "socket_connect_timeout": 1.0,
+        "socket_connect_timeout": timeout_s,
         "socket_keepalive": True,
         "protocol": 2,
         "max_connections": connections,

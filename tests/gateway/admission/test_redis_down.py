@@ -7,11 +7,13 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 
 import pytest
+import uvloop
 from msgspec.structs import replace
 
+from core import adaptive_timeout
 from core.clock import SystemClock
 from core.counters_redis import RedisCounters
 from core.errors import DependencyDown, RateLimited
@@ -56,6 +58,45 @@ class Server:
     def kill(self) -> None:
         self.process.kill()
         self.process.wait(10)
+
+
+class Slow:
+    """Passes everything on, answers after a delay."""
+
+    def __init__(self, port: int, *, delay_s: float) -> None:
+        self._port, self._delay_s = port, delay_s
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self._server.sockets[0].getsockname()[1]}/0"
+
+    async def __aenter__(self) -> "Slow":
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        inner_reader, inner = await asyncio.open_connection("127.0.0.1", self._port)
+        for source, target, delay_s in (
+            (reader, inner, 0.0),
+            (inner_reader, writer, self._delay_s),
+        ):
+            self._tasks.add(asyncio.create_task(_pass(source, target, delay_s)))
+
+
+async def _pass(source: asyncio.StreamReader, target: asyncio.StreamWriter, delay_s: float) -> None:
+    try:
+        while data := await source.read(65_536):
+            await asyncio.sleep(delay_s)
+            target.write(data)
+    finally:
+        target.transport.abort()
 
 
 @pytest.fixture
@@ -116,8 +157,10 @@ async def _paused_round(server: Server, counters: RedisCounters, number: int) ->
 
 
 async def test_a_paused_server_gives_the_declared_mode_within_50_ms(
-    server: Server, counters: RedisCounters
+    server: Server, counters: RedisCounters, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # Others may keep this machine's CPUs busy, and a server may take longer on a busy machine.
+    monkeypatch.setattr(adaptive_timeout, "cpu_pressure_s", lambda: 0.0)
     # The best of many: a loaded machine may take the process off its core in any one of them.
     taken: list[float] = []
     deadline = time.monotonic() + 60
@@ -157,3 +200,44 @@ async def test_a_server_that_is_gone_and_comes_back_is_used_again(
     await _until_up(counters)
     assert (await limiter.reserve(replace(REQUEST, request_id="back"))).mode == "shared"
     await limiter.release(held)
+
+
+async def test_a_server_that_is_always_slow_is_not_down(server: Server) -> None:
+    """Behind a network on which each answer takes longer than the time-out."""
+    async with Slow(server.port, delay_s=0.15) as slow:
+        counters = RedisCounters(slow.url)  # nobody has called `start`
+        limiter = _limiter(counters, "closed")
+        with pytest.raises(DependencyDown, match="limits cannot be checked"):
+            await limiter.reserve(replace(REQUEST, request_id="first"))
+        await _until_up(counters)
+        for number in range(3):
+            held = await limiter.reserve(replace(REQUEST, request_id=f"slow_{number}"))
+            assert held.mode == "shared"
+            await limiter.release(held)
+        await counters.close()
+        counters = RedisCounters(slow.url)
+        await counters.start()
+        await _limiter(counters, "closed").reserve(replace(REQUEST, request_id="measured"))
+        await counters.close()
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+def test_a_loop_that_is_blocked_never_calls_a_healthy_server_down(
+    server: Server, run: Callable[[Coroutine[None, None, None]], None]
+) -> None:
+    run(_blocked_while_it_waits(server.url))
+
+
+async def _blocked_while_it_waits(url: str) -> None:
+    """Blocked while the first request connects and waits, for longer than any time-out."""
+    for turns in range(12):
+        counters = RedisCounters(url)
+        limiter = _limiter(counters, "closed")
+        asked = replace(REQUEST, request_id=f"blocked_{turns}")
+        reserving = asyncio.create_task(limiter.reserve(asked))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        time.sleep(1.1)
+        await limiter.release(await reserving)
+        assert not counters.down
+        await counters.close()
