@@ -10,8 +10,7 @@ from engine.backends.layers.alibi import Alibi, alibi
 from engine.backends.layers.linear import Linear
 from engine.backends.layers.matrices import MODULES, part_shape, sites_of
 from engine.backends.layers.norm import LayerNorm, RmsNorm
-from engine.backends.layers.operations import Attention, GatedSite, Operations, Site, X
-from engine.backends.layers.stream_steps import Halves
+from engine.backends.layers.operations import Attention, GatedSite, Halves, Operations, Site, X
 from engine.model_spec import ModelSpec
 from engine.models.experts import mixture
 from engine.models.latent import latent_attention

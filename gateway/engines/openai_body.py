@@ -106,7 +106,7 @@ def upstream_body(
         body["prompt"] = request.prompts[0]
         if request.logprobs is not None:
             body["logprobs"] = request.logprobs
-    if not request.untuned and (given := _tuning(request)) != _UNSET:
+    if (given := _tuning(request)) != _UNSET:
         for name, value, unset in zip(_TUNING, given, _UNSET, strict=True):
             if value != unset:
                 body[_RENAMED.get((kind, name), name)] = value

@@ -22,7 +22,7 @@ def sampling_params(prompt: "Prompt", model: "ServedModel") -> SamplingParams:
     if request.inputs is not None:
         pooling = request.extra.get("own_engine", {}).get("pooling", "model")
         return SamplingParams(max_tokens=0, pooling=pooling)
-    unset = request.untuned or _sampling(request) == _UNSET_VALUES
+    unset = _sampling(request) == _UNSET_VALUES
     if unset and not (request.engine_parameters or request.bad_words or request.dry_multiplier):
         return _default_params(prompt.max_tokens, tuple(model.defaults.items()))
     given = _UNSET_PARAMS if unset else _given(request)

@@ -35,8 +35,6 @@ _UNSET = tuple(EXTRA.values())
 
 def check_sampling_parameters(ask: InferenceRequest, model: ServedModel) -> None:
     """Raise UnsupportedParameter for a sampling parameter that the model's upstream lacks."""
-    if ask.untuned:
-        return
     if ask.extra_fields:
         for name in ask.extra_fields.keys() - model.extra_fields:
             if name not in PASSED:

@@ -68,8 +68,6 @@ class InferenceRequest(Struct, frozen=True):
     end_user: str | None = None
     truncation: str = "disabled"
     dropped: str | None = None  # what truncation removed: "turns=2, blocks=1"
-    # Known to set no parameter of sampling or of an engine, none of which is looked for then.
-    untuned: bool = False
     timeout_s: float | None = None
     client_request_id: str | None = None
     reasoning_effort: str | None = None

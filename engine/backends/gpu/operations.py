@@ -29,8 +29,7 @@ from engine.backends.layers.experts import Mlp, SharedMlp
 from engine.backends.layers.latent import LatentOutput, LatentQkv
 from engine.backends.layers.linear import DenseLinear, Linear
 from engine.backends.layers.norm import RmsNorm
-from engine.backends.layers.operations import Attention, GatedSite, Site
-from engine.backends.layers.stream_steps import StreamSteps
+from engine.backends.layers.operations import Attention, GatedSite, Site, StreamSteps
 from engine.model_spec import ModelSpec
 
 
@@ -169,7 +168,7 @@ class KernelOperations:
             y.add_(x.summand)
         return Residual(x.total, y if norm is None else rms_norm(y, norm))
 
-    def streams(self, x: Residual) -> "StreamSteps[Residual]":
+    def streams(self, x: Residual) -> StreamSteps[Residual]:
         raise TypeError("these operations have one residual stream")
 
     def widen(self, site: Site, x: Residual, norm: RmsNorm | None) -> Tensor:

@@ -10,13 +10,14 @@ from engine.backends.layers.alibi import Alibi
 from engine.backends.layers.embedding import Embedding
 from engine.backends.layers.linear import GatedLinear, Linear
 from engine.backends.layers.norm import RmsNorm
+from engine.backends.layers.streams import Ends, LayerInputs, StreamLayer
 from engine.model_spec import AttentionShape
 
 if TYPE_CHECKING:
     from engine.backends.layers.any_mixture import AnyMixture
-    from engine.backends.layers.stream_steps import StreamSteps
 
 X = TypeVar("X")  # the residual stream, in a form of the device's own
+X_co = TypeVar("X_co", covariant=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +54,64 @@ class Attention:
     value_norm: RmsNorm | None = None  # of each head
 
 
+@dataclass(frozen=True, slots=True)
+class Halves:
+    """The attention and the MLP of a layer, with their norms."""
+
+    qkv: Site
+    attention: Attention
+    o: Site
+    gate_up: GatedSite
+    down: Site
+    norms: tuple[RmsNorm, RmsNorm, RmsNorm, RmsNorm]  # before and after attention, then the MLP
+
+
+class StreamSteps(Protocol[X_co]):
+    """Streams are [rows, streams, hidden]. From the last layer with keys of its own on, rows may be the
+    sampled ones alone."""
+
+    embedded: torch.Tensor  # [tokens, hidden]
+
+    def inputs(self, given: LayerInputs) -> torch.Tensor:
+        """Each layer's own input: [tokens, layers, size]."""
+
+    def begin(self, ends: Ends) -> torch.Tensor:
+        """The streams of the embedded tokens."""
+
+    def predict(
+        self, layer: StreamLayer, x: torch.Tensor, norm: RmsNorm
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The predicted streams, and the norm of the active one: [rows, hidden]."""
+
+    def attention(self, block: Halves, h: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Of the normed rows `h`: the output before its product [kept, heads * head_dim], and which rows
+        go on; None: all."""
+
+    def change(
+        self,
+        layer: StreamLayer,
+        block: Halves,
+        y: torch.Tensor,
+        predicted: torch.Tensor,
+        h: torch.Tensor,
+    ) -> torch.Tensor:
+        """The streams, corrected by what attention's output `y` and the MLP change. `h`: the normed rows
+        that attention read."""
+
+    def add_input(self, layer: StreamLayer, x: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
+        """The streams with the layer's own input [rows, size]; perhaps added by what reads them next."""
+
+    def end(self, ends: Ends, x: torch.Tensor) -> X_co:
+        """The one residual stream of the streams of the last layer."""
+
+
 class Operations(Protocol[X]):
     """The operations of one step. Products include the site's bias and the step's adapters."""
 
     def embed(self, table: Embedding, scale: float, norm: RmsNorm | None) -> X:
         """The rows of `table` for the step's tokens, times `scale`, and normed if `norm` is given."""
 
-    def streams(self, x: X) -> "StreamSteps[X]":
+    def streams(self, x: X) -> StreamSteps[X]:
         """Of a model with several residual streams, whose embedded tokens are `x`."""
 
     def project(self, site: Site, x: X, norm: RmsNorm | None) -> torch.Tensor:

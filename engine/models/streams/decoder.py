@@ -4,8 +4,7 @@ import torch
 
 from engine.backends.layers.linear import Linear
 from engine.backends.layers.norm import RmsNorm
-from engine.backends.layers.operations import Operations, X
-from engine.backends.layers.stream_steps import Halves
+from engine.backends.layers.operations import Halves, Operations, X
 from engine.backends.layers.streams import Ends, LayerInputs, StreamLayer
 from engine.model_spec import ModelSpec, StreamsSpec
 from engine.models.linears import Matrix, embedding, linear

@@ -17,8 +17,8 @@ from gateway.edge.decoding import (
     refuse_unsupported,
 )
 from gateway.formats.chat import legacy
-from gateway.formats.chat.untuned import is_simple, is_untuned
 from gateway.formats.sampling import (
+    CHECKED_ALONE,
     MAX_LOGPROBS,
     Count,
     Positive,
@@ -152,15 +152,24 @@ class PlainChatBody(ChatBody, kw_only=True):
 
 _decoder = msgspec.json.Decoder(ChatBody)
 _plain_decoder = msgspec.json.Decoder(PlainChatBody)
+# Fields that need no check together with others: a chat that sets these alone is converted at once.
+_SIMPLE = CHECKED_ALONE | {
+    "model",
+    "messages",
+    "max_tokens",
+    "max_completion_tokens",
+    "user",
+    "stream",
+    "stream_options",
+}
 _NOT_PLAIN = b'"tool_call'  # in a message that has more than a text
 
 
 def parse_chat(raw: bytes) -> InferenceRequest:
     extra_fields: dict[str, Any] = {}
     body, messages = _decoded(raw, extra_fields)
-    untuned = is_untuned(body)
-    given = () if untuned else given_names(body)
-    if messages is not None and is_simple(given):  # nothing else that is checked below is set
+    given = given_names(body)
+    if messages is not None and _SIMPLE.issuperset(given):
         check_stream_options(body)
         return InferenceRequest(
             route=ROUTE,
@@ -169,7 +178,6 @@ def parse_chat(raw: bytes) -> InferenceRequest:
             max_tokens=body.max_completion_tokens or body.max_tokens,
             end_user=check_label("user", body.user or None),
             extra={"legacy_functions": False, "named": {}},
-            untuned=untuned,
             **sampling_of(body, given),
         )
     for name in PASSED:
@@ -232,7 +240,6 @@ def parse_chat(raw: bytes) -> InferenceRequest:
         continue_final_message=_continues(body, messages),
         echo=bool(body.echo),
         include_reasoning=body.include_reasoning is not False,
-        untuned=untuned and not extra_fields,
         **sampling_of(body, given),
     )
 

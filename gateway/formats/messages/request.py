@@ -10,7 +10,6 @@ from core.errors import BadRequest, UnsupportedParameter
 from gateway.edge.anthropic_errors import ROUTE
 from gateway.edge.decoding import Request, check_label, check_range, decode, refuse_unsupported
 from gateway.formats.chat.request import MAX_MESSAGES
-from gateway.formats.messages.agent_options import notes_of
 from gateway.formats.sampling import Positive, stops_of
 from gateway.request import media_parts
 from gateway.request.inference import InferenceRequest
@@ -102,6 +101,10 @@ _OWN_BLOCKS: dict[str, tuple[str, ...]] = {
     "system": ("text",),
     "assistant": ("text", "tool_use", "thinking", "redacted_thinking"),
 }
+_THINKING = ("enabled", "adaptive", "disabled")
+_EFFORTS = ("low", "medium", "high", "xhigh", "max")
+# Thoughts of earlier turns are never in the prompt, so clearing them changes nothing.
+_CLEARS_THINKING = "clear_thinking_"
 _decoder = msgspec.json.Decoder(MessagesBody)
 _count_decoder = msgspec.json.Decoder(CountBody)
 
@@ -136,7 +139,7 @@ def parse_messages(raw: bytes) -> InferenceRequest:
 def parse_count(raw: bytes) -> InferenceRequest:
     body = decode(_count_decoder, raw)
     refuse_unsupported(body, _COUNT_IGNORED_VALUES)
-    notes_of(body)
+    _notes_of(body)
     media: dict[str, str] = {}
     return InferenceRequest(
         route=f"{ROUTE}/count_tokens",
@@ -164,7 +167,7 @@ def _constraints(body: MessagesBody, media: dict[str, str]) -> dict[str, Any]:
     return {
         "single_tool_call": given.get("disable_parallel_tool_use") is True,
         "engine_parameters": engine_parameters,
-        "extra": {"named": _NAMED | media, "notes": notes_of(body)},
+        "extra": {"named": _NAMED | media, "notes": _notes_of(body)},
     }
 
 
@@ -363,4 +366,72 @@ def _not_text(where: str) -> UnsupportedParameter:
         f"{where} is not text; this model supports text only.",
         next_step="Send blocks of type text.",
         param=where,
+    )
+
+
+def _notes_of(body: CountBody) -> list[str]:
+    """What has no effect of what coding agents ask for beside the answer: thinking, effort and the
+    editing of their context. An answer without them is valid, so the request is served."""
+    notes = []
+    _refuse_thread(body.thread)
+    _check_diagnostics(body.diagnostics)
+    if body.thinking is not None:
+        kind = body.thinking.get("type")
+        if kind not in _THINKING:
+            raise _invalid("thinking.type", f"one of {', '.join(_THINKING)}")
+        if kind == "enabled":
+            notes.append("thinking is returned in blocks of its own if the model marks it.")
+    config = body.output_config or {}
+    for name in config.keys() - {"format", "effort"}:
+        raise UnsupportedParameter(
+            f"output_config.{name} is not supported.",
+            next_step=f"Remove output_config.{name}.",
+            param=f"output_config.{name}",
+        )
+    if (effort := config.get("effort")) is not None:
+        if effort not in _EFFORTS:
+            raise _invalid("output_config.effort", f"one of {', '.join(_EFFORTS)}")
+        notes.append("output_config.effort has no effect on this model.")
+    _check_edits(body.context_management or {})
+    return notes
+
+
+def _check_edits(management: dict[str, Any]) -> None:
+    for index, edit in enumerate(management.get("edits") or ()):
+        kind = edit.get("type") if isinstance(edit, dict) else None
+        if not str(kind).startswith(_CLEARS_THINKING):
+            where = f"context_management.edits[{index}]"
+            raise UnsupportedParameter(
+                f"{where} is not supported.", next_step="Remove it.", param=where
+            )
+
+
+def _refuse_thread(thread: Any) -> None:
+    """Anthropic's SDKs begin with a thread and go on without one where the refusal has these
+    details."""
+    if thread is None:
+        return
+    error = UnsupportedParameter(
+        "thread is not supported: conversations are not kept here.",
+        next_step="Send the whole conversation without thread.",
+        param="thread",
+    )
+    error.details = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+    raise error
+
+
+def _check_diagnostics(given: Any) -> None:
+    """Without an earlier message there is nothing to compare with, so it asks for nothing."""
+    if given is None or given == {} or given == {"previous_message_id": None}:
+        return
+    raise UnsupportedParameter(
+        "diagnostics is not supported: messages are not kept here.",
+        next_step="Remove diagnostics.",
+        param="diagnostics",
+    )
+
+
+def _invalid(name: str, form: str) -> BadRequest:
+    return BadRequest(
+        f"{name} must be {form}.", next_step=f"Correct {name}.", param=name, code="invalid_value"
     )

@@ -17,12 +17,12 @@ from engine.backends.gpu.operations import KernelOperations, Residual, product
 from engine.backends.gpu.pointwise_launch import gated, gated_by, rms_norm
 from engine.backends.layers.linear import Linear
 from engine.backends.layers.norm import RmsNorm
-from engine.backends.layers.stream_steps import Halves
+from engine.backends.layers.operations import Halves
 from engine.backends.layers.streams import Ends, LayerInputs, StreamLayer
 
 
 class StreamOperations(KernelOperations):
-    """Implements `engine.backends.layers.stream_steps.StreamSteps`."""
+    """Implements `engine.backends.layers.operations.StreamSteps`."""
 
     embedded: Tensor
     _added: Added | None = None  # to the streams, by the kernel that predicts

@@ -1,7 +1,6 @@
-"""A request that is known to set no parameter: nothing is looked for in it, so it must have none."""
+"""The optional fields of a chat: both readers agree, and each field is converted by itself."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,19 +8,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-import gateway
 from core.errors import BadRequest
-from gateway.engines.openai_body import _UNSET as _UNTUNED
-from gateway.engines.openai_body import _tuning
-from gateway.engines.sampling import _UNSET_VALUES, _sampling
 from gateway.formats.chat.request import parse_chat
-from gateway.prompts.capabilities import _UNSET, _extra
 from gateway.request.inference import InferenceRequest
 
-GATEWAY = Path(gateway.__file__).parent
-
 MESSAGES = [{"role": "user", "content": "Hello"}]
-PARTS = [{"role": "user", "content": [{"type": "text", "text": "Hello"}]}]
 USUAL: dict[str, Any] = {
     "max_tokens": 5,
     "max_completion_tokens": 6,
@@ -84,23 +75,6 @@ def parsed(messages: list[dict[str, Any]], **fields: Any) -> InferenceRequest:
     return parse_chat(json.dumps({"model": "m", "messages": messages, **fields}).encode())
 
 
-@pytest.mark.parametrize("messages", [MESSAGES, PARTS], ids=["plain", "parts"])
-@pytest.mark.parametrize("streamed", [False, True])
-def test_a_request_of_usual_fields_alone_has_no_parameter(
-    messages: list[dict[str, Any]], streamed: bool
-) -> None:
-    fields = USUAL if streamed else {"max_tokens": 5, "user": None}
-    request = parsed(messages, **fields)
-    assert request.untuned
-    assert _sampling(request) == _UNSET_VALUES
-    assert (_extra(request), _tuning(request)) == (_UNSET, _UNTUNED)
-
-
-@pytest.mark.parametrize("name", OTHERS)
-def test_any_other_field_is_looked_for(name: str) -> None:
-    assert not parsed(MESSAGES, **{name: OTHERS[name]}).untuned
-
-
 def _outcome(messages: list[dict[str, Any]], fields: dict[str, Any]) -> Any:
     """The request, or what is wrong with it."""
     try:
@@ -149,6 +123,6 @@ def test_fields_of_sampling_are_converted_one_by_one() -> None:
     converted |= {"stop": ("x", ("x",)), "stop_token_ids": ([3], (3,)), "n": (2, 2)}
     converted |= {"logit_bias": ({"5": 1}, {5: 1}), "allowed_token_ids": ([1, 1], (1, 1))}
     request = parsed(MESSAGES, **{name: given for name, (given, _) in converted.items()})
-    unset = replace(parsed(MESSAGES), untuned=False)
+    unset = parsed(MESSAGES)
     assert request == replace(unset, **{name: value for name, (_, value) in converted.items()})
     assert parsed(MESSAGES, request_id="mine").client_request_id == "mine"
