@@ -101,14 +101,14 @@ class Settings(BaseSettings):
         None,
         gt=0,
         description="Last positions that each token sees in a local engine's layers of full attention, "
-        "beside the first TOLLHOUSE_KV_SINKS: a request's memory is bounded, and what is between is "
+        "and the first TOLLHOUSE_KV_SINKS: a request's memory is bounded, and what is between is "
         "dropped; on a CPU. Unset: all.",
     )
     kv_sinks: int = Field(
-        4, ge=0, description="First positions that are seen beside TOLLHOUSE_KV_WINDOW."
+        4, ge=0, description="Attention sinks: the first N positions are always attended to."
     )
     kv_heavy: int = Field(
-        0, ge=0, description="Positions of a prompt, by attention, seen beside TOLLHOUSE_KV_WINDOW."
+        0, ge=0, description="Positions of a prompt kept by attention mass (SnapKV)."
     )
     batch_invariant: bool = Field(
         False,
@@ -123,7 +123,7 @@ class Settings(BaseSettings):
     draft_heads: str = Field(
         "auto",
         description="Folder or file of draft heads, which guess tokens like a draft model; auto: those "
-        "beside the model's weights, if there are any, or none.",
+        "in the model's folder, if there are any, or none.",
     )
     adapter_dirs: Annotated[tuple[Path, ...], NoDecode] = Field(
         (), description="Colon-separated directories from which `lora_path` may load adapters."

@@ -1,7 +1,8 @@
 """What the API stores for a tenant, in bytes, and the quota of its plan.
 
-The sizes are those of the rows, so they are right whoever writes or deletes them. A process may rely on
-a sum that is some seconds old: processes together may pass a quota by what a tenant stores meanwhile.
+The sizes are those of the rows, so they are right no matter which process writes or deletes them. A
+process may rely on a sum that is some seconds old: processes together may pass a quota by what a tenant
+stores meanwhile.
 """
 
 from typing import Any

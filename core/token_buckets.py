@@ -21,7 +21,7 @@ class _Bucket:
     at: int  # ms
 
 
-# Bucket, capacity, period in ms, amount in the bucket's unit, the most debt beside it, take. Of two
+# Bucket, capacity, period in ms, amount in the bucket's unit, the most debt, take. Of two
 # takes from one bucket each is measured against what was taken before both.
 _Row = tuple[_Bucket, int, int, int, int, Take]
 

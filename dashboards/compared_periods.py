@@ -1,4 +1,4 @@
-"""A period beside the one before it: the link that asks for it, and what both are read by."""
+"""A period compared with the one before it: the link that asks for it, and how both are read."""
 
 from dataclasses import dataclass
 from datetime import datetime

@@ -88,8 +88,8 @@ class PageData:
     span: Range | None = None  # shows the date filter
     bar: Bar | None = None  # shows the query bar instead
     presets: Sequence[Link] = ()  # periods, where there is no query bar
-    custom: CustomPeriod | None = None  # beside them
-    views: Sequence[Link] = ()  # beside the periods
+    custom: CustomPeriod | None = None  # shown next to the periods
+    views: Sequence[Link] = ()  # shown next to the periods
     live: bool = False  # its first table can be kept up to date
     groups: dict[str, str] = field(default_factory=dict)
     by: str = ""
@@ -138,7 +138,7 @@ class Rejected:
         return replace(table, rows=rows) if acts else table
 
     def applied(self, page_data: PageData) -> PageData:
-        """The page with the refused form kept and its reason beside it; above the page if the form is
+        """The page with the refused form kept and its reason next to it; above the page if the form is
         not on it."""
         kept = replace(
             page_data,

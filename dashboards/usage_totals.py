@@ -153,7 +153,7 @@ def read(
 def _largest_end_users(
     session: Session, scope: TenantScope, span: Range, query: BucketQuery
 ) -> UsageTotals:
-    """A tenant may have millions of end users: a hundred are told apart, and few of them drawn."""
+    """A tenant may have millions of end users: a hundred are distinguished, and few of them drawn."""
     columns = ("requests", *COUNTED)
     found = origin_rollups.largest_end_users(
         session,

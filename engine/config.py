@@ -21,8 +21,8 @@ class EngineConfig:
     quantization: str = "auto"  # auto: as the checkpoint is stored; none, int8 or int4
     kv_dtype: str = "auto"  # keys and values: auto, as computed; int8 or fp8
     kv_window: int | None = None  # last positions that layers without a window see; None: all
-    kv_sinks: int = 4  # first positions that they see beside `kv_window`
-    kv_heavy: int = 0  # positions of a prompt, by attention, that its answer sees beside both
+    kv_sinks: int = 4  # attention sinks: first positions always attended to
+    kv_heavy: int = 0  # positions of a prompt kept by attention mass (SnapKV)
     batch_invariant: bool = False  # logits do not depend on the rest of the batch; on a CPU
     device: str = "auto"  # auto, cpu, cuda or cuda:N
     threads: int | None = None  # CPU threads; None: one per physical core
@@ -67,7 +67,7 @@ class EngineConfig:
 
     speculation: str = "auto"  # auto: verify guessed tokens where that is faster; off: never guess
     draft_model: str | None = None  # a smaller model of the same tokenizer that guesses, on a CPU
-    draft_heads: str = "auto"  # heads that guess: a folder, none, or auto: beside the model
+    draft_heads: str = "auto"  # heads that guess: a folder, none, or auto: in the model's folder
     overlap: bool | None = None  # launch a step before the last is read; None: the runner decides
     listen: str = "tcp://127.0.0.1:0"  # address for gateways: tcp:// or ipc://
     server_key_file: str | None = None  # CURVE certificate of this engine, with its secret key
@@ -87,8 +87,8 @@ class EngineConfig:
 
     @property
     def kv_sight(self) -> Sight:
-        """What layers without a window of their own see; with `kv_heavy`, what answers see beside the
-        positions that it keeps."""
+        """What layers without a window of their own see; with `kv_heavy`, what answers see besides kept
+        positions."""
         return Sight() if self.kv_window is None else Sight(self.kv_window, self.kv_sinks)
 
     @property

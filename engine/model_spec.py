@@ -63,11 +63,11 @@ class AlibiSpec:
 @dataclass(frozen=True, slots=True)
 class LatentSpec:
     """Multi-head latent attention (arXiv 2405.04434): keys and values are products of one small vector
-    of each position, beside which all heads share a rotated part of the key. All in values."""
+    of each position; all heads share a rotated part of the key. All in values."""
 
     latent: int
     rotated: int
-    plain: int  # of a head's key, beside the rotated part
+    plain: int  # of a head's key, without the rotated part
     value: int  # of a head
     query: int  # the vector that queries are products of; 0: they are products of the input
 
@@ -92,7 +92,7 @@ class ExpertsSpec:
     shared_gate: bool = True  # a gate says how much of it each token uses
     module: str = "mlp"  # its name in the layer
     names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")  # of an expert's matrices
-    router: str = "gate"  # its name beside the experts
+    router: str = "gate"  # its name in the folder of the experts
     stacked: bool = (
         False  # the checkpoint holds all experts of a layer as one tensor, as gpt-oss does
     )
@@ -107,7 +107,7 @@ class StreamsSpec:
     count: int
     active: int  # the number of the one that layers read
     scaled: bool  # it is scaled where the layer's own input is gated by it
-    rank: int  # of the product beside attention
+    rank: int  # of the low-rank product parallel to attention
     inputs: int  # values of a layer's own input
     vocab: int  # of the table of these inputs
 

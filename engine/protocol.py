@@ -52,7 +52,7 @@ class SamplingParams:
     grammar: Grammar | None = None
     seed: int | None = None
     n: int = 1
-    logprobs: int | None = None  # number of top alternatives beside the chosen id; None is off
+    logprobs: int | None = None  # number of top alternatives to the chosen id; None is off
     # The same for the prompt's tokens; `max_tokens` may be 0 then.
     prompt_logprobs: int | None = None
     stop_token_ids: tuple[int, ...] = ()

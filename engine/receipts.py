@@ -23,7 +23,7 @@ from engine.receipt_file import ReceiptFile, whole_lines
 log = logging.getLogger("tollhouse.engine")
 
 _DAY_S = 86_400
-_SLACK_LINES = 10_000  # written to the file, beside as many as it had, before it is rewritten
+_SLACK_LINES = 10_000  # added to the file, besides doubling it, before it is rewritten
 
 
 @dataclass(slots=True)

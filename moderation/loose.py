@@ -35,7 +35,7 @@ _LEET_SIGN = re.compile(f"[{re.escape(''.join(LEET))}]")
 _STRETCHED: Final = 3
 _SAME = re.compile(r"(?is)(.)\1*")
 _SIGN = r"[013457@8$!|+€£¢]"
-# Only beside these is a sign read as a letter: not in "so!" or "mp3".
+# Only next to these is a sign read as a letter: not in "so!" or "mp3".
 _READ_AS_LETTER = re.compile(rf"{_SIGN}[A-Za-z]|[A-Za-z]{_SIGN}(?:{_SIGN}|\*)")
 # At least three single letters with the same sign between them: "k.i.l.l", "k i l l".
 _SEPARATORS: Final = " .-_*~/"

@@ -1,4 +1,4 @@
-"""Findings of texts that were screened before, so that a conversation is not screened anew each turn.
+"""Findings of texts that were screened before: a turn of a conversation screens only what is new.
 
 An entry is found by tenant, policy version and a keyed digest of the text: no text is kept, and a
 tenant never learns what another has sent. The least recently used entries are dropped, so that all

@@ -94,7 +94,7 @@ def _refund(session: Session, undoing: Undoing) -> dict[str, Any]:
     payment = session.get_one(Payment, refund.payment_id)
     if payment.provider != "manual" and payment.external_id is not None:
         raise Conflict(
-            f"The payment provider {payment.provider} has been told to send this refund.",
+            f"The payment provider {payment.provider} was asked to send this refund.",
             next_step="If the bank returns it, it is reversed by itself.",
         )
     settlement.refund_failed(session, refund, undoing.note, undoing.at)

@@ -187,7 +187,7 @@ def row_differences(
 
 def close_days(database: Database, clock: Clock, keys: closing.Keys = ()) -> list[datetime]:
     """Close the days whose rows agree, signed with the first key; a day with a difference stays open
-    until it is mended."""
+    until it is fixed."""
     with database.transaction() as session:
         now = clock.now()
         days = closing.whole_days(session, now)

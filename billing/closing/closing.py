@@ -5,7 +5,7 @@ closed day never changes. Audits start after the last closed day. They compare t
 rows of closed days only back to the retention floor, because older rows may have been dropped. Those of
 moved days they compare with the rows of their store.
 
-The keys of the signatures come from the settings. Whoever can write the database alone can change
+The keys of the signatures come from the settings. Someone who can write only the database can change
 rows, sums and digests together, but not sign them.
 """
 

@@ -3,7 +3,7 @@
 A day's rows no longer change: it is rated, closed, and its sums are frozen. They are copied without a
 lock, and the border passes the day in the transaction that has found the rows here, the rows there, the
 hourly sums there and the frozen sums equal. A failure at any point leaves the day in the database, and
-the next run copies it anew. The drop compares the store with the frozen sums once more.
+the next run copies it again. The drop compares the store with the frozen sums once more.
 """
 
 import logging

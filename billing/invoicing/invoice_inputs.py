@@ -75,7 +75,7 @@ class InvoiceInputs:
     def fees_before(
         self, subscription_id: int, kind: str, holding: int, at: datetime
     ) -> list[BilledFee]:
-        """Fees of a subscription, or of one add-on beside it, on the invoices of earlier periods."""
+        """Fees of a subscription, or of one of its add-ons, on the invoices of earlier periods."""
         found = self.fees.get((subscription_id, kind, holding), ())
         return [each for each in found if each.period_end <= at]
 

@@ -307,7 +307,7 @@ def send_alerts(session: Session, clock: Clock, tenant_id: str | None = None) ->
 
 
 def _passed(session: Session, budget: Budget, window: Window, percent: int) -> bool:
-    """Whether a message told of this threshold or a higher one, before a refund lowered the spend."""
+    """Whether a message reported this threshold or a higher one, before a refund lowered the spend."""
     told = OutboxMessage.dedupe
     causes = [f"{budget.id}:{window.name}:{each}:" for each in budget.thresholds if each >= percent]
     query = select(OutboxMessage.id).where(

@@ -1,4 +1,4 @@
-"""A rating worker: leases shards of tenants and rates what waits in them, beside other workers."""
+"""A rating worker: leases shards of tenants and rates what waits in them. Many may run."""
 
 import time
 from contextlib import suppress

@@ -1,7 +1,7 @@
 """What re-ratings change in a tenant's period: the price of its quantities as corrected, less what was
 charged and adjusted so far.
 
-All versions of a scope share one position, so the whole of the scope is priced anew, not only what
+All versions of a scope share one position, so the whole scope is priced again, not only what
 moves. Re-ratings of the same events replace each other: the latest one counts.
 """
 

@@ -1,6 +1,6 @@
 """Figures for alerts that every process which serves /metrics reads from the database.
 
-A task runs in any one worker, so a gauge that it sets is stale in the others; these are read anew at
+A task runs in any one worker, so a gauge that it sets is stale in the others; these are read again at
 each scrape.
 """
 

@@ -1,4 +1,4 @@
-"""Add-ons: fees per unit beside a tenant's plan, billed as it is (in advance or in arrears)."""
+"""Add-ons: fees per unit in addition to a tenant's plan, billed like it (in advance or in arrears)."""
 
 from datetime import datetime
 from typing import Any

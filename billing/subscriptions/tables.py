@@ -11,7 +11,7 @@ from core.database import Base, BigKey, Json, Units, UtcDateTime
 
 
 class AddOn(Base):
-    """A fee per unit and interval, beside plans of the same interval. It never changes."""
+    """A fee per unit and interval, added to plans of the same interval. It never changes."""
 
     __tablename__ = "add_ons"
 

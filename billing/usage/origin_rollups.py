@@ -102,7 +102,7 @@ def largest_end_users(
     projects: tuple[str, ...] = (),
 ) -> Largest:
     """The sums of these columns, of which input_tokens is one, in `span`, which is of whole days. `most`
-    names are told apart; of those with the most requests `drawn` are summed by day."""
+    names are distinguished; of those with the most requests `drawn` are summed by day."""
     inside = partial(_inside, (scope.project_id,) if scope.project_id else projects, scope, span)
     table: Any = DailyEndUserUsage
     sums = [func.sum(getattr(table, each)).label(each) for each in columns]

@@ -82,7 +82,7 @@ def change(
         check_grant(scope, role)
         member.role = role
         if member.password_by is not None and not may_grant(member.password_by, role):
-            # Whoever set the password knows it, and may not have this role.
+            # The person who set the password knows it, and may not have this role.
             member.password_hash = member.password_by = None
         if member.oidc_by is not None and not may_grant(member.oidc_by, role):
             member.oidc_subject = member.oidc_by = None

@@ -163,7 +163,7 @@ USAGE_ALERTS = (
         Runbook(
             "Records of a spool cannot be read, settled or stored. Their requests were served, and are "
             "not "
-            "billed until this is mended.",
+            "billed until this is fixed.",
             (
                 "On that gateway's machine, `tollhouse usage parked list` shows each record with its "
                 "reason.",
@@ -292,7 +292,7 @@ USAGE_ALERTS = (
                 "If no worker runs the queue `invoices`, start one: `tollhouse worker`.",
                 "If the sums differ, run `tollhouse audit`: it says which side was changed. "
                 "The next run "
-                "copies the day anew.",
+                "copies the day again.",
                 "If the log says nothing, usage of that day waits for the service roll-ups: see that a "
                 "worker has the queue `rating`.",
             ),

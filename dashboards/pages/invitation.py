@@ -99,7 +99,7 @@ async def reset(request: Request) -> Response:
 
 
 def _outside(request: Request, template: str, status: int = 200, **values: Any) -> Response:
-    """Without the frame of whoever is signed in here: it may be another person."""
+    """Without the frame of the signed-in person: the invited one may be another."""
     request.state.viewer = None
     return page(request, template, status, **values)
 

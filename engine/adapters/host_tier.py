@@ -59,7 +59,7 @@ class HostTier:
         return bool(self._reads)
 
     def read(self, path: str, on_read: OnRead) -> None:
-        """Read a PEFT directory into host memory beside the loop, after those asked for before; a later
+        """Read a PEFT directory into host memory on a thread, after those asked for before; a later
         `poll` calls `on_read` with the finished future."""
         if self._reads:
             self._queued.append((path, on_read))
@@ -82,7 +82,7 @@ class HostTier:
             self._dropped_at.clear()
 
     def fits(self, incoming: Iterable[Adapter]) -> bool:
-        """Whether these fit beside the copies that requests need."""
+        """Whether these fit together with the copies that requests need."""
         needed = [
             a
             for a in self._copies.values()

@@ -138,7 +138,7 @@ class AdapterRegistry:
     def acquire(self, digest: str, spare: int, force: bool = False) -> AdapterHandle | Shortage:
         """A handle for one more sequence; loads the weights if needed.
 
-        `spare` blocks must stay available beside the adapter's own, for the sequence's KV;
+        `spare` blocks must stay available in addition to the adapter's own, for the sequence's KV;
         `force` also takes blocks below other tenants' cache floors.
         """
         adapter = self.known[digest]
@@ -175,7 +175,7 @@ class AdapterRegistry:
 
     def note_slot_wait(self, digest: str, now: float) -> None:
         """Note that a request waits only for this adapter's slot. Its weights are read meanwhile,
-        if they fit into host memory beside those that other requests wait for."""
+        if they fit into host memory with those that other requests wait for."""
         self._slot_wait_since.setdefault(digest, now)
         adapter = self.known[digest]
         unread = adapter.status is AdapterStatus.ABSENT and digest not in self._reading

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from engine.model_spec import ModelSpec, Sight
 
-_MOST_WASTED = 1 / 8  # of a block's layers, what rounding to pages may take beside them
+_MOST_WASTED = 1 / 8  # share of a block's layers that rounding to pages may add
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ def windowed_layers(spec: ModelSpec, blocks: int, in_pages: bool = False) -> Win
     rest, part = len(windows) - len(layers), len(layers)
     if not in_pages:
         return Windowed(sight, layers, rest, blocks)
-    # The smallest pages, as a long sequence has little beside the rest of its blocks.
+    # The smallest pages, as a long sequence has little besides the rest of its blocks.
     for page in range(rest, max(rest, part) + 1):
         most = (1 + _MOST_WASTED) * (rest + part)
         if Windowed(sight, layers, 1, 1, page).memory <= most:

@@ -91,7 +91,7 @@ class Sampler:
         self._changes: dict[int, _Changes] = {}
 
     def begin(self, rows: list[Row]) -> Begun | None:
-        """Start on the masks of the rows' grammars, beside the computation of their logits."""
+        """Start on the masks of the rows' grammars while their logits are computed."""
         return self._matchers.begin(rows) if self._matchers is not None else None
 
     def __call__(

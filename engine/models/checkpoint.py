@@ -24,7 +24,7 @@ from engine.models.weights import TensorSource
 from engine.regular_files import read_text
 
 _MIB = 1 << 20
-DRAFT_HEADS = "draft_heads.safetensors"  # beside the weights; see `engine.speculation.heads`
+DRAFT_HEADS = "draft_heads.safetensors"  # next to the weights; see `engine.speculation.heads`
 _WANTED = ["*.json", "*.safetensors", "*.jinja"]
 
 
@@ -32,7 +32,7 @@ _WANTED = ["*.json", "*.safetensors", "*.jinja"]
 class Checkpoint:
     config: dict[str, Any]
     source: TensorSource
-    eos: tuple[int, ...]  # end ids beside those of the configuration
+    eos: tuple[int, ...]  # end ids in addition to those of the configuration
     digest: str  # of the configuration and the weights
 
 

@@ -152,7 +152,7 @@ def _rotated(raw: dict[str, Any], values: dict[str, Any], head_dim: int, partly:
 
 
 def _read_longrope(raw: dict[str, Any], values: dict[str, Any], count: int) -> None:
-    """Checks the factors; the original context may stand beside the scaling."""
+    """Checks the factors; the original context may be a sibling of the scaling."""
     original = "original_max_position_embeddings"
     values[original] = values.get(original) or raw.get(original)
     for name in ("short_factor", "long_factor"):

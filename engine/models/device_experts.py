@@ -52,7 +52,8 @@ def _stack(parts: list[list[_Part]], weights: Weights) -> DeviceMatrix:
         return stacked(matrices)
     except ValueError as error:
         raise CheckpointError(
-            f"the experts beside {parts[0][0][0]} are not stored alike, {error}: set device to cpu"
+            f"experts in the layer of {parts[0][0][0]} use different quantisation, {error}: "
+            "set device to cpu"
         ) from None
 
 

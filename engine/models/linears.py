@@ -70,7 +70,7 @@ def embedding_and_head(
 
 
 def embedding(weights: Weights, shape: tuple[int, int], name: str) -> Embedding:
-    """A table beside the token table."""
+    """An embedding table other than the token table."""
     coded = _table_codes(weights, shape, name)
     if coded is None:
         return DenseEmbedding(weights.take(name, shape))
@@ -153,7 +153,7 @@ def _dense(weights: Weights, matrices: list[Matrix]) -> torch.Tensor:
 
 
 def _bias(weights: Weights, matrices: list[Matrix]) -> torch.Tensor | None:
-    """Zeros for a matrix without one beside others that have one."""
+    """Zeros for a matrix without one if others have one."""
     biases = [weights.take_optional(f"{each.name}.bias", (each.out,)) for each in matrices]
     first = next((bias for bias in biases if bias is not None), None)
     if first is None:

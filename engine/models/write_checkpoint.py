@@ -1,4 +1,4 @@
-"""Writes a checkpoint in Hugging Face layout: tensors in shards, and the files beside them."""
+"""Writes a checkpoint in Hugging Face layout: tensors in shards, and the other files of the folder."""
 
 import json
 import shutil

@@ -37,7 +37,7 @@ def decide_blocks(
         blocks = min(
             int(free * (_CPU_SHARE if device.type == "cpu" else _GPU_SHARE)) // each, useful
         )
-        setting = f"{free} bytes are free beside {reserved} that steps need"
+        setting = f"{free} bytes are free after {reserved} that steps need"
     if blocks < 2:
         raise ConfigError(
             f"{setting}: 2 blocks of {config.block_size} tokens take {2 * each} bytes"

@@ -38,9 +38,9 @@ class ModelRunner:
         reserved: int = 0,
         choose: Choose | None = None,
     ) -> None:
-        """`reserved`: bytes of the device's memory that steps need beside the pool. `choose`: tokens from
-        logits, in place of torch's operations. Nothing that the runner holds may hold the runner: its
-        memory is free again as soon as nobody else does."""
+        """`reserved`: bytes of the device's memory that steps need besides the pool. `choose`: tokens
+        from logits, in place of torch's operations. Nothing that the runner holds may hold the runner, so
+        that its memory is free as soon as nobody else does."""
         spec, dtype, device = model.spec, model.dtype, model.device
         shape = windowed_layers(spec, 1, self.in_pages)
         layers = None if shape is None else shape.memory

@@ -61,7 +61,7 @@ class Capacity:
         return -(-end // self._size)
 
     def whole(self, blocks: int, hits: int = 0) -> int:
-        """The memory that a sequence needs for so many blocks beside `hits` cached ones, in whole
+        """The memory that a sequence needs for so many blocks in addition to `hits` cached ones, in whole
         blocks: layers with a window need theirs for the window alone."""
         return self._pool.whole(blocks, len(self._pool.seen_parts(hits, hits * self._size)))
 

@@ -1,4 +1,4 @@
-"""Which blocks of a prompt stay for its answer, beside the first positions and the last ones.
+"""Which blocks of a prompt stay for its answer, in addition to the first and the last positions (SnapKV).
 
 After SnapKV (arXiv 2404.14469): the prompt's last queries see all of it, and what attention they give
 to each position says what the answer will read. Here whole blocks are chosen, because a block holds all
@@ -18,7 +18,7 @@ OBSERVED = 64  # the last positions of a prompt whose attention counts
 
 @dataclass(frozen=True, slots=True)
 class Eviction:
-    sight: Sight  # of answers, beside the blocks that stay
+    sight: Sight  # of answers, in addition to the kept blocks
     blocks: int  # that stay
     block_size: int
 

@@ -27,7 +27,7 @@ class Shares:
         self._since: dict[str, float] = {}  # from when a waiting tenant was not admitted in turn
 
     def starved(self, now: float) -> list[str]:
-        """The tenants that wait beside running ones of others and were not admitted for
+        """The tenants that wait while others run and were not admitted for
         `share_wait_s`, least served first. Call it in every step."""
         waiting = self._waiting.by_tenant
         if not waiting or not self._waiting.fair:

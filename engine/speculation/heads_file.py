@@ -74,7 +74,7 @@ class HeadsFile:
 
 
 def find_heads(config: EngineConfig) -> HeadsFile | None:
-    """The configured file, or with `auto` the one beside the checkpoint, if it is used at all."""
+    """The configured file, or with `auto` the one in the checkpoint's folder, if it is used at all."""
     if config.draft_heads == "none" or config.speculation == "off":
         return None
     if config.draft_heads != "auto":

@@ -95,7 +95,7 @@ def _client(endpoint: str) -> Any:
         config = importlib.import_module("botocore.config")
     chosen = config.Config(
         connect_timeout=_TIMEOUT_S,
-        max_pool_connections=_TOGETHER + 2,  # a read of a first block and a write beside them
+        max_pool_connections=_TOGETHER + 2,  # plus a read of a first block and a write
         read_timeout=_TIMEOUT_S,
         retries={"max_attempts": 1, "mode": "standard"},  # the caller leaves the tier out meanwhile
         s3={"addressing_style": "path"} if endpoint else {},

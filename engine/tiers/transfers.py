@@ -1,4 +1,4 @@
-"""Moves blocks between the pool and the tiers, beside the steps.
+"""Moves blocks between the pool and the tiers while steps run.
 
 A block that enters the prefix cache is copied out at one of the next steps, and a thread stores it.
 Before a waiting sequence is admitted, its next blocks that are not in the pool are read by a thread and

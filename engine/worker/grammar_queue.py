@@ -1,4 +1,4 @@
-"""Requests whose grammar is being tried and compiled, in a thread beside the engine's.
+"""Requests whose grammar is being tried and compiled, in a thread of its own.
 
 One grammar at a time, the tenants in turn: a tenant whose grammars take long delays its own requests.
 """

@@ -17,7 +17,7 @@ class Liveness:
         self._pause_s = expected_s
 
     def start(self) -> None:
-        """Begin, or begin anew after a time in which nothing was read."""
+        """Start, or restart after a time in which nothing was read."""
         self.received_at = time.monotonic()
 
     def received(self, *, output: bool) -> None:

@@ -1,4 +1,4 @@
-"""The worker's /metrics and /healthz, served from a thread beside the loop."""
+"""The worker's /metrics and /healthz, served from a thread of its own."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""Ends an engine whose loop hangs, so that whoever supervises the process starts another one.
+"""Ends an engine whose loop hangs, so that its supervisor starts another one.
 
 Python's own threads cannot: a call that holds the interpreter's lock stops them too. The timer of
 `faulthandler` needs no lock. It writes where every thread is, then ends the process.

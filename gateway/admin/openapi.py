@@ -75,7 +75,7 @@ _CONTENT_TYPES = {
     "/v1/messages/batches/{batch_id}/results": ("application/x-jsonl",),
     "/v1/files/{file_id}/content": ("application/octet-stream",),
 }
-# Statuses beside 200 that a route has of its own.
+# A route's own statuses other than 200.
 _STATUSES = {
     "/mcp": {"202": "The message needs no answer.", "405": "There is no stream of the server."},
     "/webhooks/stripe": {

@@ -50,7 +50,7 @@ class AdmissionRequest(Struct, frozen=True):
     deadline_s: float | None = None  # seconds left, which bound the wait in a queue
     adapter: str | None = None
     on_disconnect: DisconnectWatch | None = None  # ends the wait in a queue
-    # The most that it may cost beside prompt and output tokens, by component.
+    # The most that it may cost in addition to prompt and output tokens, by component.
     bound: Counts | None = None
     tier: str | None = None  # the service tier, whose price is another
     # Whether `max_output_tokens` is a bound that somebody chose, and not the rest of a context.

@@ -12,7 +12,7 @@ class Coverage:
         self.exhausted = False  # the money did not cover all of the answer
 
     def restart(self) -> None:
-        """Another replica begins the answer anew."""
+        """Another replica starts the answer again."""
         self._tokens = 0
 
     def add(self, tokens: int) -> bool:

@@ -137,7 +137,7 @@ class Thoughts(Protocol):
 
 
 class OutputReader:
-    """`feed` and `flush` return (text, complete calls); the reasoning is collected beside them."""
+    """`feed` and `flush` return (text, complete calls); the reasoning is collected separately."""
 
     def __init__(
         self,

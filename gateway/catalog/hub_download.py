@@ -1,8 +1,8 @@
 """Weights of the hub, downloaded so that the next try continues where the last one ended.
 
-huggingface_hub begins every file anew. Here each file is written to `<ETag>.part` among the blobs of its
+huggingface_hub restarts every file. Here each file is written to `<ETag>.part` among the blobs of its
 cache, with HTTP ranges. A complete file with the right checksum gets the name that huggingface_hub looks
-for. A file that changed on the hub has another ETag, and so begins anew.
+for. A file that changed on the hub has another ETag, and so starts from the beginning.
 """
 
 import errno

@@ -134,7 +134,7 @@ def disk_full(name: str, error: OSError) -> Unavailable:
 def _mismatch(repository: str, file: str) -> Unavailable:
     return Unavailable(
         f"{file} of {repository} does not match its checksum or size and was discarded.",
-        next_step="Run the command again: it fetches that file anew.",
+        next_step="Run the command again: it fetches that file again.",
     )
 
 

@@ -127,7 +127,7 @@ async def run_as(kind: Work, work: Callable[P, T], /, *args: P.args, **named: P.
 
 async def run_in_thread(work: Callable[[], T]) -> T:
     """As `asyncio.to_thread`, but a cancelled caller waits for the end of the work, so that nothing
-    that it does next runs beside it. For work of less than about a second."""
+    that it does next runs concurrently. For work of less than about a second."""
     running = asyncio.ensure_future(asyncio.to_thread(work))
     try:
         return await asyncio.shield(running)

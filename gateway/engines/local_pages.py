@@ -1,6 +1,6 @@
 """The /metrics of the engines that this machine's `serve` started, as a part of the gateway's page.
 
-They have no port of their own. All gateway processes read them from a Unix socket beside the engine's,
+They have no port of their own. All gateway processes read them from a Unix socket next to the engine's,
 so that one scrape of any of them shows each engine once.
 """
 

@@ -225,7 +225,7 @@ class UsageCounter:
         return report.completion * received // report.characters  # more text came after the report
 
     def _plausible(self, report: _Report) -> bool:
-        """A token has at least one byte, text has at least one token, and the server was told a
+        """A token has at least one byte, text has at least one token, and the server was sent a
         limit, which some do not apply to reasoning."""
         least = 1 if self._bytes else 0
         most = self._limit if self._limit > self._bytes else self._bytes

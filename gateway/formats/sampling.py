@@ -152,7 +152,7 @@ def _once(ids: list[int]) -> tuple[int, ...]:
     return tuple(dict.fromkeys(ids))
 
 
-# Both are in the order of the fields, in which what is wrong is told: ranges before all others.
+# Both are in field order, which is also the order of error messages: ranges come first.
 _RANGES: dict[str, tuple[float, float]] = {
     "temperature": (0, 2),
     "top_p": (0, 1),

@@ -1,6 +1,6 @@
 """What of each running stream was written to its client, where a killed process leaves it.
 
-A file of slots beside the spool is mapped into memory: a stream has one from its first write to the
+A file of slots next to the spool is mapped into memory: a stream has one from its first write to the
 end of its record, and notes its count there with a single store, which costs no call of the system.
 The pages of a killed process stay with the file, so recovery bills what the client was sent and waives
 the rest. A power failure may lose them; then nothing of the stream counts as delivered.

@@ -7,7 +7,7 @@ _PERMANENT = ("22", "23")
 
 
 def is_permanent(error: BaseException) -> bool:
-    """True for faults of the record: its data or a constraint. Everything else passes or is mended
+    """True for faults of the record: its data or a constraint. Everything else passes or is fixed
     by an operator: an outage, a read-only standby, a schema that is not migrated yet, a pooler."""
     if isinstance(error, DBAPIError):
         sqlstate = getattr(error.orig, "sqlstate", None)

@@ -1,4 +1,4 @@
-"""An append-only log beside the spool's tables: one frame (length, CRC-32, payload) for each commit.
+"""An append-only log next to the spool's tables: one frame (length, CRC-32, payload) for each commit.
 
 A frame is a single write, so a killed process leaves all of it or a torn end, which the CRC tells.
 Whatever reads the log stops at the first frame that is not whole. A log is written by one process,
@@ -25,7 +25,7 @@ def log_path(path: Path, number: int) -> Path:
 
 
 def logs_of(path: Path) -> list[tuple[int, Path]]:
-    """The logs beside an SQLite file by number, oldest first."""
+    """The logs next to an SQLite file by number, oldest first."""
     found = path.parent.glob(f"{path.name}.log-*")
     return sorted((int(each.name.rpartition("-")[2]), each) for each in found)
 

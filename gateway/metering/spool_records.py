@@ -15,7 +15,7 @@ RECEIPT = "receipt"
 OPENED = "opened"  # of a parked record: an open request that cannot be settled
 OPERATION = "operation"  # of a parked operation of the log that is not a row of the outbox
 opened_decoder = msgspec.msgpack.Decoder(OpenedRequest)
-# Files of earlier versions have the receipt beside the event.
+# Files of earlier versions have the receipt next to the event.
 _settled = msgspec.msgpack.Decoder(tuple[UsageEvent, EngineCount | None])
 _receipt = msgspec.msgpack.Decoder(EngineCount)
 _moderation = msgspec.msgpack.Decoder(list[ModerationEvent])

@@ -42,7 +42,7 @@ class TextChunk(Struct, frozen=True):
     vectors: list[bytes] | None = None  # embeddings, in input order: JSON as the server sent it
     scores: list[float] | None = None  # of /v1/rerank and /v1/score, in the documents' order
     reasoning: str = ""  # before the text
-    refused: bool = False  # the text is a refusal, which the server told from an answer
+    refused: bool = False  # the server marked the text as a refusal
 
     @property
     def characters(self) -> int:

@@ -50,7 +50,7 @@ class InferenceRequest(Struct, frozen=True):
     presence_penalty: float | None = None
     logit_bias: dict[int, float] = field(default_factory=dict)
     seed: int | None = None
-    logprobs: int | None = None  # alternatives beside the chosen token; None is off
+    logprobs: int | None = None  # number of alternatives to the chosen token; None is off
     prompt_logprobs: int | None = None  # the same for the prompt's tokens
     stop_token_ids: tuple[int, ...] = ()
     min_tokens: int = 0
@@ -59,7 +59,7 @@ class InferenceRequest(Struct, frozen=True):
     truncate_prompt_tokens: int | None = None  # only so many of the prompt's last tokens are read
     truncation_side: str = "left"  # where `truncate_prompt_tokens` cuts
     return_tokens_as_token_ids: bool = False  # log-probabilities name tokens by id
-    return_token_ids: bool = False  # of the prompt and of the answer, beside the text
+    return_token_ids: bool = False  # also return the ids of prompt and answer
     logprob_token_ids: tuple[int, ...] = ()  # log-probabilities of these, in place of the likeliest
     include_reasoning: bool = True  # in a chat's answer, where the model writes any
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)

@@ -178,7 +178,7 @@ class ChoiceGuard:
 
     def clean(self, text: str, *, record: bool = False) -> str | None:
         cleaned = self._stream.clean(text, record=record)
-        if record and cleaned != text:  # perhaps after `flush`, which has told of the text alone
+        if record and cleaned != text:  # perhaps after `flush`, which has reported the text alone
             self.blocked = self.blocked or cleaned is None
             self.action = _action_name(self._stream.verdict())
         return cleaned

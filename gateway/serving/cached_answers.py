@@ -30,7 +30,7 @@ class Lookup:
     def __init__(self, rule: CacheRule | None, store: "AnswerStore") -> None:
         self.store = store
         self.rule = rule  # None: the request asked to leave the cache alone
-        self.refresh = False  # generate anew, and keep that
+        self.refresh = False  # generate again, and keep that
         self.key: bytes | None = None  # None while unknown, and where the request is not cached
         self.epoch = ""
         self.at = 0.0  # monotonic, after admission

@@ -175,7 +175,7 @@ class Claim:
             await asyncio.shield(run_as(Work.IDEMPOTENCY, self._write, answer))
         except SQLAlchemyError:
             # The request is complete and billed, so the client gets its response. A repetition is
-            # told that the first is still running, until the claim is old enough to be abandoned.
+            # answered that the first is still running, until the claim is old enough to be abandoned.
             log.warning("the claim %s of an Idempotency-Key was not settled", self._id)
 
     def _write(self, answer: StoredResponse | None) -> None:

@@ -1,4 +1,4 @@
-"""What runs on a data directory, written down for the commands that are used beside it."""
+"""A record of the process that runs on a data directory, for commands that run at the same time."""
 
 import json
 import os

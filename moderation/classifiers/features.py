@@ -70,7 +70,7 @@ class Lexicon:
     """Numbers words: vocabulary words permanently, others while they are cached.
 
     When the cache is full, its numbers are reused. Not thread-safe; lexicons that share their
-    `WordNumbers` are safe beside each other.
+    `WordNumbers` are safe to use concurrently.
     """
 
     def __init__(self, shared: WordNumbers | None = None) -> None:

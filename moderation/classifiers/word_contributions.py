@@ -23,7 +23,7 @@ Arrays = Mapping[str, NDArray[np.generic]]
 WIDTHS = (1, 2, 3)
 _GRAMS = 24
 _VERY_LOW = 1e9  # below any sum of a filter
-_CACHED = (MOST_CACHED,) * 9  # of a scorer that mostly works alone, and of those beside it
+_CACHED = (MOST_CACHED,) * 9  # of a scorer that mostly works alone, and of the others
 
 
 def unpack(stored: Arrays, name: str) -> Floats:

@@ -42,7 +42,7 @@ def choice_page(request: Request, path: str, back: str, titles: dict[Kind, str])
     page_data = PageData(
         "New act on money",
         "A preview of its postings follows. Refunds start on All payments, add-ons on a tenant's billing "
-        "page, and an undo beside the act.",
+        "page, and an undo next to the adjustment.",
         actions=[Form(path, "Continue", {}, inputs, method="get", problem=problem, wrong="of")],
         back=(back, "Acts on money"),
     )

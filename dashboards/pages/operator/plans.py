@@ -91,7 +91,7 @@ def page_of(request: Request) -> Response:
                 _ADD_ONS,
                 [each | {"fee": int(each["fee"]["units"])} for each in extras],
                 totals=False,
-                empty="No add-on yet. Tenants have add-ons beside a plan.",
+                empty="No add-on yet. Tenants add them to a plan.",
                 next_step=("#new-add-on", "Create an add-on"),
             ),
             Table(
@@ -125,7 +125,7 @@ def _add_on_form() -> Form:
         Input("interval", "Fee per", "select", "month", _INTERVALS),
         Input("fee", "Fee per unit"),
     ]
-    about = "Tenants have it beside a plan of the same interval; it is billed as the plan is."
+    about = "Tenants add it to a plan of the same interval; it is billed like the plan."
     return Form(PATH, "Create add-on", inputs=inputs, title="New add-on", about=about, act="add_on")
 
 

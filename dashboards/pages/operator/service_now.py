@@ -1,4 +1,4 @@
-"""What Health shows beside its components: the service in the last hour, engines, alerts that hold now,
+"""What Health shows besides its components: the service in the last hour, engines, alerts that hold now,
 errors by cause and the latest audits."""
 
 from collections.abc import Sequence

@@ -28,7 +28,7 @@ _COLUMNS = [
     Column("fields", "Fields", about="Values are not shown: some are secrets."),
 ]
 _LEAD = (
-    "The file of `TOLLHOUSE_UPSTREAMS` as it is now, beside what this gateway serves by. "
+    "The file of `TOLLHOUSE_UPSTREAMS` as it is now, compared with what this gateway serves. "
     "`tollhouse model reload` and `/admin/v1/engines/upstreams` do the same."
 )
 

@@ -235,7 +235,7 @@ class Reading:
         self, name: str, found: Found, base: Callable[[], torch.Tensor]
     ) -> torch.Tensor | None:
         """The matrix that stands for the base's, unless it is the base's own, which PEFT saves
-        beside an adapter of the token table or head."""
+        together with an adapter of the token table or head."""
         if "base" in found and "whole" in found:
             raise invalid(self._path, f"{name} is there twice")
         tensor = found.get("whole", found.get("base"))

@@ -2,7 +2,7 @@
  * codes with a tile of a matrix, for each kind of processor.
  *
  * Rows are rounded in groups of 32, products of codes are added as integers within a group, and groups are
- * added in order as floats: a row's result does not depend on the rows beside it. */
+ * added in order as floats: a row's result does not depend on the other rows. */
 #ifndef CODES_H
 #define CODES_H
 #include "product.h"

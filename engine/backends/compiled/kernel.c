@@ -1,5 +1,5 @@
 /* Products of float rows with packed matrices of floats or codes, and attention, in which nothing that is computed for a row
- * depends on the rows beside it: `product.h` and `attention.h` say how.
+ * depends on the other rows: `product.h` and `attention.h` say how.
  *
  * Built when a C compiler is there. Threads are those of the OpenMP library that torch has loaded.
  */

@@ -1,5 +1,5 @@
 """Linear layers over packed floats, and the compiled products of these and of codes: a row's result does
-not depend on the rows beside it.
+not depend on the other rows.
 
 torch chooses between products by the number of rows, and they add in different orders. Here every row is
 added in one order (`product.h`), so a batch may be cut in any way.

@@ -1,5 +1,5 @@
 /* A mixture of experts: which experts each row uses, their products grouped by expert, and the sum of what
- * they give. Nothing that is computed for a row depends on the rows beside it. */
+ * they give. Nothing that is computed for a row depends on the other rows. */
 #ifndef MIXTURE_H
 #define MIXTURE_H
 

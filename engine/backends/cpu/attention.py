@@ -65,8 +65,8 @@ def _attend_tile(q: torch.Tensor, pool: KvPool, tile: Tile, attention: Attention
         weights = torch.softmax(scores, -1)
     else:
         each = sinks.view(1, kv_heads, group, 1).expand(tile.sequences, -1, -1, tile.queries)
-        beside = torch.cat((scores, each.reshape(batch, -1, 1)), -1)
-        weights = torch.softmax(beside, -1)[..., :-1]
+        with_sinks = torch.cat((scores, each.reshape(batch, -1, 1)), -1)
+        weights = torch.softmax(with_sinks, -1)[..., :-1]
     if tile.observed is not None and attention.layer < pool.last_layer:
         tile.observed.add(weights.view(kv_heads, group, tile.queries, tile.positions))
     out = torch.bmm(weights, v)

@@ -27,7 +27,7 @@ def can_attend(tile: Tile, pool: KvPool, attention: Attention) -> bool:
 def attend_rows(
     q: torch.Tensor, pool: KvPool, tiles: list[Tile], attention: Attention
 ) -> torch.Tensor:
-    """As `engine.backends.cpu.attention.attend`, without ALiBi and first keys beside a window."""
+    """As `engine.backends.cpu.attention.attend`, without ALiBi and attention sinks."""
     tokens, heads, dim = q.shape
     out = torch.empty((tokens, heads * dim), dtype=q.dtype)
     for tile in tiles:

@@ -1,4 +1,4 @@
-"""LoRA on a CPU in which a row's sums do not depend on the rows beside it."""
+"""LoRA on a CPU in which a row's sums do not depend on the other rows."""
 
 import torch
 

@@ -179,7 +179,7 @@ def attention_kernel(
     MOST_HEAVY: tl.constexpr, PRECISION: tl.constexpr, MIXED: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """With SINKS each query head has a score that belongs to no key: the first split counts it. So it
-    does the FIRST keys, which are seen beside the WINDOW, as far as they lie before its tiles.
+    does the FIRST keys, which are seen in addition to the WINDOW, as far as they lie before its tiles.
 
     With ROTATED values, `kv_head` is a part of the query heads, which all read the same keys; HEAD_DIM is
     the size of a value, behind which a query and a key have their rotated part.

@@ -132,7 +132,7 @@ def paged_attention(
 ) -> Tensor:
     """`q` is [tokens, heads, dim], `kv` [blocks, key heads and then value heads, block size, dim]
     contiguous in the last dimension, and `scales` without that one where they are codes; `sinks`
-    [heads] are scores beside those of the keys, to which `alibi` is added (not beside `sinks`).
+    [heads] are additional scores; `alibi` is added to those of the keys (not together with `sinks`).
     Decoding sequences and prompt chunks are launched separately, each with its own tiles; `splits` is of
     the keys of decoding ones, with a mix the most that it allows. Returns [tokens, heads, dim], in `out`
     if that is given: it may be `q`, whose rows a program reads before it writes them.
@@ -165,7 +165,7 @@ def paged_attention(
 
 @dataclass(frozen=True, slots=True)
 class _Given:
-    """What a layer's attention reads beside the queries."""
+    """What a layer's attention reads besides the queries."""
 
     cache: PagedKv
     shape: AttentionShape

@@ -78,8 +78,8 @@ def paged_attention_reference(
             )
         score = score.masked_fill(~seen, float("-inf"))
         if sinks is not None:
-            beside = sinks.float()[:, None, None].expand(-1, end - begin, 1)
-            score = torch.cat((score, beside), -1)
+            sink = sinks.float()[:, None, None].expand(-1, end - begin, 1)
+            score = torch.cat((score, sink), -1)
         weight = score.softmax(-1)[..., :length]
         out[begin:end] = torch.einsum("hqk,hkd->qhd", weight, values).to(q.dtype)
     return out

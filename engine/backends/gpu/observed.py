@@ -1,4 +1,4 @@
-"""What attention the last queries of a prompt give to each block of it, by torch beside the kernel of
+"""Attention mass per KV block from the last prompt queries (SnapKV), by torch, and by the kernel of
 attention (`engine.scheduling.eviction` says what for)."""
 
 from collections.abc import Sequence

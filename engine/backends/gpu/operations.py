@@ -58,7 +58,7 @@ class Residual:
 
     total: Tensor
     summand: Tensor | None = None
-    # The norm of `total` that attention has read, which an MLP beside it may read too.
+    # The norm of `total` that attention has read, which a parallel MLP may read too.
     normed: tuple[RmsNorm, Tensor] | None = None
     # What adapters add to it, which the launch before the next product does.
     change: Change | None = None
@@ -164,7 +164,7 @@ class KernelOperations:
             y = self._latent(site.layer).output(site.linear, y)
         else:
             y = self._linear(site, y)
-        if x.summand is not None:  # of attention, beside which the MLP stands
+        if x.summand is not None:  # of attention, to which the MLP is parallel
             y.add_(x.summand)
         return Residual(x.total, y if norm is None else rms_norm(y, norm))
 
@@ -264,7 +264,7 @@ class KernelOperations:
                 rescale(y, arena, lengths, lora)
             lora_launch.add_lora(y, x, arena, pages, lora)
             return y
-        # The shrink needs only x: beside the base product it costs only its memory traffic.
+        # The shrink needs only x: in parallel with the base product it costs only its memory traffic.
         mid = lora_launch.shrink_buffer(x, pages, lora)
         if device.side is not None:
             device.side.wait_stream(torch.cuda.current_stream())

@@ -22,7 +22,7 @@ class SequenceRows:
     def __init__(
         self, capacity: int, answers: Answers | None = None, parts: PartTables | None = None
     ) -> None:
-        """`answers`: where the blocks stand that answers see beside others; `parts`: where the pages
+        """`answers`: where the kept blocks stand that answers see; `parts`: where the pages
         of blocks' parts stand."""
         self._answers = answers
         self._parts = parts if parts is not None and parts.count else None

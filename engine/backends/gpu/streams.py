@@ -1,4 +1,4 @@
-"""CUDA streams beside the main one."""
+"""CUDA streams other than the main one."""
 
 import torch
 

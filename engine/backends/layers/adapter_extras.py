@@ -1,4 +1,4 @@
-"""What adapters change beside the sums of low rank at the layers' sites: the lengths of rows of
+"""What adapters change in addition to low-rank updates of the layers: the lengths of rows of
 weights (DoRA, arXiv 2402.09353), the token table, the head, experts, and latent attention. Computed for
 each adapter's rows."""
 
@@ -139,7 +139,7 @@ def rescales(segments: list[ExtraRows], layer: int, part: str) -> Iterator[tuple
 def rescaled_sum(
     linear: Linear, y: torch.Tensor, x: torch.Tensor, changed: list[tuple[slice, Rescale]]
 ) -> torch.Tensor:
-    """x + y W^T, in which the products of the changed rows, in one product beside that of the others, are
+    """x + y W^T, in which the products of the changed rows, in a second product, are
     rescaled first."""
     rows = torch.cat([torch.arange(each.start, each.stop) for each, _ in changed])
     whole = len(rows) == len(y)

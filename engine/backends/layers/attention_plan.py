@@ -18,7 +18,7 @@ _TILE_QUERIES = 64  # query tokens in one product
 # product for all sequences.
 _GATHER_BYTES = 1 << 20  # bytes per thread
 _MIN_SEQUENCES = 4  # least sequences in one product, because each call has a fixed cost
-# A row of few tokens, which verifies guesses, is multiplied beside the decoding rows, token by token, if
+# A row of few tokens, which verifies guesses, is multiplied with the decoding rows, token by token, if
 # gathering its keys and values for each of them costs less than a product of its own (about 30 us).
 _SPLIT_BYTES = 1 << 18
 

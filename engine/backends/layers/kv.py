@@ -20,8 +20,8 @@ class KvPool:
     head_dim].
 
     A block is one contiguous run of bytes over all layers; with `windowed` those of layers with a
-    window are a run of their own, in a slot of `parts`, or in pages beside those of `data`, if all memory
-    is pages. Key heads come first, then value heads
+    window are a run of their own, in a slot of `parts`, or in other pages of `data`, if all memory is
+    pages. Key heads come first, then value heads
     (latent vectors are both), and a head's positions are contiguous, so that the blocks of a sequence
     are gathered directly into the shape that attention multiplies. On a CPU, memory is allocated when
     it is written.

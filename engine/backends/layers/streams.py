@@ -79,7 +79,7 @@ class StreamLayer:
     scale: (
         torch.Tensor | None
     )  # of the active stream, where the layer's own input is gated: [hidden]
-    left: Linear  # a product of low rank beside attention (arXiv 2411.07501)
+    left: Linear  # a low-rank product parallel to attention (arXiv 2411.07501)
     right: Linear
     beside_norm: RmsNorm
     gate: Linear  # of the layer's own input
@@ -105,9 +105,9 @@ class StreamLayer:
         return torch.tanh(routed.float()).to(x.dtype)
 
     def joined(self, attended: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        """What attention comes to [rows, hidden], with the product beside it of its normed input x."""
-        beside = x + self.beside_norm(self.right(self.left(x)))
-        return (attended + beside) * math.sqrt(0.5)
+        """Attention's output [rows, hidden], with the parallel low-rank product of x."""
+        parallel = x + self.beside_norm(self.right(self.left(x)))
+        return (attended + parallel) * math.sqrt(0.5)
 
     def add_input(self, x: torch.Tensor, given: torch.Tensor, activation: str) -> torch.Tensor:
         """Adds the layer's own input [rows, size] to all streams but the first, in place."""

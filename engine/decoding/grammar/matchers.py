@@ -40,7 +40,7 @@ _HOPELESS_S = 10.0  # after which a sequence without its mask ends
 _QUICK_S = 0.0001  # longer than this: a sequence's next masks are left to the threads
 _SLOW_S = 0.002  # more processor time than this: all masks of the grammar are left to the threads
 _AT_ONCE_S = 0.0005  # after which a step leaves all others to the threads
-_BESIDE_S = 0.004  # the same for the thread beside the model
+_BESIDE_S = 0.004  # the same for the helper thread
 _SEVERAL = 4  # masks that are worth waking a thread for
 _ALONE = 64  # steps without that thread, after one in which it was late
 _LONG = (
@@ -157,7 +157,7 @@ class Matchers:
         return few_ids(masks, index, self._vocab) if self._lists else None
 
     def _await(self, begun: Begun, job: Job, patience_s: float | None) -> None:
-        """Wait for the thread beside the model."""
+        """Wait for the helper thread."""
         if not job.done() and job.cancel():  # on a busy machine, it has not begun
             self._alone = _ALONE
             begun.work.future = None

@@ -30,7 +30,7 @@ _ONE = (
 )  # fmt: skip
 _MANY = ("allOf", "anyOf", "oneOf", "prefixItems")
 _NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
-# Where one is used, what an object may have beside its own properties may follow from another schema.
+# Where one is used, which additional properties an object may have may follow from another schema.
 _COMBINING = {
     "allOf", "not", "if", "dependentSchemas", "dependentRequired", "patternProperties",
     "unevaluatedProperties", "propertyNames", "minProperties", "$dynamicRef",

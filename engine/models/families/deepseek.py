@@ -1,4 +1,4 @@
-"""DeepSeek V2 and V3: latent attention, and experts chosen within groups beside shared ones."""
+"""DeepSeek V2 and V3: latent attention, and experts chosen within groups, and shared ones."""
 
 import math
 from dataclasses import replace

@@ -19,7 +19,7 @@ def spec(raw: dict[str, Any]) -> ModelSpec:
 
 
 def text_part(raw: dict[str, Any]) -> dict[str, Any]:
-    """The configuration of the text model, with what stands beside it."""
+    """The configuration of the text model, with its sibling fields."""
     text = raw.get("text_config")
     if not isinstance(text, dict):
         raise CheckpointError("config.json: text_config is missing")

@@ -1,7 +1,7 @@
 """Checkpoints in compressed-tensors' integer formats: `pack-quantized` and `int-quantized`.
 
 A matrix X.weight is X.weight_packed, codes of 4 or 8 bits in words of 32 with X.weight_shape, or X.weight
-in int8; beside it X.weight_scale [out, groups], and X.weight_zero_point where it is not symmetric, which
+in int8; with it X.weight_scale [out, groups], and X.weight_zero_point where it is not symmetric, which
 is packed along the outputs with `pack-quantized`. With act-order by group, X.weight_g_idx [in] says which
 group each input was sorted into. Activations are rounded by the product itself.
 """

@@ -1,4 +1,4 @@
-"""Checkpoints in FP8 (e4m3): a matrix X.weight in 8-bit floats beside its scales.
+"""Checkpoints in FP8 (e4m3): a matrix X.weight in 8-bit floats and its scales.
 
 The scales are X.weight_scale_inv or X.weight_scale, by which the values are multiplied whichever name
 they have: one for the matrix, one for each output, or one for each block of outputs and inputs, of which

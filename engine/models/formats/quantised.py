@@ -6,7 +6,7 @@ from typing import Any
 from engine.errors import CheckpointError
 from engine.models.formats.declared import float8, grouped
 
-# Tensors beside a quantised weight, by the suffix that the formats use.
+# Tensors that belong to a quantised weight, by the suffix that the formats use.
 _COMPANIONS = {
     ".weight_scale": "FP8 or INT8 (compressed-tensors)",
     ".weight_scale_inv": "block FP8",

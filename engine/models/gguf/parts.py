@@ -44,5 +44,5 @@ def check_number(path: Path, metadata: dict[str, Any], number: int, count: int) 
     begin = f"{found + 1}" if type(found) is int else repr(found)
     raise CheckpointError(
         f"{path}: it is part {begin} of {total}, where part {number} of {count} is needed: give the "
-        "first part of a model, beside the others"
+        "first part of a model, in the folder of the others"
     )

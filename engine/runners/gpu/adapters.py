@@ -34,7 +34,7 @@ _COPY_BATCH = 64  # blocks staged on the device before they are scattered into t
 
 
 class _Kinds(NamedTuple):
-    """What an adapter has beside sums of low rank at the layers' sites."""
+    """What an adapter has in addition to low-rank updates of the layers."""
 
     experts: bool = False
     rescales: bool = False
@@ -135,7 +135,7 @@ class GpuAdapters(AdapterMemory[PackedAdapter]):
         )
 
     def _copy_to_blocks(self, image: Tensor, blocks: list[int]) -> None:
-        """Copies to the device beside the running step, and into the blocks after it."""
+        """Copies to the device during the running step, and into the blocks after it."""
         device = self._units.device
         width = image.shape[1] // UNIT
         index = on_device(blocks, device)

@@ -2,7 +2,7 @@
 
 A graph replays launches at fixed addresses, so everything that changes between steps lies in the
 step's own buffer or in tables that the kernels read: a row's adapter, the adapter's blocks and its
-generation are numbers in memory, never part of the graph. So are, where prompt chunks stand beside
+generation are numbers in memory, never part of the graph. So are, where prompt chunks are mixed with
 decoding sequences, how many there are of either.
 """
 
@@ -32,7 +32,7 @@ class GraphKey:
     tokens: int
     adapters: int  # distinct adapters in the step; 0 is a graph without LoRA kernels
     max_rank: int = 0
-    sequences: int = 0  # room for so many beside prompt chunks; 0: every sequence decodes
+    sequences: int = 0  # room for so many with prompt chunks; 0: every sequence decodes
     rescaled: bool = False  # with DoRA: recorded when the first such step runs, not at the start
 
 

@@ -1,4 +1,4 @@
-"""How many rows each expert has computed on a GPU: counted there, copied back beside a step's results."""
+"""How many rows each expert has computed on a GPU: counted there, copied back with a step's results."""
 
 from collections.abc import Callable, Iterator, Mapping
 

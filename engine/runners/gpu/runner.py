@@ -311,7 +311,7 @@ def _first_of(row: Row) -> int:
 
 
 def reserved_bytes(config: EngineConfig, model: LoadedModel) -> int:
-    """Memory that steps need beside the weights and the pool, measured by the largest step over a
+    """Memory that steps need in addition to the weights and the pool, measured by the largest step over a
     pool of a few blocks, and by the largest graph, which keeps memory of its own."""
     device = model.device
     torch.cuda.empty_cache()

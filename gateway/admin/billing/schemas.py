@@ -97,7 +97,9 @@ class NewAddOn(Body):
     name: str = Field(min_length=1, max_length=120)
     fee: str = Amount
     currency: str = Field("USD", min_length=3, max_length=3)
-    interval: Literal["month", "year"] = Field("month", description="That of the plans beside it.")
+    interval: Literal["month", "year"] = Field(
+        "month", description="The interval of the plans it is added to."
+    )
 
 
 class AddOnQuantity(Body):

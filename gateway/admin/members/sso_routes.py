@@ -54,7 +54,7 @@ async def start(
     sso = _configured(sign_on)
     if max(len(invitation), len(tenant)) > 100:  # they travel in a cookie
         raise BadRequest("The invitation or the tenant is too long.", next_step="Copy the link.")
-    # Whoever asks has no credentials yet, and the issuer may take seconds to answer.
+    # The caller has no credentials yet, and the issuer may take seconds to answer.
     address = request.client.host if request.client else ""
     auth.sign_ins.check(address)
     await auth.sign_ins.failed(address)

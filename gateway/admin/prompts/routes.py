@@ -9,7 +9,7 @@ from gateway.admin.access import AdminContext, RequirePermission
 from gateway.admin.schemas import NewPrompt, NewPromptVersion, PromptChange
 
 router = APIRouter(prefix="/admin/v1/prompts", tags=["prompts"])
-# Whoever manages adapters manages prompts.
+# The permission to manage adapters covers prompts.
 ReadAccess = Annotated[AdminContext, Depends(RequirePermission("adapters", "read"))]
 WriteAccess = Annotated[AdminContext, Depends(RequirePermission("adapters", "write"))]
 

@@ -1,4 +1,4 @@
-"""`tollhouse tenant`: the verbs for add-ons beside billing plans."""
+"""`tollhouse tenant`: the verbs for add-ons to billing plans."""
 
 import argparse
 from typing import Any
@@ -17,7 +17,7 @@ from gateway.admin.console.output import add_json, show
 
 
 def add_add_ons(verbs: Any) -> None:
-    new = verbs.add_parser("add-on-add", help="create an add-on beside billing plans")
+    new = verbs.add_parser("add-on-add", help="create an add-on to billing plans")
     new.add_argument("name")
     new.add_argument("--fee", required=True, metavar="AMOUNT", help="per unit and interval")
     new.add_argument("--currency", default="USD")

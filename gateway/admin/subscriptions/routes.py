@@ -47,7 +47,7 @@ def create_plan(body: bodies.NewPlan, ctx: WriteAccess) -> dict[str, Any]:
 
 @router.get("/add-ons")
 def list_add_ons(ctx: ReadAccess) -> dict[str, Any]:
-    """The add-ons that tenants can have beside their billing plan."""
+    """The add-ons that tenants can add to their billing plan."""
     with ctx.database.read() as session:
         rows = [add_ons.describe(each) for each in add_ons.listed(session)]
     return {"object": "list", "data": rows}

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 LEAST = 4_096  # characters; shorter beginnings are found piece by piece
 TAIL = 4_096  # characters at a text's end in which a known beginning may end
-_ENTRY_BYTES = 300  # of dictionaries, beside text and ids
+_ENTRY_BYTES = 300  # dictionary overhead, without text and ids
 
 
 _END = 64  # characters by which an entry is found

@@ -25,7 +25,7 @@ from gateway.catalog.codec.word_cache import WordCache
 _MIN_PIECE = 512
 MIN_TEXT = 2 * _MIN_PIECE
 _MAX_BYTES = 32 * 2**20
-_ENTRY_BYTES = 300  # dictionary overhead, beside text and ids
+_ENTRY_BYTES = 300  # dictionary overhead, without text and ids
 
 _Key = tuple[str, str]
 # One object a number: the ids of a cached piece are references, which a prompt takes up by the
@@ -38,7 +38,7 @@ def _shared_ids(ids: Sequence[int], vocabulary: int) -> list[int]:
         _NUMBERS.extend(range(len(_NUMBERS), vocabulary))
     try:
         return list(map(_NUMBERS.__getitem__, ids))
-    except IndexError:  # a token beside the vocabulary
+    except IndexError:  # a token outside the vocabulary
         return list(ids)
 
 

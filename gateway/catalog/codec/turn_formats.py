@@ -73,7 +73,7 @@ def turn_formats(
 
 
 def _varies(node: nodes.Node) -> bool:
-    """Whether what stands beside the loop may depend on the messages or the clock, or set names."""
+    """Whether what surrounds the loop may depend on the messages or the clock, or set names."""
     kinds = (nodes.Call, nodes.Assign, nodes.AssignBlock, nodes.Macro, nodes.Filter, nodes.Name)
     return any(
         not isinstance(each, nodes.Name) or each.name == "messages"

@@ -323,7 +323,7 @@ def _invalid(name: str, form: str) -> BadRequest:
 _OPTIONAL_FIELDS = ("name", "tool_call_id", "refusal", "cache_control", "volatile")
 _optional_fields = attrgetter(*_OPTIONAL_FIELDS)
 _NO_OPTIONAL_FIELDS = (None,) * len(_OPTIONAL_FIELDS)
-# All that `parse_message` reads beside role and content: most messages have none of them.
+# Fields of a message other than role and content; most messages have none of them.
 _other_fields = attrgetter(*_OPTIONAL_FIELDS, "audio", "tool_calls", "function_call")
 _NO_OTHER_FIELDS = (None,) * (len(_OPTIONAL_FIELDS) + 3)
 

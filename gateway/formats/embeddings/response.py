@@ -14,7 +14,7 @@ from gateway.edge.openai_errors import error_object
 from gateway.formats.embeddings.request import ROUTE, parse_embeddings
 from gateway.request.inference import InferenceRequest, Usage
 
-_LEAST_WIDE = 8 * 16  # bytes of a vector in which 64-bit floats can be told
+_LEAST_WIDE = 8 * 16  # bytes of a vector in which 64-bit floats can be recognised
 _LARGEST = 1e6  # of an embedding's numbers
 
 

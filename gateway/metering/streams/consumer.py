@@ -1,4 +1,4 @@
-"""The process that stores what a stream holds, beside a worker or an embedded gateway.
+"""The process that stores what a stream holds, in its own process or inside a worker or gateway.
 
 A process of its own: a worker forks, which neither client of a stream survives, and storing usage
 would hold the GIL of a gateway. It ends when its stdin closes, after the messages in hand.

@@ -81,7 +81,7 @@ def messages_of(batch: OutboxBatch, most_bytes: int) -> tuple[list[Message], Out
 
 
 def read(bodies: Iterable[bytes]) -> Read:
-    """Decode messages; what cannot be read is returned beside the rest."""
+    """Decode messages; messages that cannot be read are returned separately."""
     found = Read()
     for body in bodies:
         try:

@@ -114,7 +114,7 @@ class NatsStream:
         return future.result()
 
     async def _bounded(self, work: Coroutine[Any, Any, Result], more_s: float) -> Result:
-        """The result within the time-out. After a failure the next call connects anew."""
+        """The result within the time-out. After a failure the next call connects again."""
         try:
             async with asyncio.timeout(2 * self._timeout_s + more_s):
                 return await work

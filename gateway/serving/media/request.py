@@ -114,7 +114,7 @@ class MediaRequest:
         return Counts((unit, (Component.INPUT, given), (Component.OUTPUT, made)))
 
     def body(self, upstream_model: str) -> tuple[Any, str]:
-        """The body for the upstream, made anew for each attempt, and its content type."""
+        """The body for the upstream, made again for each attempt, and its content type."""
         if not self.endpoint.form:
             return orjson.dumps(dict(self.fields) | {"model": upstream_model}), "application/json"
         form = aiohttp.FormData()

@@ -2,7 +2,7 @@
 
 What the policy blocks is refused; what it redacts is replaced, in every form of the answer. The text
 stands in some forms more than once (segments, words, log-probabilities): these parts are screened
-too, and left out where anything was removed, since parts of them cannot be told from the rest.
+too, and left out where anything was removed, since parts of them cannot be separated from the rest.
 """
 
 import re
@@ -18,7 +18,7 @@ from gateway.engines.server_events import DONE, EventReader, data_of, loads
 from gateway.engines.surrogates import whole_texts
 from gateway.request.output_guard import OutputGuard
 
-GUARDS = 2  # of a request: one for the text, one for what stands beside it
+GUARDS = 2  # per request: one for the text, one for the other fields
 _INLINE_CHARACTERS = 1_000
 _LONGEST_EVENT = 8 << 20  # bytes
 # Of a JSON answer: they hold none of what was said.

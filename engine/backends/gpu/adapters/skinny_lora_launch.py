@@ -12,7 +12,7 @@ from engine.backends.gpu.launch import MAX_ROWS, precision
 from engine.backends.gpu.overlap import overlapped
 from engine.backends.layers.norm import RmsNorm
 
-# Of a thread: the assembler spills some to fit more programs on a multiprocessor unless it is told.
+# Of a thread: by default the assembler spills some to fit more programs on a multiprocessor.
 REGISTERS = 224
 
 

@@ -13,7 +13,7 @@ from engine.backends.gpu.step import DeviceStep
 
 
 def all_sampled(step: DeviceStep) -> bool:
-    """Whether every sequence decodes, so that there are few rows beside the sampled ones, or none."""
+    """Whether every sequence decodes, so that few rows or none are not sampled."""
     return step.attention.mix is None and step.attention.decodes == step.tokens.shape[0]
 
 

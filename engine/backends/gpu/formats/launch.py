@@ -1,4 +1,4 @@
-"""Launches the products of quantised matrices; their reference is `product_reference` beside them."""
+"""Launches the products of quantised matrices; their reference is `product_reference` in this folder."""
 
 from dataclasses import dataclass
 

@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""What latent attention computes beside its products: the rotation of queries with the norm and the
+"""What latent attention computes besides its products: the rotation of queries with the norm and the
 storing of keys, and adapters of the projection that both sides have absorbed."""
 
 import triton

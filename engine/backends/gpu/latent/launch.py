@@ -1,4 +1,4 @@
-"""Launches what latent attention has beside its products; each has a reference in `reference.py`."""
+"""Launches what latent attention adds to its products; each has a reference in `reference.py`."""
 
 from dataclasses import dataclass
 
