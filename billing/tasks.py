@@ -249,8 +249,10 @@ def _snapshot(context: TaskContext) -> ProviderSnapshot | None:
     provider = provider_of(context)
     if not provider.collects:
         return None
+    with context.database.read() as session:
+        window = guard.window(session, context.clock.now())
     try:
-        snapshot = fetch(context.database, provider, context.clock.now())
+        snapshot = fetch(context.database, provider, context.clock.now(), window)
     except TryLater as error:
         log.error("the audit runs without %s, which does not answer: %s", provider.name, error)
         return None

@@ -61,6 +61,11 @@ def ways_of(provider: str) -> list[str]:
     return [provider, f"{provider}_meters"]
 
 
+def first_collection(invoice_id: str) -> str:
+    """Its idempotency key."""
+    return f"{COLLECT}:{invoice_id}:0"
+
+
 def plan(session: Session, provider: str, at: datetime) -> int:
     """Queue missing commands; returns the number of new ones."""
     found = 0
@@ -281,6 +286,6 @@ def _collections(session: Session, provider: str, at: datetime) -> list[_Row]:
     """The first collection attempt of each invoice that has no waiting command."""
     rows = session.execute(_UNCOLLECTED)
     return [
-        row(provider, who, kind=COLLECT, subject_id=each, key=f"{COLLECT}:{each}:0", at=at)
+        row(provider, who, kind=COLLECT, subject_id=each, key=first_collection(each), at=at)
         for each, who in rows
     ]

@@ -20,7 +20,7 @@ from billing.invoicing.tables import Invoice
 from billing.notices import outbox, webhooks
 from billing.payments import commands, settlement
 from billing.payments.base import PaymentProvider
-from billing.payments.tables import DunningCase, Payment
+from billing.payments.tables import DunningCase, Payment, PaymentCommand
 from billing.periods import local_day
 from billing.subscriptions import subscriptions
 from core.clock import Clock
@@ -49,7 +49,7 @@ def run(
     """Advance every open case. `retries=False` leaves retrying declined cards to the provider."""
     result = DunningResult()
     with database.transaction() as session:
-        result.opened = open_cases(session, clock.now())
+        result.opened = open_cases(session, clock.now(), provider)
     with database.read() as session:
         waiting = session.scalars(
             select(DunningCase.invoice_id)
@@ -62,7 +62,7 @@ def run(
     return result
 
 
-def open_cases(session: Session, now: datetime) -> int:
+def open_cases(session: Session, now: datetime, provider: PaymentProvider) -> int:
     """Open a case for each open invoice that is overdue or whose card was declined. A closed case
     reopens if a payment was reversed.
     """
@@ -89,7 +89,9 @@ def open_cases(session: Session, now: datetime) -> int:
     owed = [
         each
         for each in found
-        if open_amounts.open_minor(each) > 0 and not _in_process(session, each, now)
+        if open_amounts.open_minor(each) > 0
+        and not _in_process(session, each, now)
+        and not _unasked(session, each, provider)
     ]
     for invoice in owed:
         case = session.get(DunningCase, invoice.id)
@@ -152,7 +154,7 @@ def _advance(
         _close(session, clock, case, invoice, account)
         result.closed += 1
         return
-    if _in_process(session, invoice, now):
+    if _in_process(session, invoice, now) or _unasked(session, invoice, provider):
         return
     suspends_at = suspend_at(session, invoice, now)
     if account.status == ACTIVE:
@@ -183,6 +185,25 @@ def _in_process(session: Session, invoice: Invoice, now: datetime) -> bool:
         Payment.created_at > now - BANK_ANSWERS,
     )
     return session.scalar(pending.limit(1)) is not None
+
+
+def _unasked(session: Session, invoice: Invoice, provider: PaymentProvider) -> bool:
+    """The provider collects this invoice and was not asked yet: it may be paid, as one is that was
+    issued before a restore, or its customer may have a card that nobody tried."""
+    account = session.get(BillingAccount, invoice.tenant_id)
+    ours = account is not None and account.collection in commands.ways_of(provider.name)
+    if not (ours and provider.collects):
+        return False
+    asked = select(PaymentCommand.id).where(
+        PaymentCommand.idempotency_key == commands.first_collection(invoice.id),
+        PaymentCommand.done_at.is_not(None),
+    )
+    if session.scalar(asked) is not None:
+        return False
+    refused = select(PaymentCommand.id).where(  # no index has it: asked of few invoices
+        PaymentCommand.subject_id == invoice.id, PaymentCommand.failed.is_(True)
+    )
+    return session.scalar(refused.limit(1)) is None
 
 
 def _next(case: DunningCase, now: datetime) -> datetime | None:

@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 
 from billing.accounts.accounts import lock_account
 from billing.accounts.tables import BillingAccount
-from billing.invoicing.tables import Invoice
+from billing.invoicing.tables import DRAFT, Invoice
 from billing.payments import commands, settlement, withdrawals
 from billing.payments.base import (
     DisputeState,
@@ -40,7 +40,8 @@ class ForeignObject(Exception):
 
 
 def invoice(session: Session, name: str, state: InvoiceState, at: datetime) -> Invoice:
-    """Post the payments of an invoice and store its external id."""
+    """Post the payments of an invoice and store its external id. Payments of a draft wait until it is
+    final: it was issued before a restore, and they would pay for later usage from the wallet."""
     ours = session.scalar(select(Invoice).where(Invoice.external_id == state.external_id))
     if ours is None:
         if not state.invoice_id:
@@ -51,6 +52,8 @@ def invoice(session: Session, name: str, state: InvoiceState, at: datetime) -> I
                 f"{state.external_id} names invoice {state.invoice_id}, which does not exist here."
             )
     lock_account(session, ours.tenant_id)
+    if ours.status == DRAFT:
+        raise UnknownObject(f"{state.external_id} is of invoice {ours.id}, which is a draft here.")
     if ours.external_id is None:
         ours.external_id = state.external_id
     ours.pay_page = state.page or ours.pay_page

@@ -3,7 +3,14 @@ given: both would be done twice. Serving, metering and rating go on.
 """
 
 import logging
+from datetime import datetime, timedelta
 
+from sqlalchemy import func, or_, select
+from sqlalchemy.orm import Session
+
+from billing.invoicing.tables import ReservedNumber
+from billing.payments.base import Window
+from billing.payments.provider_snapshot import default_window
 from billing.recovery import marks, places
 from billing.restores import restores
 from billing.restores.restores import NEXT_STEP
@@ -12,8 +19,11 @@ from core.clock import Clock
 from core.database import Database
 from core.queue import TaskContext
 from core.settings import Settings
+from core.tenants.models import Tenant
 
 log = logging.getLogger("tollhouse.restores")
+BEFORE = timedelta(days=2)  # records at the provider from before the last mark are read, too
+_INVOICES_FOLLOW = timedelta(days=60)  # an invoice that is not final by then is not waited for
 
 
 def check(
@@ -42,6 +52,27 @@ def check(
             session.flush()
             log.critical("the database was restored from a backup. %s %s", reasons[0], NEXT_STEP)
     return known
+
+
+def window(session: Session, now: datetime) -> Window:
+    """Whose records of the provider an audit reads. After a restore it begins with what the database
+    lost, until a day after the lost invoices are final again: their payments are posted then."""
+    usual = default_window(now)
+    waits = (
+        select(func.min(ReservedNumber.reserved_at))
+        .join(Tenant, Tenant.id == ReservedNumber.tenant_id)
+        .where(
+            ReservedNumber.external_id.is_not(None),
+            ReservedNumber.reserved_at > now - _INVOICES_FOLLOW,
+            or_(ReservedNumber.used_at.is_(None), ReservedNumber.used_at > now - timedelta(days=1)),
+        )
+    )
+    reserved = session.scalar(waits)
+    if reserved is None:
+        return usual
+    reports = session.scalars(select(Recovery.report).where(Recovery.finished_at >= reserved))
+    begins = [datetime.fromisoformat(each["since"]) for each in reports if each.get("since")]
+    return Window(min([usual.since, *(each - BEFORE for each in begins)]), usual.until)
 
 
 def is_behind(context: TaskContext) -> bool:

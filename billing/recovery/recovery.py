@@ -22,6 +22,7 @@ from billing.payments.provider_snapshot import ALL_TIME, ProviderSnapshot, fetch
 from billing.payments.tables import Payment, PaymentCustomer
 from billing.recovery import acts, marks, places
 from billing.recovery.acts import LostActs, Row
+from billing.recovery.guard import BEFORE
 from billing.recovery.places import Directory
 from billing.restores import restores
 from billing.restores.tables import Recovery, RestoreMark
@@ -32,7 +33,6 @@ from core.settings import Settings
 from core.tenants import epochs
 from core.tenants.models import ApiKey, Member, Operator, Tenant
 
-_BEFORE = timedelta(days=2)  # records at the provider from before the last mark are read, too
 _NUMBERED = "A document with this number was issued before the database was restored."
 _UNKNOWN = (
     "The number was given before the database was restored, to a document that nothing names."
@@ -77,7 +77,7 @@ class Recover:
         self.report.since = since.isoformat()
         snapshot = ProviderSnapshot(self.provider.name, self.clock.now())
         if self.provider.collects:
-            window = Window(since - _BEFORE, self.clock.now() + timedelta(days=1))
+            window = Window(since - BEFORE, self.clock.now() + timedelta(days=1))
             window = ALL_TIME if since == ALL_TIME.since else window
             self._customers(window)
             snapshot = fetch(self.database, self.provider, self.clock.now(), window)
@@ -160,7 +160,7 @@ class Recover:
             if row["seller_id"] in sellers and not known.has(row):
                 named = found.setdefault(key, row)
                 if named["document_id"] == row["document_id"]:
-                    named.setdefault("external_id", row.get("external_id"))
+                    named["external_id"] = named.get("external_id") or row.get("external_id")
         for seller in sellers.values():
             self._of_seller(session, seller, found, [each.numbers for each in filed])
 

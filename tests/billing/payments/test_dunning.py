@@ -15,7 +15,7 @@ from billing.invoicing import invoice_run
 from billing.invoicing.tables import Invoice
 from billing.notices import webhooks
 from billing.notices.tables import OutboxMessage
-from billing.payments import dunning, settlement
+from billing.payments import commands, dunning, settlement
 from billing.payments.dunning import DunningResult
 from billing.payments.manual import ManualPayments
 from billing.payments.tables import DunningCase, Payment, PaymentCommand
@@ -206,6 +206,7 @@ def test_a_card_is_tried_again_with_each_reminder_but_the_first(
     with made.database.transaction() as session:
         lock_account(session, "acme").collection = collection
         session.get_one(Plan, "pro").suspend_after_days = None
+        ask(session, customer, done=True)
     for days in (0, 3, 7):
         made.clock.set(DUE + days * DAY)
         found = dunning.run(made.database, made.clock, provider, retries=retries)
@@ -216,6 +217,40 @@ def test_a_card_is_tried_again_with_each_reminder_but_the_first(
         )
         asked = [key for key in keys if "." in key]
     assert asked == [f"collect:{customer.invoice_id}:{turn}" for turn in turns]
+
+
+def ask(session: Session, customer: Customer, *, done: bool = False, failed: bool = False) -> None:
+    """The first collection by the provider, as it is planned, done or rejected."""
+    command = commands.row(
+        "manual",
+        "acme",
+        kind=commands.COLLECT,
+        subject_id=customer.invoice_id,
+        key=commands.first_collection(customer.invoice_id),
+        at=DUE,
+    )
+    commands.put(session, command | {"done_at": DUE if done else None, "failed": failed})
+
+
+@pytest.mark.parametrize(
+    ("planned", "done", "failed", "reminded"),
+    [
+        (False, False, False, 0),
+        (True, False, False, 0),
+        (True, True, False, 1),
+        (True, False, True, 1),
+    ],
+)
+def test_nobody_is_reminded_of_an_invoice_that_the_provider_is_still_to_be_asked_for(
+    customer: Customer, planned: bool, done: bool, failed: bool, reminded: int
+) -> None:
+    made = customer.deployment
+    if planned:
+        with made.database.transaction() as session:
+            ask(session, customer, done=done, failed=failed)
+    made.clock.set(DUE + 20 * DAY)
+    found = dunning.run(made.database, made.clock, Collecting())
+    assert (found.reminded, found.suspended) == (reminded, reminded)
 
 
 def test_a_declined_card_opens_a_case_before_the_due_day(customer: Customer) -> None:

@@ -9,6 +9,7 @@ import shutil
 import sqlite3
 import sys
 import tempfile
+import traceback
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -17,7 +18,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import func, select
 
 from billing import tasks
 from billing import tasks as payment_tasks
@@ -25,9 +26,10 @@ from billing.audit import reconcile
 from billing.invoicing.tables import Invoice
 from billing.ledger import ledger
 from billing.ledger.ledger import AccountKind
+from billing.ledger.tables import LedgerEntry
 from billing.payments import settlement, top_ups
 from billing.payments.base import PaymentProvider
-from billing.payments.tables import Payment
+from billing.payments.tables import DunningCase, Payment, PaymentCommand
 from billing.recovery.recovery import Recover, Report
 from billing.restores import restores
 from core.clock import FakeClock
@@ -37,7 +39,7 @@ from core.money import Money, units_of_minor
 from core.queue import TaskContext
 from core.settings import Settings
 from core.tenants import keys
-from core.tenants.models import ApiKey, Project
+from core.tenants.models import ApiKey, AuditEntry, Project
 from core.tenants.scope import scope_of_operator
 from tests.billing.conftest import Deployment, deployment_of
 from tests.billing.payments.stripe_deployment import Till, open_till
@@ -166,6 +168,12 @@ class Drill:
         self.till.settle()
         tasks.audit(self.context)  # which posts what no event told of
 
+    def done(self) -> tuple[Any, ...]:
+        """What grows with every act that the world outside knows of."""
+        with self.deployment.database.read() as session:
+            highest = (LedgerEntry.id, AuditEntry.id, PaymentCommand.id, Invoice.number)
+            return tuple(session.scalar(select(func.max(each))) for each in highest)
+
     def behind(self) -> bool:
         with self.deployment.database.read() as session:
             return restores.open_recovery(session) is not None
@@ -220,6 +228,22 @@ class Drill:
                 )
                 cash = ledger.balance(session, tenant, AccountKind.CASH, "USD")
                 assert cash == (minor + sum(hand)) * CENT, tenant
+
+    def check_reminded(self) -> None:
+        """Nobody is reminded of an invoice that Stripe holds as paid in full."""
+        paid = {
+            each["metadata"]["tollhouse_invoice"]: int(each["total"])
+            for each in self.at_stripe("invoice")
+            if each["status"] == "paid"
+        }
+        with self.deployment.database.read() as session:
+            rows = session.execute(
+                select(DunningCase.invoice_id, Invoice.due_minor).join(
+                    Invoice, Invoice.id == DunningCase.invoice_id
+                )
+            )
+            reminded = [name for name, due in rows if due <= paid.get(name, -1)]
+        assert reminded == []
 
     def check_owed(self) -> None:
         """The invoices at Stripe are over no more than what was metered, but for a cent of rounding
@@ -294,13 +318,17 @@ def play(folder: Path, seed: int) -> set[tuple[str, str]]:
         drill.end()
         drill.check()
         drill.check_owed()
+        drill.check_reminded()
         return drill.named()
 
 
 def _lose(drill: Drill) -> None:
     if drill.random.random() < 0.7:
         drill.till.stripe.forget_keys()
+    present = drill.done()
     drill.restore(drill.random.randrange(len(drill.points) - 1))
+    if drill.done() == present:
+        return  # nothing happened since that point
     before = len(drill.at_stripe("payment_intent")), len(drill.at_stripe("invoice"))
     drill.tick()
     assert drill.behind()
@@ -324,7 +352,8 @@ def main(words: Sequence[str] | None = None) -> None:
             try:
                 named.update(f"{check}: {kind}" for check, kind in play(Path(folder), seed))
             except AssertionError as error:
-                failed[seed] = str(error)[:200]
+                where = traceback.extract_tb(error.__traceback__)[-1]
+                failed[seed] = f"{where.name}: {where.line} {error}"[:300]
     result = {"points": chosen.points, "failed": failed, "named": named}
     sys.stdout.write(f"{json.dumps(result)}\n")
 

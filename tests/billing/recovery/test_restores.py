@@ -11,6 +11,7 @@ from sqlalchemy import func, select
 from billing import tasks
 from billing.invoicing import credit_notes, invoice_run
 from billing.invoicing.tables import Invoice, InvoiceLine, ReservedNumber
+from billing.payments.tables import DunningCase
 from core.database import Database
 from core.errors import Conflict
 from tests.billing.payments.stripe_deployment import Till
@@ -141,7 +142,51 @@ def test_no_credit_note_is_numbered_while_the_database_is_behind(tmp_path: Path)
         )
 
 
-@pytest.mark.parametrize("seed", range(2))
+def test_a_payment_pays_the_invoice_that_it_paid_before_the_restore(tmp_path: Path) -> None:
+    """Not the usage of the month after: its customer would owe a month that is paid, and be suspended."""
+    with open_drill(tmp_path / "drill", 1) as drill:
+        for tenant in ("acme", "birch"):
+            drill.use(tenant)
+        drill.tick()
+        drill.copy()
+        drill.deployment.clock.advance(days=40)
+        for _ in range(3):
+            drill.tick()
+        drill.use("acme")
+        drill.use("birch")
+        for _ in range(2):
+            drill.tick()
+        paid = drill.at_stripe("invoice")
+        assert [each["status"] for each in paid] == ["paid", "paid"]
+        drill.restore(0)
+        drill.unreceipted.clear()
+        drill.deployment.clock.advance(days=20)  # past the due date
+        tasks.mark_position(drill.context)
+        drill.recover()
+        with drill.deployment.database.read() as session:
+            reserved = {
+                row.label: row.external_id for row in session.scalars(select(ReservedNumber))
+            }
+        assert reserved == {each["number"]: each["id"] for each in paid}
+        tasks.rate_events(drill.context)
+        tasks.run_invoices(drill.context)
+        tasks.remind_and_suspend(drill.context)
+        for _ in range(2):
+            tasks.push_payments(drill.context)
+        tasks.remind_and_suspend(drill.context)
+        with drill.deployment.database.read() as session:
+            again = {each.label: each for each in session.scalars(select(Invoice))}
+            reminded = session.scalar(select(func.count()).select_from(DunningCase))
+        for each in paid:
+            found = again[each["number"]]
+            assert (found.external_id, found.status) == (each["id"], "paid")
+            assert found.due_minor == found.paid_minor == each["total"]
+        assert reminded == 0
+        assert drill.named() == set()
+        drill.check()
+
+
+@pytest.mark.parametrize("seed", (0, 1, 7))
 def test_nobody_pays_twice_and_no_number_is_given_twice(tmp_path: Path, seed: int) -> None:
     named = play(tmp_path / "drill", seed)
     assert {check for check, _ in named} <= {"restored invoices"}
