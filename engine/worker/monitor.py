@@ -1,6 +1,7 @@
-"""The worker's /metrics and /healthz, served from a thread of its own."""
+"""The worker's /metrics, /healthz and /readyz, served from a thread of its own."""
 
 import contextlib
+import json
 import os
 import socket
 import threading
@@ -23,6 +24,9 @@ class MonitoredServer(Protocol):
     engine: Engine
     gateways: Gateways
     last_turn: float
+
+    @property
+    def draining(self) -> bool: ...
 
 
 class _UnixServer(ThreadingHTTPServer):
@@ -109,11 +113,32 @@ def _respond(server: MonitoredServer, path: str) -> tuple[int, str, str]:
     if path == "/metrics":
         text = server.engine.metrics_text({"gateways": len(server.gateways)})
         return 200, "text/plain; version=0.0.4; charset=utf-8", text
-    if path != "/healthz":
-        return 404, "text/plain", "not found: use /metrics or /healthz\n"
-    if time.monotonic() - server.last_turn > STALLED_S:
-        return 503, "text/plain", f"the engine loop has stalled for {STALLED_S:g} s\n"
-    if server.engine.failures_in_a_row >= MAX_FAILURES:
-        count = server.engine.failures_in_a_row
-        return 503, "text/plain", f"the last {count} steps failed on the device\n"
-    return 200, "text/plain", "ok\n"
+    parts = _parts(server)
+    if path == "/healthz":
+        faults = [parts[name]["error"] for name in ("loop", "device") if not parts[name]["ready"]]
+        return (503 if faults else 200), "text/plain", f"{faults[0] if faults else 'ok'}\n"
+    if path == "/readyz":
+        ready = all(part["ready"] for part in parts.values())
+        verdict = {"status": "ready" if ready else "not ready", "parts": parts}
+        return 200 if ready else 503, "application/json", json.dumps(verdict) + "\n"
+    return 404, "text/plain", "not found: use /metrics, /healthz or /readyz\n"
+
+
+def _parts(server: MonitoredServer) -> dict[str, dict[str, str | bool | float]]:
+    """What a new request needs. A process whose loop or device fails has to be replaced; one that
+    drains ends by itself."""
+    silent_s, failures = time.monotonic() - server.last_turn, server.engine.failures_in_a_row
+    parts: dict[str, dict[str, str | bool | float]] = {
+        "loop": {"ready": silent_s <= STALLED_S, "silent_s": round(silent_s, 1)},
+        "device": {"ready": failures < MAX_FAILURES},
+        "requests": {"ready": not server.draining},
+    }
+    errors = {
+        "loop": f"the engine loop has stalled for {STALLED_S:g} s",
+        "device": f"the last {failures} steps failed on the device",
+        "requests": "the engine is stopping: running requests end, new ones are refused",
+    }
+    for name, part in parts.items():
+        if not part["ready"]:
+            part["error"] = errors[name]
+    return parts

@@ -81,6 +81,10 @@ class Server:
         in a signal handler."""
         self._stop_by = time.monotonic() + grace_s
 
+    @property
+    def draining(self) -> bool:
+        return self._stop_by is not None
+
     def run(self, alive: Callable[[], bool] = lambda: True) -> None:
         """Serve until `stop`, or until `alive`, which is called regularly, returns False."""
         try:

@@ -341,6 +341,20 @@ def test_every_pod_but_the_migration_has_probes() -> None:
             assert container[probe]["httpGet"]["port"] in ports, (key, probe)
 
 
+def test_an_engine_s_probes_tell_ready_from_alive() -> None:
+    template = (CHART / "templates" / "engine.yaml").read_text()
+    paths = dict(re.findall(r"(\w+)Probe: \{httpGet: \{path: (/\w+)", template))
+    assert paths == {"startup": "/healthz", "readiness": "/readyz", "liveness": "/healthz"}
+
+
+def test_compose_checks_the_health_of_every_service_that_stays() -> None:
+    for name, service in compose()["services"].items():
+        assert ("healthcheck" in service) == (name != "migrate"), name
+    services = compose()["services"]
+    for name in ("engine", "gateway", "worker"):
+        assert "/readyz" in services[name]["healthcheck"]["test"][-1], name
+
+
 @helm
 def test_a_worker_s_probes_ask_what_its_process_for_metrics_answers() -> None:
     made = by_name()

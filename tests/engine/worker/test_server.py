@@ -6,10 +6,12 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import Future
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -17,6 +19,7 @@ from engine.errors import AdapterError, ConnectionLost, RequestError
 from engine.protocol import GenerateRequest, Grammar, KvEvent, Receipt, TokenChunk
 from engine.runners.fake import FakeRunner
 from engine.worker.client import EngineClient
+from engine.worker.monitor import Monitor
 from engine.worker.server import Server
 from tests.engine.helpers import ask, make_config, run_alone, write_adapter
 from tests.silent_proxy import SilentProxy
@@ -234,6 +237,45 @@ async def test_heartbeats_carry_load_and_metrics_are_served(
         health = slow_worker.server.monitor.url.replace("/metrics", "/healthz")
         assert await asyncio.to_thread(fetch, health) == "ok\n"
         await stream.aclose()
+
+
+async def test_readiness_names_each_part_and_ends_with_the_drain(slow_worker: Worker) -> None:
+    server = slow_worker.server
+    ready = server.monitor.url.replace("/metrics", "/readyz")
+    health = server.monitor.url.replace("/metrics", "/healthz")
+    verdict = json.loads(await asyncio.to_thread(fetch, ready))
+    assert verdict["status"] == "ready"
+    assert {name: part["ready"] for name, part in verdict["parts"].items()} == {
+        "loop": True, "device": True, "requests": True,
+    }  # fmt: skip
+    async with connected(slow_worker) as client:
+        stream = client.generate(ask("r", [1, 2], max_tokens=1000))
+        await anext(stream)
+        server.stop(60)
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            await asyncio.to_thread(fetch, ready)
+        verdict = json.load(refused.value)
+        assert (refused.value.code, verdict["status"]) == (503, "not ready")
+        assert "stopping" in verdict["parts"]["requests"]["error"]
+        assert await asyncio.to_thread(fetch, health) == "ok\n"  # nobody has to restart it
+        await stream.aclose()
+
+
+@pytest.mark.parametrize(
+    ("fault", "part", "error"),
+    [("last_turn", "loop", "has stalled"), ("failures_in_a_row", "device", "3 steps failed")],
+)
+def test_a_fault_of_the_engine_fails_both_probes(fault: str, part: str, error: str) -> None:
+    engine = SimpleNamespace(failures_in_a_row=3 if part == "device" else 0)
+    last_turn = time.monotonic() - (61 if part == "loop" else 0)
+    config = make_config(metrics_port=0)
+    server = SimpleNamespace(config=config, engine=engine, last_turn=last_turn, draining=False)
+    monitor = Monitor(server)
+    for path in ("/healthz", "/readyz"):
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            fetch(monitor.url.replace("/metrics", path))
+        assert refused.value.code == 503 and error in refused.value.read().decode()
+    monitor.close()
 
 
 def fetch(url: str) -> str:
