@@ -36,14 +36,14 @@ def product(
     out_stride: int,
     other: int,
     other_stride: int,
-    brain: bool,
+    bf16: bool,
     coded: bool,
     kind: int,
     threads: int,
     /,
 ) -> None:
     """out = x W^T + bias (+ other) for each group's rows; with a gate (x W^T + bias) times its
-    activation. `brain`: rows and weights are bfloat16, not float32. `coded`: weights
+    activation. `bf16`: rows and weights are bfloat16, not float32. `coded`: weights
     are codes. `kind`: of the activation. Raises ValueError for codes of another shape or format."""
 
 def activate(
@@ -53,7 +53,7 @@ def activate(
     up_stride: int,
     rows: int,
     width: int,
-    brain: bool,
+    bf16: bool,
     kind: int,
     /,
 ) -> None:
@@ -70,19 +70,19 @@ def add_ranks(
     width: int,
     rank: int,
     outputs: int,
-    brain: bool,
+    bf16: bool,
     threads: int,
     /,
 ) -> None:
     """out += (x A^T) B, for A [rank, width] and B [rank, outputs]."""
 
 def route(
-    table: int, x: int, shares: int, chosen: int, rows: int, brain: bool, threads: int, /
+    table: int, x: int, shares: int, chosen: int, rows: int, bf16: bool, threads: int, /
 ) -> None:
     """Each row's experts, the likeliest first: float32 shares, rounded as rows are, and int64 numbers,
     [rows, active]. table: int64, as `mixture.h` names its fields. x: [rows, hidden], contiguous."""
 
-def mix(table: int, x: int, out: int, rows: int, brain: bool, kind: int, threads: int, /) -> None:
+def mix(table: int, x: int, out: int, rows: int, bf16: bool, kind: int, threads: int, /) -> None:
     """A layer's mixture, without its shared expert. x and out: [rows, hidden], contiguous."""
 
 def adapted(
@@ -96,7 +96,7 @@ def adapted(
     out: int,
     other: int,
     shape: tuple[int, int, int, int, int],
-    brain: bool,
+    bf16: bool,
     threads: int,
     /,
 ) -> None:
@@ -118,7 +118,7 @@ def attend(
     shape: tuple[int, int, int, int, int, int, int, int],
     scale: float,
     cap: float,
-    brain: bool,
+    bf16: bool,
     threads: int,
     /,
 ) -> None:
@@ -136,11 +136,11 @@ def norm(
     heads: int,
     width: int,
     eps: float,
-    brain: bool,
+    bf16: bool,
     threads: int,
     /,
 ) -> None:
-    """out = x / rms(x) * weight, for each of a row's heads, and float32 weights. `brain`: x and out are
+    """out = x / rms(x) * weight, for each of a row's heads, and float32 weights. `bf16`: x and out are
     bfloat16."""
 
 def place(
@@ -152,7 +152,7 @@ def place(
     pool: int,
     slots: int,
     shape: tuple[int, int, int, int, int],
-    brain: bool,
+    bf16: bool,
     threads: int,
     /,
 ) -> None:
@@ -178,7 +178,7 @@ def store_kv(
     heads_of_token: int,
     dim: int,
     size: int,
-    brain: bool,
+    bf16: bool,
     fp8: bool,
     /,
 ) -> None:
@@ -192,7 +192,7 @@ def gather_kv(
     count: int,
     dim: int,
     size: int,
-    brain: bool,
+    bf16: bool,
     fp8: bool,
     threads: int,
     /,

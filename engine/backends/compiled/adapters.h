@@ -23,7 +23,7 @@ typedef struct {
     char *inner;    /* [rows, widest], of one site */
     int32_t count, widest;
     int only; /* the part to which alone something is added; -1: all */
-    int brain, threads;
+    int bf16, threads;
 } Adapters;
 
 /* Reads (data, offsets, changed, rank, first row, rows) into memory that PyMem_Free(all) releases. */
@@ -48,14 +48,14 @@ static int reads_adapters(PyObject *given, Adapters *a) {
 /* Computes inner for the adapters that change the site, and returns how many these are. base: the product
  * to whose sums they add. */
 static int32_t shrink(const Adapters *a, int64_t layer, int site, const Work *base) {
-    const int64_t size = a->brain ? 2 : 4;
+    const int64_t size = a->bf16 ? 2 : 4;
     const int32_t width = base->width;
     const int parts = first_part[site + 1] - first_part[site];
     int32_t count = 0;
     for (int32_t n = 0; n < a->count;) {
         Work w = {.groups = a->groups + count, .ready = base->ready, .ready_stride = base->ready_stride,
                   .out = a->inner, .out_stride = a->widest, .width = width, .filled = width,
-                  .outputs = parts * a->all[n].rank, .brain = a->brain};
+                  .outputs = parts * a->all[n].rank, .bf16 = a->bf16};
         const int32_t rank = a->all[n].rank, pairs = ((w.outputs + LANES - 1) / LANES + 1) / 2;
         for (; n < a->count && a->all[n].rank == rank; n++) {
             const Adapter *each = &a->all[n];

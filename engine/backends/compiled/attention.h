@@ -21,7 +21,7 @@ typedef struct {
     int64_t stride;                 /* elements between rows of q */
     int32_t sequences, queries, positions, kv_heads, group, dim, window, size;
     float scale, cap;
-    int brain;
+    int bf16;
 } Attention;
 
 INLINE int64_t attention_items(const Attention *a) {
@@ -43,8 +43,8 @@ static int64_t attention_floats(const Attention *a) {
     return 2 * KEYS * dim + heads * (2 * dim + 2 * LANES) + 2 * filled_to(heads, LANES);
 }
 
-INLINE void two_at(const char *row, int64_t at, int brain, Lanes *values) {
-    if (!brain) {
+INLINE void two_at(const char *row, int64_t at, int bf16, Lanes *values) {
+    if (!bf16) {
         memcpy(&values[0], row + at * 4, 64), memcpy(&values[1], row + at * 4 + 64, 64);
         return;
     }
@@ -55,18 +55,18 @@ INLINE void two_at(const char *row, int64_t at, int brain, Lanes *values) {
 
 /* A row with zeros up to `filled`. Of 32 values of bfloat16 those at even places come first, then those at odd
  * ones: to take them apart so costs two instructions. */
-INLINE void spread(float *to, const char *row, int64_t dim, int64_t filled, int brain) {
+INLINE void spread(float *to, const char *row, int64_t dim, int64_t filled, int bf16) {
     Lanes values[2];
     int64_t d = 0;
     for (; d + STEP <= dim; d += STEP) {
-        two_at(row, d, brain, values);
+        two_at(row, d, bf16, values);
         memcpy(to + d, &values[0], 64), memcpy(to + d + LANES, &values[1], 64);
     }
     if (d == filled) return;
     char rest[STEP * 4] = {0};
-    const int size = brain ? 2 : 4;
+    const int size = bf16 ? 2 : 4;
     memcpy(rest, row + d * size, (size_t)(dim - d) * size);
-    two_at(rest, 0, brain, values);
+    two_at(rest, 0, bf16, values);
     memcpy(to + d, &values[0], 64), memcpy(to + d + LANES, &values[1], 64);
 }
 
@@ -105,12 +105,12 @@ INLINE void store_head(const Attention *a, const Keys *b, int64_t at, int64_t di
     Lanes values[2], total;
     memcpy(&total, b->totals + at * LANES, 64);
     const float share = 1.0f / folded(&total), *sums = b->sums + at * dim;
-    char *out = a->out + to * (a->brain ? 2 : 4);
+    char *out = a->out + to * (a->bf16 ? 2 : 4);
     for (int64_t d = 0; d < a->dim; d += STEP) {
         const int64_t count = a->dim - d < STEP ? a->dim - d : STEP;
         two_at((const char *)sums, d, 0, values);
         values[0] *= share, values[1] *= share;
-        if (!a->brain) {
+        if (!a->bf16) {
             memcpy(out + d * 4, values, (size_t)count * 4);
             continue;
         }

@@ -77,7 +77,7 @@ static void gather_part(void *given, int number, int count) {
 }
 
 PyDoc_STRVAR(store_kv_doc,
-    "store_kv(pool, slots, heads, stride, count, heads_of_token, dim, size, brain, fp8, /)\n--\n\n"
+    "store_kv(pool, slots, heads, stride, count, heads_of_token, dim, size, bf16, fp8, /)\n--\n\n"
     "Rounds `count` heads to 8 bits at their KV slots.");
 
 static PyObject *store_kv(PyObject *Py_UNUSED(module), PyObject *args) {
@@ -85,7 +85,7 @@ static PyObject *store_kv(PyObject *Py_UNUSED(module), PyObject *args) {
     long long stride, count;
     KvWork w = {0};
     if (!PyArg_ParseTuple(args, "KKKLLiiipp", &pool, &at, &floats, &stride, &count, &w.heads, &w.dim,
-                          &w.size, &w.brain, &w.fp8))
+                          &w.size, &w.bf16, &w.fp8))
         return NULL;
     w.pool = (char *)(uintptr_t)pool, w.at = (const int64_t *)(uintptr_t)at;
     w.floats = (char *)(uintptr_t)floats, w.stride = stride, w.count = count;
@@ -94,7 +94,7 @@ static PyObject *store_kv(PyObject *Py_UNUSED(module), PyObject *args) {
 }
 
 PyDoc_STRVAR(gather_kv_doc,
-    "gather_kv(pool, rows, out, count, dim, size, brain, fp8, threads, /)\n--\n\n"
+    "gather_kv(pool, rows, out, count, dim, size, bf16, fp8, threads, /)\n--\n\n"
     "The floats of `count` rows of the pool.");
 
 static PyObject *gather_kv(PyObject *Py_UNUSED(module), PyObject *args) {
@@ -102,7 +102,7 @@ static PyObject *gather_kv(PyObject *Py_UNUSED(module), PyObject *args) {
     long long count;
     int threads;
     KvWork w = {0};
-    if (!PyArg_ParseTuple(args, "KKKLiippi", &pool, &at, &floats, &count, &w.dim, &w.size, &w.brain,
+    if (!PyArg_ParseTuple(args, "KKKLiippi", &pool, &at, &floats, &count, &w.dim, &w.size, &w.bf16,
                           &w.fp8, &threads))
         return NULL;
     w.pool = (char *)(uintptr_t)pool, w.at = (const int64_t *)(uintptr_t)at;

@@ -33,8 +33,8 @@ static size_t mixture_memory(const Mixture *m, int64_t rows, MixtureMemory *at, 
     return used;
 }
 
-static void route_rows(const Mixture *m, const char *x, int32_t rows, const MixtureMemory *at, int brain, int threads) {
-    Routing w = {*m, x, at->scores, at->shares, at->chosen, rows, brain};
+static void route_rows(const Mixture *m, const char *x, int32_t rows, const MixtureMemory *at, int bf16, int threads) {
+    Routing w = {*m, x, at->scores, at->shares, at->chosen, rows, bf16};
     run(route_part, &w, (int64_t)rows * m->hidden * m->experts < ALONE ? 1 : threads);
 }
 
@@ -68,56 +68,56 @@ static int32_t group_rows(const Mixture *m, int32_t rows, const MixtureMemory *a
 }
 
 /* out: may be `other`, which is added. */
-static void mix_rows(const Mixture *m, const char *x, const char *other, char *out, int32_t rows, int brain, int kind,
+static void mix_rows(const Mixture *m, const char *x, const char *other, char *out, int32_t rows, int bf16, int kind,
                      int threads, char *memory) {
     MixtureMemory at;
     mixture_memory(m, rows, &at, memory);
-    route_rows(m, x, rows, &at, brain, threads);
+    route_rows(m, x, rows, &at, bf16, threads);
     Work up = {.groups = at.groups, .x = x, .sources = at.sources, .out = at.inner, .x_stride = m->hidden,
                .out_stride = m->inner, .rows = rows * m->active, .width = m->hidden, .outputs = m->inner,
-               .brain = brain, .coded = m->coded, .kind = kind};
+               .bf16 = bf16, .coded = m->coded, .kind = kind};
     Work down = {.groups = at.groups + m->experts, .x = at.inner, .out = at.found, .x_stride = m->inner,
-                 .out_stride = m->hidden, .rows = up.rows, .width = m->inner, .outputs = m->hidden, .brain = brain,
+                 .out_stride = m->hidden, .rows = up.rows, .width = m->inner, .outputs = m->hidden, .bf16 = bf16,
                  .coded = m->coded};
     up.count = down.count = group_rows(m, rows, &at, &up, &down);
     if (!up.count) return;
     up.units = up.groups[up.count - 1].units, down.units = down.groups[down.count - 1].units;
     make_ready(&up, at.rows, threads), multiply(&up, threads);
     make_ready(&down, at.rows, threads), multiply(&down, threads);
-    Combining sum = {at.found, other, out, at.shares, at.places, rows, m->hidden, m->active, brain};
+    Combining sum = {at.found, other, out, at.shares, at.places, rows, m->hidden, m->active, bf16};
     run(combine_part, &sum, (int64_t)up.rows * m->hidden < ALONE ? 1 : threads);
 }
 
-PyDoc_STRVAR(route_doc, "route(table, x, shares, chosen, rows, brain, threads, /)\n--\n\n"
+PyDoc_STRVAR(route_doc, "route(table, x, shares, chosen, rows, bf16, threads, /)\n--\n\n"
                         "Each row's experts, the likeliest first, and their shares as floats.");
 
 static PyObject *route(PyObject *Py_UNUSED(module), PyObject *args) {
     Address table, x, shares, chosen;
-    int rows, brain, threads;
-    if (!PyArg_ParseTuple(args, "KKKKipi", &table, &x, &shares, &chosen, &rows, &brain, &threads)) return NULL;
+    int rows, bf16, threads;
+    if (!PyArg_ParseTuple(args, "KKKKipi", &table, &x, &shares, &chosen, &rows, &bf16, &threads)) return NULL;
     const Mixture m = mixture_at((const int64_t *)(uintptr_t)table);
     MixtureMemory at = {.shares = (float *)(uintptr_t)shares, .chosen = (int64_t *)(uintptr_t)chosen};
     at.scores = (double *)reserve((size_t)rows * (m.hidden + m.experts) * 8);
     if (!at.scores) return NULL;
     Py_BEGIN_ALLOW_THREADS
-    route_rows(&m, (const char *)(uintptr_t)x, rows, &at, brain, parallel ? threads : 1);
+    route_rows(&m, (const char *)(uintptr_t)x, rows, &at, bf16, parallel ? threads : 1);
     Py_END_ALLOW_THREADS
     Py_RETURN_NONE;
 }
 
-PyDoc_STRVAR(mix_doc, "mix(table, x, out, rows, brain, kind, threads, /)\n--\n\n"
+PyDoc_STRVAR(mix_doc, "mix(table, x, out, rows, bf16, kind, threads, /)\n--\n\n"
                       "The mixture of a layer for contiguous rows.");
 
 static PyObject *mix(PyObject *Py_UNUSED(module), PyObject *args) {
     Address table, x, out;
-    int rows, brain, kind, threads;
-    if (!PyArg_ParseTuple(args, "KKKipii", &table, &x, &out, &rows, &brain, &kind, &threads)) return NULL;
+    int rows, bf16, kind, threads;
+    if (!PyArg_ParseTuple(args, "KKKipii", &table, &x, &out, &rows, &bf16, &kind, &threads)) return NULL;
     const Mixture m = mixture_at((const int64_t *)(uintptr_t)table);
     MixtureMemory at;
     char *memory = reserve(mixture_memory(&m, rows, &at, NULL));
     if (!memory) return NULL;
     Py_BEGIN_ALLOW_THREADS
-    mix_rows(&m, (const char *)(uintptr_t)x, NULL, (char *)(uintptr_t)out, rows, brain, kind, parallel ? threads : 1,
+    mix_rows(&m, (const char *)(uintptr_t)x, NULL, (char *)(uintptr_t)out, rows, bf16, kind, parallel ? threads : 1,
              memory);
     Py_END_ALLOW_THREADS
     Py_RETURN_NONE;

@@ -4,8 +4,8 @@ enum { NAMED(WIDTH) = sizeof(VECTOR) / 4 };
 typedef uint32_t NAMED(Bits) __attribute__((vector_size(sizeof(VECTOR))));
 
 /* Values of a row at even and odd places, as many of each as a vector has; `at` counts values. */
-INLINE void NAMED(pairs)(const char *row, int64_t at, const int brain, VECTOR *even, VECTOR *odd) {
-    if (!brain) {
+INLINE void NAMED(pairs)(const char *row, int64_t at, const int bf16, VECTOR *even, VECTOR *odd) {
+    if (!bf16) {
         const float *values = (const float *)row + at / STEP * STEP + at % STEP / 2;
         memcpy(even, values, sizeof(VECTOR)), memcpy(odd, values + LANES, sizeof(VECTOR));
         return;
@@ -36,14 +36,14 @@ INLINE void NAMED(fold)(const VECTOR *given, float *sums) {
 }
 
 /* Of all keys: `share_head` leaves those out that the query does not see. */
-INLINE void NAMED(score)(const Keys *b, int64_t at, const int64_t dim, const int brain) {
+INLINE void NAMED(score)(const Keys *b, int64_t at, const int64_t dim, const int bf16) {
     const char *q = (const char *)(b->q + at * dim);
     for (int four = 0; four < KEYS; four += 4) {
         VECTOR each[4], x[2], y[2];
         for (int i = 0; i < 4; i++) {
             each[i] = (VECTOR){0};
             for (int64_t d = 0; d < dim; d += 2 * NAMED(WIDTH)) {
-                NAMED(pairs)(q, d, 0, &x[0], &x[1]), NAMED(pairs)(b->k[four + i], d, brain, &y[0], &y[1]);
+                NAMED(pairs)(q, d, 0, &x[0], &x[1]), NAMED(pairs)(b->k[four + i], d, bf16, &y[0], &y[1]);
                 each[i] += x[0] * y[0];
                 each[i] += x[1] * y[1];
             }
@@ -52,7 +52,7 @@ INLINE void NAMED(score)(const Keys *b, int64_t at, const int64_t dim, const int
     }
 }
 
-INLINE void NAMED(sum)(const Keys *b, int64_t at, int first, int end, const int64_t dim, const int brain) {
+INLINE void NAMED(sum)(const Keys *b, int64_t at, int first, int end, const int64_t dim, const int bf16) {
     enum { PAIRS = 32 / NAMED(WIDTH) > 4 ? 4 : 32 / NAMED(WIDTH) };
     const float *shares = b->shares + at * KEYS;
     const int pairs = dim % (2 * PAIRS * NAMED(WIDTH)) ? PAIRS / 2 : PAIRS;
@@ -65,7 +65,7 @@ INLINE void NAMED(sum)(const Keys *b, int64_t at, int first, int end, const int6
         }
         for (int i = first; i < end; i++)
             for (int n = 0; n < pairs; n++) {
-                NAMED(pairs)(b->v[i], d + n * 2 * NAMED(WIDTH), brain, &value[0], &value[1]);
+                NAMED(pairs)(b->v[i], d + n * 2 * NAMED(WIDTH), bf16, &value[0], &value[1]);
                 even[n] += value[0] * shares[i], odd[n] += value[1] * shares[i];
             }
         for (int n = 0; n < pairs; n++) {
@@ -78,7 +78,7 @@ INLINE void NAMED(sum)(const Keys *b, int64_t at, int first, int end, const int6
 
 /* Each step for all heads before the next: a processor has more to do while it waits for one of them. */
 INLINE void NAMED(block)(const Attention *a, const Keys *b, int32_t count, int64_t oldest, int64_t base,
-                      const int64_t dim, const int brain) {
+                      const int64_t dim, const int bf16) {
     int ranges[QUERIES][2];
     for (int32_t i = 0; i < count; i++) {
         const int64_t first = a->window ? oldest + i - a->window + 1 - base : 0, end = oldest + i + 1 - base;
@@ -91,16 +91,16 @@ INLINE void NAMED(block)(const Attention *a, const Keys *b, int32_t count, int64
         if (first >= end) continue;                                                            \
         for (int64_t at = (int64_t)i * a->group; at < (int64_t)(i + 1) * a->group; at++) step; \
     }
-    EACH_HEAD(NAMED(score)(b, at, dim, brain))
+    EACH_HEAD(NAMED(score)(b, at, dim, bf16))
     EACH_HEAD(if (first == 0 && end == KEYS) share_head(b, at, 0, KEYS, a->scale, a->cap);
               else share_head(b, at, first, end, a->scale, a->cap))
-    EACH_HEAD(if (first == 0 && end == KEYS) NAMED(sum)(b, at, 0, KEYS, dim, brain);
-              else NAMED(sum)(b, at, first, end, dim, brain))
+    EACH_HEAD(if (first == 0 && end == KEYS) NAMED(sum)(b, at, 0, KEYS, dim, bf16);
+              else NAMED(sum)(b, at, first, end, dim, bf16))
 #undef EACH_HEAD
 }
 
 TARGET static void NAMED(attention)(const Attention *a, int64_t item, float *memory) {
-    const int size = a->brain ? 2 : 4;
+    const int size = a->bf16 ? 2 : 4;
     const int32_t parts = (a->queries + QUERIES - 1) / QUERIES, part = (int32_t)(item % parts);
     const int32_t head = (int32_t)(item / parts % a->kv_heads);
     const int32_t sequence = (int32_t)(item / parts / a->kv_heads);
@@ -119,7 +119,7 @@ TARGET static void NAMED(attention)(const Attention *a, int64_t item, float *mem
     for (int32_t i = 0; i < count; i++)
         for (int32_t g = 0; g < a->group; g++) {
             const int64_t at = (int64_t)i * a->group + g, of = head * a->group + g;
-            spread(b.q + at * dim, a->q + ((row + i) * a->stride + of * a->dim) * size, a->dim, dim, a->brain);
+            spread(b.q + at * dim, a->q + ((row + i) * a->stride + of * a->dim) * size, a->dim, dim, a->bf16);
             memset(b.sums + at * dim, 0, sizeof(float) * dim);
             memset(b.totals + at * LANES, 0, sizeof(float) * LANES);
             b.best[at] = a->sinks ? a->sinks[of] : -1e30f;
@@ -136,10 +136,10 @@ TARGET static void NAMED(attention)(const Attention *a, int64_t item, float *mem
             const char *at = a->pool + (place % (uint32_t)a->size) * head_bytes;
             b.k[i] = at + k_rows[block] * row_bytes, b.v[i] = at + v_rows[block] * row_bytes;
             if (!copied) continue;
-            spread(k + i * dim, b.k[i], a->dim, dim, a->brain), b.k[i] = (char *)(k + i * dim);
-            spread(v + i * dim, b.v[i], a->dim, dim, a->brain), b.v[i] = (char *)(v + i * dim);
+            spread(k + i * dim, b.k[i], a->dim, dim, a->bf16), b.k[i] = (char *)(k + i * dim);
+            spread(v + i * dim, b.v[i], a->dim, dim, a->bf16), b.v[i] = (char *)(v + i * dim);
         }
-        if (copied || !a->brain) {
+        if (copied || !a->bf16) {
             if (dim == 64) NAMED(block)(a, &b, count, oldest, base, 64, 0);
             else NAMED(block)(a, &b, count, oldest, base, dim, 0);
         } else if (dim == 64) NAMED(block)(a, &b, count, oldest, base, 64, 1);

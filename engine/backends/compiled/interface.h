@@ -52,7 +52,7 @@ static Group *reads_groups(PyObject *given, Work *w) {
 }
 
 PyDoc_STRVAR(product_doc,
-    "product(groups, outputs, width, x, x_stride, out, out_stride, other, other_stride, brain, coded, "
+    "product(groups, outputs, width, x, x_stride, out, out_stride, other, other_stride, bf16, coded, "
     "kind, threads, /)\n--\n\n"
     "out = x W^T + bias (+ other), or (x W^T + bias) activation(x G^T + gate bias), for each group's rows.");
 
@@ -62,7 +62,7 @@ static PyObject *product(PyObject *Py_UNUSED(module), PyObject *args) {
     long long x_stride, out_stride, other_stride;
     Work w = {0};
     if (!PyArg_ParseTuple(args, "O!iiKLKLKLppii", &PyList_Type, &groups, &w.outputs, &w.width, &x,
-                          &x_stride, &out, &out_stride, &other, &other_stride, &w.brain, &w.coded,
+                          &x_stride, &out, &out_stride, &other, &other_stride, &w.bf16, &w.coded,
                           &w.kind, &w.threads))
         return NULL;
     if (!(w.groups = reads_groups(groups, &w))) return NULL;
@@ -82,14 +82,14 @@ static PyObject *product(PyObject *Py_UNUSED(module), PyObject *args) {
 }
 
 PyDoc_STRVAR(activate_doc,
-    "activate(gate, gate_stride, up, up_stride, rows, width, brain, kind, /)\n--\n\n"
+    "activate(gate, gate_stride, up, up_stride, rows, width, bf16, kind, /)\n--\n\n"
     "gate = activation(gate) * up, in place; without a product where up is 0.");
 
 static PyObject *activate(PyObject *Py_UNUSED(module), PyObject *args) {
     Address gate, up;
     Activation w = {0};
     if (!PyArg_ParseTuple(args, "KLKLiipi", &gate, &w.gate_stride, &up, &w.up_stride, &w.rows, &w.width,
-                          &w.brain, &w.kind))
+                          &w.bf16, &w.kind))
         return NULL;
     w.gate = (char *)(uintptr_t)gate, w.up = (const char *)(uintptr_t)up;
     Py_BEGIN_ALLOW_THREADS
@@ -99,7 +99,7 @@ static PyObject *activate(PyObject *Py_UNUSED(module), PyObject *args) {
 }
 
 PyDoc_STRVAR(add_ranks_doc,
-    "add_ranks(x, x_stride, a, b, out, out_stride, rows, width, rank, outputs, brain, threads, /)\n--\n\n"
+    "add_ranks(x, x_stride, a, b, out, out_stride, rows, width, rank, outputs, bf16, threads, /)\n--\n\n"
     "out += (x A^T) B.");
 
 static PyObject *add_ranks_of(PyObject *Py_UNUSED(module), PyObject *args) {
@@ -107,7 +107,7 @@ static PyObject *add_ranks_of(PyObject *Py_UNUSED(module), PyObject *args) {
     long long x_stride, out_stride;
     Ranks w = {0};
     if (!PyArg_ParseTuple(args, "KLKKKLiiiipi", &x, &x_stride, &a, &b, &out, &out_stride, &w.rows,
-                          &w.width, &w.rank, &w.outputs, &w.brain, &w.threads))
+                          &w.width, &w.rank, &w.outputs, &w.bf16, &w.threads))
         return NULL;
     w.x = (const char *)(uintptr_t)x, w.a = (const char *)(uintptr_t)a;
     w.b = (const char *)(uintptr_t)b, w.out = (char *)(uintptr_t)out;
@@ -120,7 +120,7 @@ static PyObject *add_ranks_of(PyObject *Py_UNUSED(module), PyObject *args) {
 }
 
 PyDoc_STRVAR(attend_doc,
-    "attend(q, stride, pool, k, v, out, starts, newest, sinks, shape, scale, cap, brain, threads, /)\n--\n\n"
+    "attend(q, stride, pool, k, v, out, starts, newest, sinks, shape, scale, cap, bf16, threads, /)\n--\n\n"
     "shape: (sequences, queries, positions, kv heads, group, dim, window, block size).");
 
 static PyObject *attend(PyObject *Py_UNUSED(module), PyObject *args) {
@@ -131,7 +131,7 @@ static PyObject *attend(PyObject *Py_UNUSED(module), PyObject *args) {
     Attention *a = &work.attention;
     if (!PyArg_ParseTuple(args, "KLKKKKKKK(iiiiiiii)ffpi", &q, &stride, &pool, &k, &v, &out, &starts, &newest,
                           &sinks, &a->sequences, &a->queries, &a->positions, &a->kv_heads, &a->group,
-                          &a->dim, &a->window, &a->size, &a->scale, &a->cap, &a->brain, &threads))
+                          &a->dim, &a->window, &a->size, &a->scale, &a->cap, &a->bf16, &threads))
         return NULL;
     if (a->size < 1) return PyErr_SetString(PyExc_ValueError, "a block has positions"), NULL;
     a->q = (const char *)(uintptr_t)q, a->pool = (const char *)(uintptr_t)pool;
@@ -150,7 +150,7 @@ static PyObject *attend(PyObject *Py_UNUSED(module), PyObject *args) {
 }
 
 PyDoc_STRVAR(norm_doc,
-    "norm(x, stride, weight, out, out_stride, rows, heads, width, eps, brain, threads, /)\n--\n\n"
+    "norm(x, stride, weight, out, out_stride, rows, heads, width, eps, bf16, threads, /)\n--\n\n"
     "out = x / rms(x) * weight, for each of the heads of a row, and float weights.");
 
 static PyObject *norm(PyObject *Py_UNUSED(module), PyObject *args) {
@@ -158,7 +158,7 @@ static PyObject *norm(PyObject *Py_UNUSED(module), PyObject *args) {
     int threads;
     Norm w = {0};
     if (!PyArg_ParseTuple(args, "KLKKLiiifpi", &x, &w.stride, &weight, &out, &w.out_stride, &w.rows,
-                          &w.heads, &w.width, &w.eps, &w.brain, &threads))
+                          &w.heads, &w.width, &w.eps, &w.bf16, &threads))
         return NULL;
     w.rows *= w.heads;
     w.x = (const char *)(uintptr_t)x, w.weight = (const float *)(uintptr_t)weight;
@@ -168,7 +168,7 @@ static PyObject *norm(PyObject *Py_UNUSED(module), PyObject *args) {
 }
 
 PyDoc_STRVAR(place_doc,
-    "place(x, stride, cos, sin, angle_stride, pool, slots, shape, brain, threads, /)\n--\n\n"
+    "place(x, stride, cos, sin, angle_stride, pool, slots, shape, bf16, threads, /)\n--\n\n"
     "Rotates heads of x in place and stores others. shape: (rows, rotated, first, stored, dim).");
 
 static PyObject *place(PyObject *Py_UNUSED(module), PyObject *args) {
@@ -176,7 +176,7 @@ static PyObject *place(PyObject *Py_UNUSED(module), PyObject *args) {
     int threads;
     Placing w = {0};
     if (!PyArg_ParseTuple(args, "KLKKLKK(iiiii)pi", &x, &w.stride, &cos, &sin, &w.angle_stride, &pool,
-                          &slots, &w.rows, &w.rotated, &w.first, &w.stored, &w.dim, &w.brain, &threads))
+                          &slots, &w.rows, &w.rotated, &w.first, &w.stored, &w.dim, &w.bf16, &threads))
         return NULL;
     w.x = (char *)(uintptr_t)x, w.pool = (char *)(uintptr_t)pool;
     w.cos = (const char *)(uintptr_t)cos, w.sin = (const char *)(uintptr_t)sin;

@@ -5,7 +5,7 @@
  */
 #include "attention.h"
 #include "codes.h"
-#include "crew.h"
+#include "team.h"
 #include "kv_codes.h"
 #include "mixture.h"
 #include "pointwise.h"
@@ -14,7 +14,7 @@
 #endif
 
 #define ALONE (1 << 16) /* multiplications, below which waking a second thread costs more */
-#define ATTEND_ALONE (crew ? 1 << 15 : 1 << 19) /* the same of attention; threads of a crew are awake */
+#define ATTEND_ALONE (team ? 1 << 15 : 1 << 19) /* the same of attention; threads of a team are awake */
 #define LONG (1 << 22)  /* multiplications, from which on the interpreter's lock is released */
 
 typedef struct {
@@ -44,7 +44,7 @@ typedef struct {
     int32_t adapters, ends[2];                  /* ends: outputs before the second and third part */
     int32_t before;                             /* outputs before the first of these, of an adapted site */
     int32_t count, rows, width, filled, outputs;
-    int brain, widened, coded, kind, threads;   /* coded: the matrices are of codes, all of one format */
+    int bf16, widened, coded, kind, threads;   /* coded: the matrices are of codes, all of one format */
     Codes codes;                                /* the rows, where the matrices are coded */
 } Work;
 
@@ -72,19 +72,19 @@ INLINE void finish(const Work *w, const Group *g, float *sum, float *gate, int64
     if (lanes == LANES) {
         Lanes values, other;
         memcpy(&values, sum, 64);
-        if (w->other) lanes_at(w->other, more, w->brain, &other), values += other;
-        store_lanes(w->out, to, &values, w->brain);
+        if (w->other) lanes_at(w->other, more, w->bf16, &other), values += other;
+        store_lanes(w->out, to, &values, w->bf16);
         return;
     }
     if (w->other)
-        for (int32_t i = 0; i < lanes; i++) sum[i] += value_at(w->other, more + i, w->brain);
-    for (int32_t i = 0; i < lanes; i++) store_at(w->out, to + i, sum[i], w->brain);
+        for (int32_t i = 0; i < lanes; i++) sum[i] += value_at(w->other, more + i, w->bf16);
+    for (int32_t i = 0; i < lanes; i++) store_at(w->out, to + i, sum[i], w->bf16);
 }
 
 /* Adds what the adapters of some rows give to a pair of tiles: to their sums, before these are rounded. */
 INLINE void add_adapters(const Work *w, int64_t row, int32_t rows, int32_t tile, const int pair,
                          const int gated, float (*sums)[BLOCK][LANES], Sums sums_of) {
-    const int64_t size = w->brain ? 2 : 4;
+    const int64_t size = w->bf16 ? 2 : 4;
     for (const Adapted *a = w->adapted; a < w->adapted + w->adapters && a->first < row + rows; a++) {
         const int64_t begin = a->first > row ? a->first - row : 0;
         const int64_t end = a->first + a->rows < row + rows ? a->first + a->rows - row : rows;
@@ -102,7 +102,7 @@ INLINE void add_adapters(const Work *w, int64_t row, int32_t rows, int32_t tile,
             Part part = {.x = a->inner + (a->first < row ? (row - a->first) * a->stride : 0)
                              + parts[t] * a->rank * size,
                          .stride = a->stride, .width = a->rank, .tiles = 1, .rows = (int)(end - begin),
-                         .brain = w->brain, .more = 1};
+                         .bf16 = w->bf16, .more = 1};
             float (*to)[BLOCK][LANES] = (float (*)[BLOCK][LANES])sums[t][begin];
             part.weights[0] = b + (int64_t)at[t] * a->rank * size;
             if (t + 1 < pair && parts[t + 1] == parts[t]) {
@@ -121,13 +121,13 @@ INLINE void add_adapters(const Work *w, int64_t row, int32_t rows, int32_t tile,
 /* few: what sums the few products of adapters; codes: of matrices of codes, which then are the base. */
 INLINE void do_unit(const Work *w, const Group *g, int64_t unit, Sums sums_of, Sums few, Tile codes) {
     const int32_t tiles = (w->outputs + LANES - 1) / LANES;
-    const int64_t bytes = (int64_t)w->filled * LANES * (w->brain ? 2 : 4);
+    const int64_t bytes = (int64_t)w->filled * LANES * (w->bf16 ? 2 : 4);
     const int32_t tile = (int32_t)(g->gate ? unit : unit * 2);
     const int pair = g->gate || tile + 1 < tiles ? 2 : 1, stored = g->gate ? 1 : pair;
     float sums[2][BLOCK][LANES];
     Part part = {.weights = {g->weights + tile * bytes, (g->gate ? g->gate + tile * bytes
                                                                  : g->weights + (tile + 1) * bytes)},
-                 .stride = w->ready_stride, .width = w->filled, .tiles = pair, .brain = w->brain};
+                 .stride = w->ready_stride, .width = w->filled, .tiles = pair, .bf16 = w->bf16};
     if (!codes && g->rows <= BLOCK) { /* weights that several blocks of rows need are near by then */
         const int last = tile + stored >= tiles;
         const Group *next = last && g + 1 < w->groups + w->count ? g + 1 : g;
@@ -158,16 +158,16 @@ INLINE void do_unit(const Work *w, const Group *g, int64_t unit, Sums sums_of, S
 }
 
 INLINE void fill_row(const Work *w, int64_t row) {
-    const char *from = w->x + (w->sources ? w->sources[row] : row) * w->x_stride * (w->brain ? 2 : 4);
+    const char *from = w->x + (w->sources ? w->sources[row] : row) * w->x_stride * (w->bf16 ? 2 : 4);
     if (w->coded) {
         float values[w->filled];
-        widen(values, from, w->width, w->filled, w->brain);
+        widen(values, from, w->width, w->filled, w->bf16);
         to_codes(values, &w->codes, row);
         return;
     }
     char *to = w->ready + row * w->ready_stride;
-    if (w->widened || !w->brain) {
-        widen((float *)to, from, w->width, w->filled, w->brain);
+    if (w->widened || !w->bf16) {
+        widen((float *)to, from, w->width, w->filled, w->bf16);
         return;
     }
     memcpy(to, from, (size_t)w->width * 2);
@@ -180,11 +180,11 @@ typedef struct {
     char *out;
     int64_t x_stride, out_stride;
     int32_t rows, width, rank, outputs;
-    int brain, threads;
+    int bf16, threads;
 } Ranks;
 
 INLINE void add_ranks(const Ranks *w, int64_t row) {
-    const int size = w->brain ? 2 : 4;
+    const int size = w->bf16 ? 2 : 4;
     const char *x = w->x + row * w->x_stride * size;
     char *out = w->out + row * w->out_stride * size;
     float inner[w->rank];
@@ -194,8 +194,8 @@ INLINE void add_ranks(const Ranks *w, int64_t row) {
         Lanes total = {0}, left, right;
         for (int32_t k = 0; k < w->width; k += LANES) {
             const int32_t here = w->width - k < LANES ? w->width - k : LANES;
-            widen(one, x + (int64_t)k * size, here, LANES, w->brain);
-            widen(two, a + (int64_t)k * size, here, LANES, w->brain);
+            widen(one, x + (int64_t)k * size, here, LANES, w->bf16);
+            widen(two, a + (int64_t)k * size, here, LANES, w->bf16);
             memcpy(&left, one, 64), memcpy(&right, two, 64);
             total += left * right;
         }
@@ -206,13 +206,13 @@ INLINE void add_ranks(const Ranks *w, int64_t row) {
         float one[LANES];
         Lanes total = {0}, right;
         for (int32_t j = 0; j < w->rank; j++) {
-            widen(one, w->b + ((int64_t)j * w->outputs + k) * size, here, LANES, w->brain);
+            widen(one, w->b + ((int64_t)j * w->outputs + k) * size, here, LANES, w->bf16);
             memcpy(&right, one, 64);
             total += right * inner[j];
         }
         memcpy(one, &total, 64);
         for (int32_t i = 0; i < here; i++)
-            store_at(out, k + i, value_at(out, k + i, w->brain) + one[i], w->brain);
+            store_at(out, k + i, value_at(out, k + i, w->bf16) + one[i], w->bf16);
     }
 }
 
@@ -221,17 +221,17 @@ typedef struct {
     const char *up;
     long long gate_stride, up_stride;
     int32_t rows, width;
-    int brain, kind;
+    int bf16, kind;
 } Activation;
 
 /* One row at a time, so that a value's instructions follow from its column alone. */
-INLINE void activate_rows(const Activation *w, const int brain) {
+INLINE void activate_rows(const Activation *w, const int bf16) {
     for (int64_t row = 0; row < w->rows; row++) {
-        char *gate = w->gate + row * w->gate_stride * (brain ? 2 : 4);
-        const char *up = w->up ? w->up + row * w->up_stride * (brain ? 2 : 4) : NULL;
+        char *gate = w->gate + row * w->gate_stride * (bf16 ? 2 : 4);
+        const char *up = w->up ? w->up + row * w->up_stride * (bf16 ? 2 : 4) : NULL;
         for (int32_t i = 0; i < w->width; i++) {
-            float value = activated(value_at(gate, i, brain), w->kind);
-            store_at(gate, i, up ? value * value_at(up, i, brain) : value, brain);
+            float value = activated(value_at(gate, i, bf16), w->kind);
+            store_at(gate, i, up ? value * value_at(up, i, bf16) : value, bf16);
         }
     }
 }
@@ -244,20 +244,20 @@ INLINE void activate_rows(const Activation *w, const int brain) {
     target static void fill_##name(const Work *w, int64_t row) { fill_row(w, row); }          \
     target static void ranks_##name(const Ranks *w, int64_t row) { add_ranks(w, row); }       \
     target static void activate_##name(const Activation *w) {                                 \
-        if (w->brain) activate_rows(w, 1);                                                    \
+        if (w->bf16) activate_rows(w, 1);                                                    \
         else activate_rows(w, 0);                                                             \
     }                                                                                         \
     target static void norm_##name(const Norm *w, int64_t row) {                              \
-        if (w->brain) norm_row(w, row, 1);                                                    \
+        if (w->bf16) norm_row(w, row, 1);                                                    \
         else norm_row(w, row, 0);                                                             \
     }                                                                                         \
     target static void place_##name(const Placing *w, int64_t row) {                          \
-        if (w->brain) place_row(w, row, 1);                                                   \
+        if (w->bf16) place_row(w, row, 1);                                                   \
         else place_row(w, row, 0);                                                            \
     }                                                                                         \
     target static void route_##name(const Routing *w, int64_t row) { route_row(w, row); }     \
     target static void combine_##name(const Combining *w, int64_t row) {                      \
-        if (w->brain) combine_row(w, row, 1);                                                 \
+        if (w->bf16) combine_row(w, row, 1);                                                 \
         else combine_row(w, row, 0);                                                          \
     }                                                                                         \
     target static void exclude_##name(const Exclusion *w, int64_t row) { exclude_row(w, row); }           \
@@ -275,18 +275,18 @@ TARGET_256 static void coded_256(const Work *w, const Group *g, int64_t unit) {
 }
 static Tile tile_of_512 = tile_512; /* some processors with AVX-512 have no VNNI */
 TARGET_512 static void coded_512(const Work *w, const Group *g, int64_t unit) {
-    const Sums few = w->brain ? sums_brain : sums_512;
+    const Sums few = w->bf16 ? sums_bf16 : sums_512;
     do_unit(w, g, unit, few, few, tile_of_512);
 }
-TARGET_512 static void unit_brain(const Work *w, const Group *g, int64_t unit) {
-    do_unit(w, g, unit, w->brain ? sums_brain : sums_512, w->brain ? sums_brain : sums_512, NULL);
+TARGET_512 static void unit_bf16(const Work *w, const Group *g, int64_t unit) {
+    do_unit(w, g, unit, w->bf16 ? sums_bf16 : sums_512, w->bf16 ? sums_bf16 : sums_512, NULL);
 }
 TARGET_512 static void unit_wide(const Work *w, const Group *g, int64_t unit) {
-    do_unit(w, g, unit, w->brain ? sums_widened : sums_512, w->brain ? sums_brain : sums_512, NULL);
+    do_unit(w, g, unit, w->bf16 ? sums_widened : sums_512, w->bf16 ? sums_bf16 : sums_512, NULL);
 }
 TARGET_512 static void unit_amx(const Work *w, const Group *g, int64_t unit) {
     /* To set up the tiles takes longer than all products of an adapter of one row. */
-    do_unit(w, g, unit, w->brain ? sums_amx : sums_512, w->brain ? sums_brain : sums_512, NULL);
+    do_unit(w, g, unit, w->bf16 ? sums_amx : sums_512, w->bf16 ? sums_bf16 : sums_512, NULL);
 }
 #endif
 
@@ -320,7 +320,7 @@ static const Level levels[] = {
 #if X86
     LEVEL("amx", amx, 512, 1, 0),
     LEVEL("avx512wide", wide, 512, 1, 1),
-    LEVEL("avx512bf16", brain, 512, 1, 0),
+    LEVEL("avx512bf16", bf16, 512, 1, 0),
     LEVEL("avx512", 512, 512, 0, 1),
     LEVEL("avx2", 256, 256, 0, 1),
 #endif
@@ -410,8 +410,8 @@ static void multiply_part(void *given, int number, int count) {
 static size_t ready_bytes(Work *w) {
     w->filled = (w->width + STEP - 1) / STEP * STEP;
     if (w->coded) return codes_bytes(w->rows, w->filled);
-    w->widened = w->brain && level->widens;
-    const int size = w->brain && !w->widened ? 2 : 4, copied = w->sources || w->widened || w->filled > w->width;
+    w->widened = w->bf16 && level->widens;
+    const int size = w->bf16 && !w->widened ? 2 : 4, copied = w->sources || w->widened || w->filled > w->width;
     w->ready_stride = (copied ? w->filled : w->x_stride) * size;
     return copied ? (size_t)w->rows * w->ready_stride : 0;
 }

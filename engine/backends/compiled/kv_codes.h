@@ -9,7 +9,7 @@ typedef struct {
     char *floats;
     int64_t stride, count; /* elements from one token to the next; heads in all */
     int32_t heads, dim, size;
-    int brain, fp8;
+    int bf16, fp8;
 } KvWork;
 
 INLINE int64_t row_bytes(const KvWork *w) { return (int64_t)w->size * (w->dim + 2); }
@@ -51,7 +51,7 @@ INLINE void kv_store(const KvWork *w) {
     for (int64_t n = 0; n < w->count; n++) {
         const int64_t first = n / w->heads * w->stride + n % w->heads * dim;
         const float *head = (const float *)w->floats + first;
-        if (w->brain) {
+        if (w->bf16) {
             for (int32_t i = 0; i < dim; i++) wide_head[i] = wide(((const uint16_t *)w->floats)[first + i]);
             head = wide_head;
         }
@@ -80,7 +80,7 @@ INLINE void kv_store(const KvWork *w) {
     }
 }
 
-INLINE void kv_row(const KvWork *w, int64_t n, const int fp8, const int brain) {
+INLINE void kv_row(const KvWork *w, int64_t n, const int fp8, const int bf16) {
     const int32_t dim = w->dim, size = w->size;
     const uint8_t *codes = (const uint8_t *)w->pool + w->at[n] * row_bytes(w);
     const uint8_t *scales = codes + (int64_t)size * dim;
@@ -90,10 +90,10 @@ INLINE void kv_row(const KvWork *w, int64_t n, const int fp8, const int brain) {
         const float scale = wide(stored);
         const int64_t first = (n * size + place) * dim;
         float *out = (float *)w->floats + first;
-        uint16_t *brains = (uint16_t *)w->floats + first;
+        uint16_t *halves = (uint16_t *)w->floats + first;
         for (int32_t i = 0; i < dim; i++) {
             const float value = scale * (fp8 ? from_e4m3(codes[i]) : (float)(int8_t)codes[i]);
-            if (brain) brains[i] = narrow(value);
+            if (bf16) halves[i] = narrow(value);
             else out[i] = value;
         }
     }
@@ -101,8 +101,8 @@ INLINE void kv_row(const KvWork *w, int64_t n, const int fp8, const int brain) {
 
 INLINE void kv_gather(const KvWork *w, int64_t first, int64_t end) {
     for (int64_t n = first; n < end; n++) {
-        if (w->fp8) w->brain ? kv_row(w, n, 1, 1) : kv_row(w, n, 1, 0);
-        else w->brain ? kv_row(w, n, 0, 1) : kv_row(w, n, 0, 0);
+        if (w->fp8) w->bf16 ? kv_row(w, n, 1, 1) : kv_row(w, n, 1, 0);
+        else w->bf16 ? kv_row(w, n, 0, 1) : kv_row(w, n, 0, 0);
     }
 }
 

@@ -22,7 +22,7 @@ typedef struct {
     char *coded;          /* and as codes */
     char *mixing;         /* memory for mixtures of experts */
     int32_t layers, rows, hidden, inner;
-    int brain, kind, threads;
+    int bf16, kind, threads;
     float eps;
 } Layers;
 
@@ -38,8 +38,8 @@ typedef struct {
 
 /* With what the adapters of the rows add. */
 static void multiply_rows(const Layers *l, Site s, const char *x, char *out, const char *other) {
-    const int32_t stride = s.stride ? s.stride : s.outputs, size = l->brain ? 2 : 4;
-    Work floats = {.x = x, .x_stride = s.width, .rows = l->rows, .width = s.width, .brain = l->brain};
+    const int32_t stride = s.stride ? s.stride : s.outputs, size = l->bf16 ? 2 : 4;
+    Work floats = {.x = x, .x_stride = s.width, .rows = l->rows, .width = s.width, .bf16 = l->bf16};
     int32_t count = 0;
     Codes codes = {0};
     int64_t fields[MATRIX_FIELDS] = {[OUTPUTS] = s.outputs};
@@ -93,7 +93,7 @@ static int32_t largest(int32_t a, int32_t b, int32_t c) {
 static void norm_rows(const Layers *l, int64_t weight, char *out) {
     Norm w = {.x = l->x, .weight = (const float *)(uintptr_t)weight, .out = out, .stride = l->hidden,
               .out_stride = l->hidden, .rows = l->rows, .width = l->hidden, .heads = 1, .eps = l->eps,
-              .brain = l->brain};
+              .bf16 = l->bf16};
     run(norm_part, &w, (int64_t)w.rows * w.width < ALONE ? 1 : l->threads);
 }
 
@@ -101,7 +101,7 @@ static void norm_rows(const Layers *l, int64_t weight, char *out) {
 static void norm_heads(const Layers *l, int64_t weight, char *x, int32_t heads) {
     Norm w = {.x = x, .weight = (const float *)(uintptr_t)weight, .out = x, .stride = l->attention.stride,
               .out_stride = l->attention.stride, .rows = l->rows * heads, .width = l->attention.dim, .heads = heads,
-              .eps = l->eps, .brain = l->brain};
+              .eps = l->eps, .bf16 = l->bf16};
     if (weight) run(norm_part, &w, (int64_t)w.rows * w.width < ALONE ? 1 : l->threads);
 }
 
@@ -112,9 +112,9 @@ static void attend_rows(const Layers *l, const Attention *tiles, int count, floa
     }
 }
 
-/* What a crew fetches while it waits: the weights of a site's first matrix. */
+/* What a team fetches while it waits: the weights of a site's first matrix. */
 static void announce(const Layers *l, const int64_t *matrix, int64_t width) {
-    if (!crew || !matrix) return;
+    if (!team || !matrix) return;
     Ahead a = {.units = (matrix[OUTPUTS] + LANES - 1) / LANES};
     int64_t tiles = 1; /* of a unit */
     if (!matrix[ITS_GATE]) tiles = 2, a.units = (a.units + 1) / 2;
@@ -122,7 +122,7 @@ static void announce(const Layers *l, const int64_t *matrix, int64_t width) {
         const void *weights = (const void *)(uintptr_t)matrix[n];
         if (!weights) continue;
         if (!matrix[IS_CODED]) {
-            a.at[a.streams] = weights, a.bytes[a.streams++] = tiles * width * LANES * (l->brain ? 2 : 4);
+            a.at[a.streams] = weights, a.bytes[a.streams++] = tiles * width * LANES * (l->bf16 ? 2 : 4);
             continue;
         }
         const Coded *m = weights;
@@ -132,7 +132,7 @@ static void announce(const Layers *l, const int64_t *matrix, int64_t width) {
         a.at[a.streams] = (const char *)from.scales, a.bytes[a.streams++] = scales;
         if (from.minima) a.at[a.streams] = (const char *)from.minima, a.bytes[a.streams++] = scales;
     }
-    crew->ahead = a;
+    team->ahead = a;
 }
 
 typedef struct {
@@ -150,7 +150,7 @@ static void all_layers(void *given) {
     const int64_t *first = pass->first;
     const int count = pass->count;
     char *memory = pass->memory;
-    const int size = l->brain ? 2 : 4;
+    const int size = l->bf16 ? 2 : 4;
     const Attention *a = &l->attention;
     const int32_t q_width = a->kv_heads * a->group * a->dim, kv_width = a->kv_heads * a->dim;
     const int64_t row = size, rows = l->rows * row;
@@ -180,7 +180,7 @@ static void all_layers(void *given) {
         norm_rows(l, at[MLP_NORM], normed);
         if (at[MIXTURE]) {
             const Mixture mixture = mixture_at(AT(MIXTURE));
-            mix_rows(&mixture, normed, l->x, l->x, l->rows, l->brain, l->kind, l->threads, l->mixing);
+            mix_rows(&mixture, normed, l->x, l->x, l->rows, l->bf16, l->kind, l->threads, l->mixing);
             continue;
         }
         announce(l, AT(DOWN), l->inner);
@@ -192,7 +192,7 @@ static void all_layers(void *given) {
 }
 
 PyDoc_STRVAR(layers_doc,
-    "layers(table, layers, x, angles, slots, tiles, adapters, shape, eps, scale, cap, brain, threads, /)\n--\n\n"
+    "layers(table, layers, x, angles, slots, tiles, adapters, shape, eps, scale, cap, bf16, threads, /)\n--\n\n"
     "x after all layers, in place. angles: (cosines, sines, stride). shape: (rows, hidden, inner, kv heads, "
     "group, dim, window, block size, activation).");
 
@@ -205,17 +205,17 @@ static PyObject *layers(PyObject *Py_UNUSED(module), PyObject *args) {
     if (!PyArg_ParseTuple(args, "KiK(KKL)KO!O!(iiiiiiiii)fffpi", &table, &l.layers, &x, &cos, &sin,
                           &p->angle_stride, &slots, &PyList_Type, &l.tiles, &PyList_Type, &adapters, &l.rows, &l.hidden, &l.inner,
                           &a->kv_heads, &a->group, &a->dim, &a->window, &a->size, &l.kind, &l.eps,
-                          &a->scale, &a->cap, &l.brain, &l.threads))
+                          &a->scale, &a->cap, &l.bf16, &l.threads))
         return NULL;
     const int32_t q_width = a->kv_heads * a->group * a->dim, kv_width = a->kv_heads * a->dim;
-    if (l.hidden % STEP || l.inner % STEP || q_width % STEP || (l.brain && !level->pairs) || a->size < 1)
+    if (l.hidden % STEP || l.inner % STEP || q_width % STEP || (l.bf16 && !level->pairs) || a->size < 1)
         return PyErr_SetString(PyExc_ValueError, "widths are multiples of 32, and bfloat16 is multiplied"), NULL;
     l.table = (const int64_t *)(uintptr_t)table, l.x = (char *)(uintptr_t)x;
     p->cos = (const char *)(uintptr_t)cos, p->sin = (const char *)(uintptr_t)sin;
     p->slots = (const int64_t *)(uintptr_t)slots, p->stride = q_width + 2 * kv_width;
     p->rows = l.rows, p->rotated = a->kv_heads * (a->group + 1), p->first = a->kv_heads * a->group;
-    p->stored = 2 * a->kv_heads, p->dim = a->dim, p->brain = l.brain;
-    a->stride = p->stride, a->brain = l.brain;
+    p->stored = 2 * a->kv_heads, p->dim = a->dim, p->bf16 = l.bf16;
+    a->stride = p->stride, a->bf16 = l.bf16;
     const int count = (int)PyList_GET_SIZE(l.tiles);
     Attention tiles[count + 1];
     int64_t first[count + 1];
@@ -233,7 +233,7 @@ static PyObject *layers(PyObject *Py_UNUSED(module), PyObject *args) {
     }
     if (!parallel) l.threads = 1;
     if (reads_adapters(adapters, &l.adapters)) return NULL;
-    l.adapters.brain = l.brain, l.adapters.threads = l.threads, l.adapters.only = -1;
+    l.adapters.bf16 = l.bf16, l.adapters.threads = l.threads, l.adapters.only = -1;
     const size_t wide = (size_t)(l.hidden + 2 * q_width + 2 * kv_width + l.inner);
     const size_t shrunk = ((size_t)l.rows * l.adapters.widest * 4 + 63) & ~(size_t)63;
     const int32_t widest = largest(l.hidden, q_width, l.inner);
@@ -245,14 +245,14 @@ static PyObject *layers(PyObject *Py_UNUSED(module), PyObject *args) {
     l.adapters.inner = memory, l.coded = memory + shrunk, l.widened = l.coded + coded, l.mixing = l.widened + widened;
     Pass pass = {&l, tiles, first, count, l.mixing + mixing};
     Py_BEGIN_ALLOW_THREADS
-    with_crew(all_layers, &pass, l.threads);
+    with_team(all_layers, &pass, l.threads);
     Py_END_ALLOW_THREADS
     PyMem_Free(l.adapters.all);
     Py_RETURN_NONE;
 }
 
 PyDoc_STRVAR(adapted_doc,
-    "adapted(adapters, layer, site, part, matrices, ends, x, out, other, shape, brain, threads, /)\n--\n\n"
+    "adapted(adapters, layer, site, part, matrices, ends, x, out, other, shape, bf16, threads, /)\n--\n\n"
     "A site's products with what the adapters of the rows add, as `layers` computes them. matrices: the site's "
     "table, or 0. part: -1, or the only one whose outputs these are. shape: (rows, width, outputs, stride of "
     "their rows, activation).");
@@ -265,13 +265,13 @@ static PyObject *adapted(PyObject *Py_UNUSED(module), PyObject *args) {
     Site s = {0};
     if (!PyArg_ParseTuple(args, "O!LiiK(ii)KKK(iiiii)pi", &PyList_Type, &adapters, &s.layer, &s.site, &part,
                           &matrices, &s.ends[0], &s.ends[1], &x, &out, &other, &l.rows, &s.width, &s.outputs,
-                          &s.stride, &l.kind, &l.brain, &l.threads))
+                          &s.stride, &l.kind, &l.bf16, &l.threads))
         return NULL;
-    if (s.width % STEP || s.outputs % LANES || (l.brain && !level->pairs))
+    if (s.width % STEP || s.outputs % LANES || (l.bf16 && !level->pairs))
         return PyErr_SetString(PyExc_ValueError, "widths are multiples of 32, and bfloat16 is multiplied"), NULL;
     s.matrices = (const int64_t *)(uintptr_t)matrices;
     if (reads_adapters(adapters, &l.adapters)) return NULL;
-    l.adapters.brain = l.brain, l.adapters.threads = l.threads, l.adapters.only = part;
+    l.adapters.bf16 = l.bf16, l.adapters.threads = l.threads, l.adapters.only = part;
     const size_t coded = (codes_bytes(l.rows, s.width) + 63) & ~(size_t)63;
     l.coded = reserve(coded + (size_t)l.rows * (s.width + l.adapters.widest) * 4);
     if (!l.coded) return PyMem_Free(l.adapters.all), NULL;

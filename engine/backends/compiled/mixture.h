@@ -33,7 +33,7 @@ typedef struct {
     float *shares;
     int64_t *chosen;
     int32_t rows;
-    int brain;
+    int bf16;
 } Routing;
 
 typedef double Doubles __attribute__((vector_size(64)));
@@ -58,7 +58,7 @@ INLINE double dot(const double *a, const double *b, int32_t width) {
 INLINE void route_row(const Routing *w, int64_t row) {
     const Mixture *m = &w->of;
     double *x = w->memory + row * (m->hidden + m->experts), *likely = x + m->hidden;
-    for (int32_t k = 0; k < m->hidden; k++) x[k] = value_at(w->x, row * m->hidden + k, w->brain);
+    for (int32_t k = 0; k < m->hidden; k++) x[k] = value_at(w->x, row * m->hidden + k, w->bf16);
     double most = -INFINITY, sum = 0;
     for (int32_t e = 0; e < m->experts; e++) {
         likely[e] = dot(x, m->router + (int64_t)e * m->hidden, m->hidden) + (m->bias ? m->bias[e] : 0);
@@ -78,7 +78,7 @@ INLINE void route_row(const Routing *w, int64_t row) {
     for (int32_t n = 0; n < m->active; n++) {
         if (m->normed) shares[n] /= total < 1e-20f ? 1e-20f : total;
         shares[n] *= m->factor;
-        if (w->brain) shares[n] = wide(narrow(shares[n]));
+        if (w->bf16) shares[n] = wide(narrow(shares[n]));
     }
 }
 
@@ -90,10 +90,10 @@ typedef struct {
     const float *shares;
     const int32_t *places; /* of each row's experts in `found` */
     int32_t rows, hidden, active;
-    int brain;
+    int bf16;
 } Combining;
 
-INLINE void combine_row(const Combining *w, int64_t row, const int brain) {
+INLINE void combine_row(const Combining *w, int64_t row, const int bf16) {
     const int32_t *places = w->places + row * w->active;
     const float *shares = w->shares + row * w->active;
     enum { MANY = 64 };
@@ -103,16 +103,16 @@ INLINE void combine_row(const Combining *w, int64_t row, const int brain) {
         for (int32_t n = 0; n < w->active; n++) {
             const int64_t at = (int64_t)places[n] * w->hidden + begin;
             const double share = shares[n];
-            for (int32_t i = 0; i < count; i++) sums[i] += share * value_at(w->found, at + i, brain);
+            for (int32_t i = 0; i < count; i++) sums[i] += share * value_at(w->found, at + i, bf16);
         }
         const int64_t to = row * w->hidden + begin;
         if (!w->other) {
-            for (int32_t i = 0; i < count; i++) store_at(w->out, to + i, (float)sums[i], brain);
+            for (int32_t i = 0; i < count; i++) store_at(w->out, to + i, (float)sums[i], bf16);
             continue;
         }
         for (int32_t i = 0; i < count; i++) {
-            const float sum = brain ? wide(narrow((float)sums[i])) : (float)sums[i];
-            store_at(w->out, to + i, sum + value_at(w->other, to + i, brain), brain);
+            const float sum = bf16 ? wide(narrow((float)sums[i])) : (float)sums[i];
+            store_at(w->out, to + i, sum + value_at(w->other, to + i, bf16), bf16);
         }
     }
 }

@@ -14,8 +14,8 @@
 #endif
 #define INLINE static inline __attribute__((always_inline))
 
-INLINE float wide(uint16_t brain) {
-    uint32_t bits = (uint32_t)brain << 16;
+INLINE float wide(uint16_t bf16) {
+    uint32_t bits = (uint32_t)bf16 << 16;
     float value;
     memcpy(&value, &bits, 4);
     return value;

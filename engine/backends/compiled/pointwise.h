@@ -12,11 +12,11 @@ typedef struct {
     long long stride, out_stride; /* in elements */
     int32_t rows, width, heads; /* heads: of a row */
     float eps;
-    int brain;
+    int bf16;
 } Norm;
 
-INLINE void norm_row(const Norm *w, int64_t row, const int brain) {
-    const int size = brain ? 2 : 4;
+INLINE void norm_row(const Norm *w, int64_t row, const int bf16) {
+    const int size = bf16 ? 2 : 4;
     const int64_t token = row / w->heads, before = row % w->heads * w->width;
     const char *x = w->x + (token * w->stride + before) * size;
     char *out = w->out + (token * w->out_stride + before) * size;
@@ -25,16 +25,16 @@ INLINE void norm_row(const Norm *w, int64_t row, const int brain) {
     for (int32_t k = 0; k < w->width; k += LANES) {
         Lanes each;
         if (k + LANES <= w->width) {
-            for (int32_t i = 0; i < LANES; i++) values[i] = value_at(x, k + i, brain);
+            for (int32_t i = 0; i < LANES; i++) values[i] = value_at(x, k + i, bf16);
         } else {
-            widen(values, x + (int64_t)k * size, w->width - k, LANES, brain);
+            widen(values, x + (int64_t)k * size, w->width - k, LANES, bf16);
         }
         memcpy(&each, values, 64);
         squares += each * each;
     }
     const float factor = 1.0f / sqrtf(folded(&squares) / (float)w->width + w->eps);
     for (int32_t i = 0; i < w->width; i++)
-        store_at(out, i, value_at(x, i, brain) * factor * w->weight[i], brain);
+        store_at(out, i, value_at(x, i, bf16) * factor * w->weight[i], bf16);
 }
 
 /* Rotates the first heads of rows in place, then stores heads from `first` on in their KV slots. */
@@ -44,12 +44,12 @@ typedef struct {
     const int64_t *slots;  /* [rows, stored] */
     long long stride, angle_stride; /* in elements */
     int32_t rows, rotated, first, stored, dim;
-    int brain;
+    int bf16;
 } Placing;
 
-INLINE void place_row(const Placing *w, int64_t row, const int brain) {
+INLINE void place_row(const Placing *w, int64_t row, const int bf16) {
     const int32_t dim = w->dim, half = dim / 2;
-    const int64_t size = brain ? 2 : 4;
+    const int64_t size = bf16 ? 2 : 4;
     char *x = w->x + row * w->stride * size;
     const char *cos = w->cos + row * w->angle_stride * size;
     const char *sin = w->sin + row * w->angle_stride * size;
@@ -58,9 +58,9 @@ INLINE void place_row(const Placing *w, int64_t row, const int brain) {
         const char *low_cos = cos + head * dim * size, *high_cos = low_cos + half * size;
         const char *low_sin = sin + head * dim * size, *high_sin = low_sin + half * size;
         for (int32_t i = 0; i < half; i++) {
-            const float a = value_at(low, i, brain), b = value_at(high, i, brain);
-            store_at(low, i, a * value_at(low_cos, i, brain) + b * value_at(low_sin, i, brain), brain);
-            store_at(high, i, b * value_at(high_cos, i, brain) + a * value_at(high_sin, i, brain), brain);
+            const float a = value_at(low, i, bf16), b = value_at(high, i, bf16);
+            store_at(low, i, a * value_at(low_cos, i, bf16) + b * value_at(low_sin, i, bf16), bf16);
+            store_at(high, i, b * value_at(high_cos, i, bf16) + a * value_at(high_sin, i, bf16), bf16);
         }
     }
     const int64_t bytes = dim * size;

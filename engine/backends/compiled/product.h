@@ -22,19 +22,19 @@ typedef struct {
     const char *next[2]; /* weights that will be needed next, or NULL */
     int64_t stride;      /* bytes between rows */
     int32_t width;
-    int tiles, rows, brain, more;
+    int tiles, rows, bf16, more;
 } Part;
 typedef void (*Sums)(const Part *, float (*)[BLOCK][LANES]);
 
 INLINE void some_rows(const Part *p, const char *weights, const int first, float (*sums)[LANES],
-                      const int rows, const int brain) {
+                      const int rows, const int bf16) {
     const char *x = p->x + first * p->stride;
     Lanes total[8];
     for (int r = 0; r < rows; r++) {
         total[r] = (Lanes){0};
         if (p->more) memcpy(&total[r], sums[first + r], 64);
     }
-    if (brain)
+    if (bf16)
         for (int32_t k = 0; k < p->width; k += 2) {
             Words pair;
             memcpy(&pair, weights + (int64_t)k * LANES * 2, 64);
@@ -61,7 +61,7 @@ INLINE void some_rows(const Part *p, const char *weights, const int first, float
 INLINE void all_rows(const Part *p, float (*sums)[BLOCK][LANES], const int many) {
     for (int t = 0; t < p->tiles; t++) {
         int first = 0;
-        if (p->brain) {
+        if (p->bf16) {
             for (; first + many <= p->rows; first += many)
                 some_rows(p, p->weights[t], first, sums[t], many, 1);
             for (; first + 2 <= p->rows; first += 2)
@@ -84,9 +84,9 @@ TARGET_256 static void sums_256(const Part *p, float (*sums)[BLOCK][LANES]) { al
 TARGET_512 static void sums_512(const Part *p, float (*sums)[BLOCK][LANES]) { all_rows(p, sums, 8); }
 
 #define MOST_ROWS 12 /* whose sums with two tiles are in registers */
-#define TARGET_BRAIN __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,fma")))
+#define TARGET_BF16 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,fma")))
 
-TARGET_BRAIN INLINE void some_pairs(const Part *p, const int first, float (*sums)[BLOCK][LANES],
+TARGET_BF16 INLINE void some_pairs(const Part *p, const int first, float (*sums)[BLOCK][LANES],
                                     const int tiles, const int rows, const int fetch) {
     const int64_t stride = p->stride;
     const char *x[MOST_ROWS / 3]; /* every third row: the two after it have addresses in one instruction */
@@ -177,14 +177,14 @@ INLINE int equal_part(int rows) {
 
 #define PAIRS(p, first, sums, tiles, rows) some_pairs(p, first, sums, tiles, rows, 0)
 #define PAIRS_FETCHING(p, first, sums, tiles, rows) some_pairs(p, first, sums, tiles, rows, (first) == 0)
-EQUAL_PARTS(TARGET_BRAIN, pairs_near, PAIRS)
-EQUAL_PARTS(TARGET_BRAIN, pairs_fetching, PAIRS_FETCHING)
+EQUAL_PARTS(TARGET_BF16, pairs_near, PAIRS)
+EQUAL_PARTS(TARGET_BF16, pairs_fetching, PAIRS_FETCHING)
 
 #define FEW 4 /* rows, whose sums wait for the weights */
 
 /* One tile after the other, which a processor reads from memory in one stream: one to four rows take 0.8 of
  * the time of two tiles at once. */
-TARGET_BRAIN INLINE void pairs_one_by_one(const Part *p, float (*sums)[BLOCK][LANES]) {
+TARGET_BF16 INLINE void pairs_one_by_one(const Part *p, float (*sums)[BLOCK][LANES]) {
     Part one = *p;
     one.tiles = 1;
     for (int t = 0; t < p->tiles; t++) {
@@ -196,7 +196,7 @@ TARGET_BRAIN INLINE void pairs_one_by_one(const Part *p, float (*sums)[BLOCK][LA
 /* While the first rows are multiplied, the weights that follow are fetched into the second cache. Of an expert's
  * gate and up in memory, seven to nine rows take 0.7 of the time and 24 take 0.9; up to four, which have one
  * stream of weights, would take 1.2, because memory has no time to spare. */
-TARGET_BRAIN static void sums_brain(const Part *p, float (*sums)[BLOCK][LANES]) {
+TARGET_BF16 static void sums_bf16(const Part *p, float (*sums)[BLOCK][LANES]) {
     if (p->rows <= FEW) pairs_one_by_one(p, sums);
     else if (p->next[0]) pairs_fetching(p, sums);
     else pairs_near(p, sums);

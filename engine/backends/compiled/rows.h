@@ -15,27 +15,27 @@
 typedef float Lanes __attribute__((vector_size(64)));
 typedef uint32_t Words __attribute__((vector_size(64)));
 typedef int32_t Flags __attribute__((vector_size(64))); /* of a comparison: -1 where it holds */
-typedef uint16_t Brains __attribute__((vector_size(32)));
+typedef uint16_t Bf16Lanes __attribute__((vector_size(32)));
 typedef float Half __attribute__((vector_size(32)));
 typedef float Quarter __attribute__((vector_size(16)));
 typedef int32_t QuarterFlags __attribute__((vector_size(16)));
 
-INLINE float value_at(const char *row, int64_t at, int brain) {
-    return brain ? wide(((const uint16_t *)row)[at]) : ((const float *)row)[at];
+INLINE float value_at(const char *row, int64_t at, int bf16) {
+    return bf16 ? wide(((const uint16_t *)row)[at]) : ((const float *)row)[at];
 }
 
-INLINE void store_at(char *row, int64_t at, float value, int brain) {
-    if (brain) ((uint16_t *)row)[at] = narrow(value);
+INLINE void store_at(char *row, int64_t at, float value, int bf16) {
+    if (bf16) ((uint16_t *)row)[at] = narrow(value);
     else ((float *)row)[at] = value;
 }
 
 /* 16 values at once, which compilers do not make of the loops over one. */
-INLINE void lanes_at(const char *row, int64_t at, int brain, Lanes *values) {
-    if (!brain) {
+INLINE void lanes_at(const char *row, int64_t at, int bf16, Lanes *values) {
+    if (!bf16) {
         memcpy(values, row + at * 4, 64);
         return;
     }
-    Brains narrow;
+    Bf16Lanes narrow;
     memcpy(&narrow, row + at * 2, 32);
     *values = (Lanes)(__builtin_convertvector(narrow, Words) << 16);
 }
@@ -47,20 +47,20 @@ INLINE void rounded_words(const Lanes *values, Words *words) {
     *words = (none & kept) | (~none & rounded);
 }
 
-INLINE void store_lanes(char *row, int64_t at, const Lanes *values, int brain) {
-    if (!brain) {
+INLINE void store_lanes(char *row, int64_t at, const Lanes *values, int bf16) {
+    if (!bf16) {
         memcpy(row + at * 4, values, 64);
         return;
     }
     Words words;
     rounded_words(values, &words);
-    const Brains narrow = __builtin_convertvector(words, Brains);
+    const Bf16Lanes narrow = __builtin_convertvector(words, Bf16Lanes);
     memcpy(row + at * 2, &narrow, 32);
 }
 
 /* `count` values as floats, and zeros up to `filled`. */
-INLINE void widen(float *to, const char *from, int64_t count, int64_t filled, int brain) {
-    if (brain)
+INLINE void widen(float *to, const char *from, int64_t count, int64_t filled, int bf16) {
+    if (bf16)
         for (int64_t i = 0; i < count; i++) to[i] = wide(((const uint16_t *)from)[i]);
     else memcpy(to, from, sizeof(float) * count);
     for (int64_t i = count; i < filled; i++) to[i] = 0;

@@ -91,14 +91,14 @@ def test_every_thread_of_a_worker_keeps_to_its_place_also_of_one_that_was_starte
     process = command.start("serve")
     deployment = RunningGateway(process, "", "")
     try:
-        until(lambda: len(crew(deployment)) == 2)
-        assert process.pid not in crew(deployment)
+        until(lambda: len(workers_of(deployment)) == 2)
+        assert process.pid not in workers_of(deployment)
         assert cores_of(process.pid) == ALL
         in_place = {"0": from_the_last(0), "1": from_the_last(1)}
         until(lambda: places(deployment) == in_place)
-        first = crew(deployment)[0]
+        first = workers_of(deployment)[0]
         os.kill(first, signal.SIGKILL)
-        until(lambda: len(crew(deployment)) == 2 and first not in crew(deployment))
+        until(lambda: len(workers_of(deployment)) == 2 and first not in workers_of(deployment))
         until(lambda: places(deployment) == in_place)
     finally:
         deployment.stop()
@@ -127,14 +127,14 @@ def test_one_process_keeps_to_the_last_core_and_its_engine_has_all(tmp_path: Pat
         assert deployment.stop() == 0
 
 
-def crew(deployment: RunningGateway) -> list[int]:
+def workers_of(deployment: RunningGateway) -> list[int]:
     return sorted(
         pid for pid in deployment.children() if "gateway.cli.serve.worker_process" in words_of(pid)
     )
 
 
 def places(deployment: RunningGateway) -> dict[str, set[int]]:
-    return {words_of(pid).split("\0")[-2]: cores_of(pid) for pid in crew(deployment)}
+    return {words_of(pid).split("\0")[-2]: cores_of(pid) for pid in workers_of(deployment)}
 
 
 def cores_of(pid: int) -> set[int]:

@@ -1,13 +1,13 @@
-/* The threads of a call that computes many things one after the other: they stay together in between, because
- * to meet costs a tenth of what to begin and to end together costs. While one of them waits for the others, it
- * fetches weights that the next product needs: memory is what few rows wait for. */
-#ifndef CREW_H
-#define CREW_H
+/* A team of threads for a call with many jobs in sequence. It stays together between jobs, because a barrier
+ * costs a tenth of starting and joining threads. A waiting thread prefetches the weights of the next product:
+ * steps of few rows are bound by memory. */
+#ifndef TEAM_H
+#define TEAM_H
 #include <sched.h>
 #include <stddef.h>
 
 #define STREAMS 6           /* codes, scales and minima of a matrix and of its gate */
-#define PATIENCE 4096       /* looks, after which a waiting thread lets another program run */
+#define PATIENCE 4096       /* polls, after which a waiting thread yields its core */
 #define LINE 64
 #define FETCHED (256 << 10) /* bytes, a part of what the second cache of a core holds */
 
@@ -22,14 +22,14 @@ typedef struct {
 typedef struct {
     void (*part)(void *, int, int);
     void *work;
-    Ahead ahead;    /* what `part` is followed by */
+    Ahead ahead;    /* of the job after `part` */
     uint64_t begun; /* jobs, each of which all threads do */
     uint64_t ended; /* by others than the first thread */
     void (*leads)(void *);
     void *given; /* to `leads` */
-} Crew;
+} Team;
 
-static _Thread_local Crew *crew; /* of its first thread */
+static _Thread_local Team *team; /* of its first thread */
 
 INLINE void relax(int64_t looks) {
 #if X86
@@ -71,7 +71,7 @@ static void wait_for(const Ahead *a, int number, int count, const uint64_t *coun
 }
 
 /* Does a job with the others, as their first thread. */
-static void lead(Crew *c, void (*part)(void *, int, int), void *work) {
+static void lead(Team *c, void (*part)(void *, int, int), void *work) {
     const int count = thread_count();
     c->part = part, c->work = work;
     const uint64_t begun = c->begun + 1;
@@ -94,11 +94,11 @@ static void on_thread(void *given) {
 static void run(void (*part)(void *, int, int), void *work, int threads) {
     Job job = {part, work};
     if (!parallel || threads < 2) part(work, 0, 1);
-    else if (crew) lead(crew, part, work);
+    else if (team) lead(team, part, work);
     else parallel(on_thread, &job, (unsigned)threads, 0);
 }
 
-static void follow(Crew *c, int number, int count) {
+static void follow(Team *c, int number, int count) {
     Ahead ahead = {.streams = 0};
     for (uint64_t job = 1;; job++) {
         wait_for(&ahead, number, count, &c->begun, job);
@@ -110,21 +110,21 @@ static void follow(Crew *c, int number, int count) {
 }
 
 static void on_member(void *given) {
-    Crew *c = given;
+    Team *c = given;
     const int number = thread_number();
     if (number) {
         follow(c, number, thread_count());
         return;
     }
-    crew = c;
+    team = c;
     c->leads(c->given);
-    crew = NULL;
+    team = NULL;
     lead(c, NULL, NULL);
 }
 
-/* Calls `leads`, whose `run`s are done by a crew. */
-static void with_crew(void (*leads)(void *), void *given, int threads) {
-    Crew c = {.leads = leads, .given = given};
+/* Calls `leads`, whose `run`s are done by a team. */
+static void with_team(void (*leads)(void *), void *given, int threads) {
+    Team c = {.leads = leads, .given = given};
     if (parallel && threads > 1) parallel(on_member, &c, (unsigned)threads, 0);
     else leads(given);
 }
