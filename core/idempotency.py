@@ -5,6 +5,7 @@ reused key. Stored responses are limited in size, number and age.
 """
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -38,6 +39,7 @@ class StoredResponseRow(Base):
         Index("ix_idempotency_records_expires_at", "expires_at"),
         Index("ix_idempotency_records_stored_bytes", "tenant_id", "stored_bytes"),
         Index("ix_idempotency_records_end_user_key", "tenant_id", "end_user_key"),
+        Index("ix_idempotency_records_safety_key", "tenant_id", "safety_key"),
     )
 
     id: Mapped[str] = mapped_column(String(64), primary_key=True)  # SHA-256 of tenant and key
@@ -51,6 +53,7 @@ class StoredResponseRow(Base):
     stored_bytes: Mapped[int] = mapped_column(BigInteger, server_default="0")
     # Whose it is, as core/responses/end_users.py says; NULL while the first request runs.
     end_user_key: Mapped[str | None] = mapped_column(String(64))
+    safety_key: Mapped[str | None] = mapped_column(String(64))  # of a second name
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +130,9 @@ def claim(
 
 
 def store_response(
-    session: Session, claim_id: str, response: StoredResponse, end_user_key: str = ""
+    session: Session, claim_id: str, response: StoredResponse, whose: Mapping[str, str | None]
 ) -> None:
+    """`whose`: the columns of the end users, as `keys_of` makes them."""
     session.execute(
         update(StoredResponseRow)
         .where(StoredResponseRow.id == claim_id)
@@ -137,7 +141,7 @@ def store_response(
             headers=[[name, value] for name, value in response.headers],
             response=response.answer,
             stored_bytes=len(response.answer),
-            end_user_key=end_user_key,
+            **whose,
         )
     )
 
@@ -160,7 +164,7 @@ def erase(session: Session, tenant_id: str, end_user_key: str, generation: str) 
     gone = delete(StoredResponseRow).where(
         StoredResponseRow.tenant_id == tenant_id,
         StoredResponseRow.status.is_not(None),
-        or_(key == end_user_key, unknown),
+        or_(key == end_user_key, StoredResponseRow.safety_key == end_user_key, unknown),
     )
     return len(session.execute(gone.returning(StoredResponseRow.id)).all())
 

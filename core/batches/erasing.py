@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 from core.batches import files
 from core.batches.jobs import DONE, FAILED
 from core.batches.models import Batch, BatchLine, StoredFile
-from core.responses.end_users import end_user_of
+from core.responses.end_users import end_users_of
 
 ERASED = "end_user_erased"
 _AT_ONCE = 500  # rows that are fetched together
@@ -41,7 +41,7 @@ def find(session: Session, tenant_id: str, end_user: str) -> NamedLines:
             name
             for name, line in _read(session, file)
             if isinstance(line.get("body"), dict)
-            and end_user_of(str(line.get("url")), line["body"]) == end_user
+            and end_user in end_users_of(str(line.get("url")), line["body"])
         }
         if named:
             files[file.id] = named
@@ -62,7 +62,7 @@ def _running(session: Session, tenant_id: str, end_user: str) -> dict[str, dict[
         .where(Batch.tenant_id == tenant_id)
     )
     for batch_id, endpoint, number, custom_id, body in session.execute(lines).yield_per(_AT_ONCE):
-        if end_user_of(endpoint, orjson.loads(body)) == end_user:
+        if end_user in end_users_of(endpoint, orjson.loads(body)):
             found.setdefault(batch_id, {})[number] = custom_id
     return found
 

@@ -10,7 +10,7 @@ from sqlalchemy import and_, delete, or_, select
 from sqlalchemy.orm import Session
 
 from core.errors import NotFound
-from core.responses.end_users import key_of
+from core.responses.end_users import end_users_of, keys_of
 from core.responses.models import CompletionRecord
 from core.responses.records import KEPT, is_visible
 from core.sealing import Sealer
@@ -116,7 +116,8 @@ def save(
     content: dict[str, Any],
     now: datetime,
 ) -> None:
-    """`content`: the `completion` in OpenAI's format, and the `messages` of its request."""
+    """`content`: the `completion` in OpenAI's format, and the `messages` of its request with its
+    `safety_identifier`."""
     completion = content["completion"]
     sealed = sealer.seal(principal.tenant_id, completion["id"], orjson.dumps(content))
     session.add(
@@ -130,9 +131,15 @@ def save(
             expires_at=now + KEPT,
             sealed=sealed,
             stored_bytes=len(sealed),
-            end_user_key=key_of(sealer, principal.tenant_id, completion.get("input_user")),
+            **keys_of(sealer, principal.tenant_id, end_users_in(content)),
         )
     )
+
+
+def end_users_in(content: dict[str, Any]) -> tuple[str, ...]:
+    """Of a stored completion."""
+    names = {"user": content["completion"].get("input_user")}
+    return end_users_of("", names | {"safety_identifier": content.get("safety_identifier")})
 
 
 def drop_expired(session: Session, now: datetime) -> None:

@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 
 from core.errors import BadRequest, NotFound
 from core.ids import new_id
-from core.responses.end_users import key_of
+from core.responses.end_users import keys_of
 from core.responses.models import ConversationItemRecord, ConversationRecord
 from core.responses.records import KEPT, is_visible
 from core.sealing import Sealer
@@ -92,12 +92,12 @@ class Conversations:
         return self._opened(row, self._item_row(row, item_id))
 
     def add(
-        self, conversation_id: str, items: Sequence[Item], end_user: str | None = None
+        self, conversation_id: str, items: Sequence[Item], end_users: tuple[str, ...] = ()
     ) -> list[Item]:
         """Appends the items and returns them with their ids. An item that is there already (its id
-        is) is not added twice. `end_user`: whom the request of the items named."""
+        is) is not added twice. `end_users`: whom the request of the items named."""
         row = self.get(conversation_id, to_change=True)
-        key = key_of(self._sealer, row.tenant_id, end_user)
+        keys = keys_of(self._sealer, row.tenant_id, end_users)
         mine = ConversationItemRecord.conversation_id == row.id
         count, last = self._session.execute(
             select(func.count(), func.max(ConversationItemRecord.position)).where(mine)
@@ -129,7 +129,7 @@ class Conversations:
                     position=position,
                     item_id=item["id"],
                     sealed=sealed,
-                    end_user_key=key,
+                    **keys,
                 )
             )
         row.expires_at = self._now + KEPT

@@ -10,7 +10,8 @@ from sqlalchemy.orm import Session
 
 from core.errors import NotFound
 from core.responses import records
-from core.responses.end_users import NOBODY, end_user_of, key_of
+from core.responses.completions import end_users_in
+from core.responses.end_users import NOBODY, end_users_of, is_of, key_of
 from core.responses.models import (
     CompletionRecord,
     ConversationItemRecord,
@@ -51,9 +52,7 @@ def erase_texts(session: Session, sealer: Sealer, tenant_id: str, end_user: str)
 
 def _ids(session: Session, table: Any, tenant_id: str, key: str) -> list[str]:
     return list(
-        session.scalars(
-            select(table.id).where(table.tenant_id == tenant_id, table.end_user_key == key)
-        )
+        session.scalars(select(table.id).where(table.tenant_id == tenant_id, is_of(table, key)))
     )
 
 
@@ -68,12 +67,12 @@ class _Older:
         self._end_user = end_user
 
     def responses(self) -> list[str]:
-        return self._those(ResponseRecord, lambda text: end_user_of("", text["response"]))
+        return self._those(ResponseRecord, lambda text: end_users_of("", text["response"]))
 
     def completions(self) -> list[str]:
-        return self._those(CompletionRecord, lambda text: text["completion"].get("input_user"))
+        return self._those(CompletionRecord, end_users_in)
 
-    def _those(self, table: Any, named: Callable[[Any], Any]) -> list[str]:
+    def _those(self, table: Any, named: Callable[[Any], tuple[str, ...]]) -> list[str]:
         found = []
         rows = select(table.id, table.sealed).where(
             table.tenant_id == self._tenant_id, table.end_user_key.is_(None)
@@ -84,7 +83,7 @@ class _Older:
             except NotFound:
                 self.unreadable += 1
                 continue
-            if named(text) == self._end_user:
+            if self._end_user in named(text):
                 found.append(row_id)
         return found
 
@@ -92,7 +91,7 @@ class _Older:
 def _erase_turns(session: Session, tenant_id: str, key: str) -> tuple[int, int]:
     """(whole conversations, items of others)."""
     item, theirs = ConversationItemRecord, ConversationItemRecord.end_user_key
-    mine = theirs == key
+    mine = is_of(item, key)
     joined = select(item.conversation_id).join(
         ConversationRecord, ConversationRecord.id == item.conversation_id
     )
@@ -100,7 +99,9 @@ def _erase_turns(session: Session, tenant_id: str, key: str) -> tuple[int, int]:
     whole = items = 0
     for some in _in_parts(sorted(named)):
         of_others = select(item.conversation_id).where(
-            item.conversation_id.in_(some), or_(theirs.is_(None), theirs.not_in((key, NOBODY)))
+            item.conversation_id.in_(some),
+            or_(theirs.is_(None), theirs.not_in((key, NOBODY))),
+            func.coalesce(item.safety_key, NOBODY) != key,
         )
         shared = set(session.scalars(of_others))
         alone = [each for each in some if each not in shared]

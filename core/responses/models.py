@@ -18,6 +18,7 @@ class ResponseRecord(Base):
         Index("ix_stored_responses_lease_until", "lease_until"),
         Index("ix_stored_responses_stored_bytes", "tenant_id", "stored_bytes"),
         Index("ix_stored_responses_end_user_key", "tenant_id", "end_user_key"),
+        Index("ix_stored_responses_safety_key", "tenant_id", "safety_key"),
     )
 
     id: Mapped[str] = mapped_column(ID, primary_key=True)
@@ -33,6 +34,7 @@ class ResponseRecord(Base):
     lease_until: Mapped[datetime | None] = mapped_column(UtcDateTime)
     stored_bytes: Mapped[int] = mapped_column(BigInteger, server_default="0")  # with its events
     end_user_key: Mapped[str | None] = mapped_column(String(64))  # see end_users.py
+    safety_key: Mapped[str | None] = mapped_column(String(64))  # of a second name
 
 
 class ResponseEventRecord(Base):
@@ -66,6 +68,7 @@ class CompletionRecord(Base):
         Index("ix_stored_completions_expires_at", "expires_at"),
         Index("ix_stored_completions_stored_bytes", "tenant_id", "stored_bytes"),
         Index("ix_stored_completions_end_user_key", "tenant_id", "end_user_key"),
+        Index("ix_stored_completions_safety_key", "tenant_id", "safety_key"),
     )
 
     id: Mapped[str] = mapped_column(ID, primary_key=True)
@@ -78,6 +81,7 @@ class CompletionRecord(Base):
     sealed: Mapped[bytes] = mapped_column(LargeBinary)
     stored_bytes: Mapped[int] = mapped_column(BigInteger, server_default="0")
     end_user_key: Mapped[str | None] = mapped_column(String(64))  # see end_users.py
+    safety_key: Mapped[str | None] = mapped_column(String(64))  # of a second name
 
 
 class ConversationRecord(Base):
@@ -103,6 +107,7 @@ class ConversationItemRecord(Base):
     __table_args__ = (
         Index("ix_conversation_items_item_id", "conversation_id", "item_id", unique=True),
         Index("ix_conversation_items_end_user_key", "end_user_key"),
+        Index("ix_conversation_items_safety_key", "safety_key"),
     )
 
     conversation_id: Mapped[str] = mapped_column(
@@ -112,3 +117,4 @@ class ConversationItemRecord(Base):
     item_id: Mapped[str] = mapped_column(ID)
     sealed: Mapped[bytes] = mapped_column(LargeBinary)
     end_user_key: Mapped[str | None] = mapped_column(String(64))  # see end_users.py
+    safety_key: Mapped[str | None] = mapped_column(String(64))  # of a second name

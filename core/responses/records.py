@@ -10,7 +10,7 @@ from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
 from core.errors import BadRequest, NotFound
-from core.responses.end_users import end_user_of, key_of
+from core.responses.end_users import end_users_of, keys_of
 from core.responses.models import (
     CompletionRecord,
     ConversationRecord,
@@ -58,7 +58,7 @@ def save(
             expires_at=now + KEPT,
             sealed=sealed,
             stored_bytes=len(sealed),
-            end_user_key=key_of(sealer, tenant_id, end_user_of("", given.response)),
+            **keys_of(sealer, tenant_id, end_users_of("", given.response)),
         )
     )
     session.flush()

@@ -15,8 +15,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
+from core.errors import RateLimited
+
 T = TypeVar("T")
 P = ParamSpec("P")
+_QUEUE_RETRY_S = 5.0
 # Whose request the current task serves; empty for the gateway's own work.
 current_tenant: contextvars.ContextVar[str] = contextvars.ContextVar("current_tenant", default="")
 
@@ -29,6 +32,7 @@ class Work(enum.Enum):
     IDEMPOTENCY = "idempotency", 4
     UPLOADS = "uploads", 4  # reading, unpacking and storing what tenants send
     SIGN_ON = "sign-on", 4  # waits for an issuer of identities
+    ERASURES = "erasures", 2  # read all that a tenant has stored; one of a tenant at a time
     OWN = "own", 2  # refreshes what requests read from memory
 
     def __init__(self, label: str, threads: int) -> None:
@@ -59,6 +63,11 @@ class TenantThreads(ThreadPoolExecutor):
             queue.append((future, partial(work, *args, **named)))
             self._begin()
         return future
+
+    def pending(self, tenant: str) -> int:
+        """How much work of the tenant runs or waits."""
+        with self._changed:
+            return self._running[tenant] + len(self._waiting.get(tenant, ()))
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         with self._changed:
@@ -123,6 +132,23 @@ async def run_as(kind: Work, work: Callable[P, T], /, *args: P.args, **named: P.
     context = contextvars.copy_context()
     call = partial(context.run, work, *args, **named)
     return await asyncio.get_running_loop().run_in_executor(_pool(kind), call)
+
+
+async def run_queued(kind: Work, tenant: str, most: int, work: Callable[[], T]) -> T:
+    """As `run_as`, for long work of which a tenant may have `most` running and waiting in this process.
+    RateLimited beyond that. What has begun goes on when its caller leaves."""
+    if _pool(kind).pending(tenant) >= most:
+        raise RateLimited(
+            f"{most} {kind.label} of the organisation are running or waiting, the maximum.",
+            next_step="Send this one again when they have ended.",
+            code=f"too_many_{kind.label}",
+            retry_after_s=_QUEUE_RETRY_S,
+        )
+    token = current_tenant.set(tenant)
+    try:
+        return await run_as(kind, work)
+    finally:
+        current_tenant.reset(token)
 
 
 async def run_in_thread(work: Callable[[], T]) -> T:

@@ -22,7 +22,7 @@ from gateway.engines.openai_context import context_of
 from gateway.engines.openai_response import ResponseParser
 from gateway.engines.openai_stats import stats_of
 from gateway.engines.refusal_texts import client_text
-from gateway.engines.server_kinds import SHOWN, Detected, detect
+from gateway.engines.server_kinds import SHOWN, Detected, detect, read_page
 from gateway.engines.upstream_limits import Permit, UpstreamLimits
 from gateway.engines.upstream_usage import CountTokens
 from gateway.request.engine import Generation, Job, Mailbox, StartupProgress, reporting
@@ -252,14 +252,14 @@ class OpenAIEngine:
             await asyncio.sleep(_LOAD_EVERY_S)
 
     async def _get(self, path: str) -> bytes:
-        """The page's body; empty if the server has no such page."""
+        """The page's body; empty if the server has no such page, or one that is too large."""
         assert self._session is not None
         timeout = aiohttp.ClientTimeout(total=_CHECK_S)
         self._polled_at = self._polled_at or time.monotonic()
         async with self._session.get(self._base + path, timeout=timeout) as answer:
-            page = await answer.read() if answer.status == 200 else b""
+            page = await read_page(answer) if answer.status == 200 else None
         self._polled_at = None
-        return page
+        return page or b""
 
     async def _page(self, path: str) -> bytes:
         """A page that only some kinds of servers have; empty without an answer."""
@@ -267,7 +267,8 @@ class OpenAIEngine:
         timeout = aiohttp.ClientTimeout(total=_CHECK_S)
         try:
             async with self._session.get(self._base + path, timeout=timeout) as answer:
-                return await answer.read() if answer.status == 200 else b""
+                page = await read_page(answer) if answer.status == 200 else None
+                return page or b""
         except (aiohttp.ClientError, TimeoutError, OSError):
             return b""
 

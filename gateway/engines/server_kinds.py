@@ -9,8 +9,10 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import aiohttp
 import orjson
 
+MAX_PAGE_BYTES = 8 << 20  # of metrics of many adapters; lists of models are far smaller
 GetPage = Callable[[str], Awaitable[bytes]]  # the page's body; empty without one
 
 VLLM, SGLANG, LLAMA_CPP, TGI, OLLAMA, LM_STUDIO = (
@@ -40,6 +42,18 @@ _CAPABILITIES: tuple[tuple[str, tuple[int, ...], frozenset[str]], ...] = (
 )
 # Kinds that write the text of a refusal about the request alone, so that its client may read it.
 SHOWN = frozenset((VLLM, SGLANG, LLAMA_CPP, TGI))
+
+
+async def read_page(answer: aiohttp.ClientResponse) -> bytes | None:
+    """The answer's body. None beyond `MAX_PAGE_BYTES`, of which the rest is not read: a server decides
+    what it sends, and must not fill this process."""
+    page = bytearray()
+    async for piece in answer.content.iter_any():
+        page += piece
+        if len(page) > MAX_PAGE_BYTES:
+            answer.close()
+            return None
+    return bytes(page)
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,7 +65,8 @@ class InferenceRequest(Struct, frozen=True):
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
     echo: bool = False  # the prompt, or a chat's last assistant message, before the answer
     continue_final_message: bool = False  # the answer continues the last message
-    end_user: str | None = None
+    end_user: str | None = None  # by whom usage is counted
+    safety_identifier: str | None = None  # a second name of the end user
     truncation: str = "disabled"
     dropped: str | None = None  # what truncation removed: "turns=2, blocks=1"
     timeout_s: float | None = None

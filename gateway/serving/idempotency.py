@@ -19,7 +19,7 @@ from core.database import Database
 from core.errors import BadRequest, DependencyDown, TollhouseError
 from core.idempotency import MAX_RESPONSE_BYTES, StoredResponse
 from core.ids import REQUEST, new_id
-from core.responses.end_users import end_user_of, key_of
+from core.responses.end_users import end_users_of, keys_of
 from core.tenants.keys import Principal
 from gateway.admission.request import AdmissionRequest
 from gateway.admission.request_rate import RequestRate
@@ -66,10 +66,10 @@ class IdempotencyKeys:
         principal: Principal,
         route: str,
         body: bytes,
-        end_user: Callable[[], str | None],
+        end_users: Callable[[], tuple[str, ...]],
     ) -> "Claim | StoredResponse":
         """The claim of a first request, which the caller settles, or the response of a retry. `body`
-        is what must be the same in a retry; `end_user` reads whom the request names, in a thread."""
+        is what must be the same in a retry; `end_users` reads whom the request names, in a thread."""
         key = _read_key(exchange)
         try:
             claim_id, stored = await run_as(
@@ -84,8 +84,8 @@ class IdempotencyKeys:
         if stored is None:
             added = partial(self._quotas.add, principal.tenant_id)
 
-            def _whose() -> str:
-                return key_of(self._sealer, principal.tenant_id, end_user())
+            def _whose() -> dict[str, str | None]:
+                return keys_of(self._sealer, principal.tenant_id, end_users())
 
             return Claim(self._database, claim_id, added, _whose)
         # A replay counts as a request, which it is, though no engine runs.
@@ -122,8 +122,8 @@ class IdempotencyHandler:
             try:
                 principal = await self._pipeline.auth.principal(exchange, surface.route)
                 body = await exchange.body(self._pipeline.limits.max_body)
-                end_user = partial(_end_user, surface.route, body)
-                claim = await self._keys.claim(exchange, principal, surface.route, body, end_user)
+                named = partial(_end_users, surface.route, body)
+                claim = await self._keys.claim(exchange, principal, surface.route, body, named)
                 if isinstance(claim, StoredResponse):
                     self._check_model(principal, body)
             except TollhouseError as error:
@@ -158,9 +158,9 @@ class Claim:
         database: Database,
         claim_id: str,
         added: Callable[[int], None],
-        whose: Callable[[], str],
+        whose: Callable[[], dict[str, str | None]],
     ) -> None:
-        """`added` is called with the bytes of what is stored; `whose` gives the end user's key."""
+        """`added` is called with the bytes of what is stored; `whose` gives the end users' columns."""
         self._database = database
         self._added = added
         self._whose = whose
@@ -229,12 +229,12 @@ class Recorder(RelayExchange):
             self._parts.clear()
 
 
-def _end_user(route: str, raw: bytes) -> str | None:
+def _end_users(route: str, raw: bytes) -> tuple[str, ...]:
     try:
         body = orjson.loads(raw)
     except ValueError:
-        return None  # its answer is the error, which holds no text of theirs
-    return end_user_of(route, body) if isinstance(body, dict) else None
+        return ()  # its answer is the error, which holds no text of theirs
+    return end_users_of(route, body) if isinstance(body, dict) else ()
 
 
 def _read_key(exchange: Exchange) -> str:

@@ -17,7 +17,7 @@ from core.erasures import erase_end_user
 from core.idempotency import StoredResponse, StoredResponseRow
 from core.responses import completions, records
 from core.responses.conversations import Conversations
-from core.responses.end_users import key_of
+from core.responses.end_users import key_of, keys_of
 from core.responses.models import (
     CompletionRecord,
     ConversationItemRecord,
@@ -57,28 +57,40 @@ class Store:
             settings={},
         )
 
-    def response(self, name: str, user: str | None, previous: str | None = None) -> None:
+    def response(
+        self,
+        name: str,
+        user: str | None,
+        previous: str | None = None,
+        *,
+        safety_identifier: str | None = None,
+    ) -> None:
         response = {"id": name, "output": [], "previous_response_id": previous, "user": user}
+        response["safety_identifier"] = safety_identifier
         given = Exchanged(response | {"status": "completed"}, [SAID | {"id": f"msg_{name}"}])
         with self.database.transaction() as session:
             records.save(session, TOKEN, self.caller, given, self.clock.now())
 
-    def completion(self, name: str, user: str | None) -> None:
+    def completion(
+        self, name: str, user: str | None, *, safety_identifier: str | None = None
+    ) -> None:
         completion = {"id": name, "model": "m", "input_user": user}
         content = {"completion": completion, "messages": [SAID]}
+        content["safety_identifier"] = safety_identifier
         with self.database.transaction() as session:
             completions.save(session, TOKEN, self.caller, content, self.clock.now())
 
-    def conversation(self, *users: str | None) -> str:
+    def conversation(self, *users: str | tuple[str, ...] | None) -> str:
         with self.database.transaction() as session:
             scope, now = self.caller.scope, self.clock.now()
             found = Conversations(session, TOKEN, scope, now)
             row = found.create(self.caller, {"a": "b"})
             for user in users:
-                found.add(row.id, [SAID], user)
+                named = user if isinstance(user, tuple) else (user,) if user else ()
+                found.add(row.id, [SAID], named)
             return row.id
 
-    def answer(self, key: str, user: str | None) -> None:
+    def answer(self, key: str, *users: str | None) -> None:
         tenant_id = self.caller.tenant_id
         with self.database.transaction() as session:
             name, _ = idempotency.claim(
@@ -92,7 +104,8 @@ class Store:
                 longest=timedelta(seconds=60),
             )
             stored = StoredResponse(200, [], b"xylophone")
-            idempotency.store_response(session, name, stored, key_of(TOKEN, tenant_id, user))
+            named = tuple(user for user in users if user)
+            idempotency.store_response(session, name, stored, keys_of(TOKEN, tenant_id, named))
 
     def erase(self, user: str, sealer: Sealer = TOKEN) -> dict[str, int]:
         scope = scope_of_operator(self.caller.tenant_id)
@@ -142,6 +155,41 @@ def test_theirs_go_and_no_other_does(database: Database) -> None:
         ).all()
     assert logged[0].after is not None and logged[0].after["responses"] == 2
     assert ANN not in str(logged[0].after)
+
+
+def test_a_request_with_two_names_is_found_by_either(database: Database) -> None:
+    """As `user` and as `safety_identifier`, which may differ."""
+    for first, second, erased in ((BO, ANN, ANN), (ANN, BO, ANN), (ANN, ANN, ANN)):
+        store = Store(database)
+        store.response("r", first, safety_identifier=second)
+        store.completion("c", first, safety_identifier=second)
+        store.answer("k", first, second)
+        store.conversation((first, second))
+        shared = store.conversation(BO, (first, second))
+        body = {"user": first, "safety_identifier": second}
+        line = {"custom_id": "1", "url": CHAT, "body": body}
+        with database.transaction() as session:
+            files.store(
+                session,
+                store.clock,
+                tenant_id="acme",
+                project_id="proj",
+                key_id="key",
+                filename="a.jsonl",
+                purpose="batch",
+                content=[json.dumps(line).encode()],
+            )
+        assert store.erase("somebody") == {}
+        assert store.erase(erased) == {
+            "responses": 1,
+            "completions": 1,
+            "conversations": 1,
+            "conversation_items": 1,
+            "idempotent_answers": 1,
+            "file_lines": 1,
+        }
+        assert store.ids(ConversationRecord) == {shared}
+        assert store.erase(BO) == {"conversations": 1}
 
 
 def test_no_name_is_stored_in_plain(database: Database) -> None:

@@ -1,5 +1,6 @@
 """/admin/v1: a tenant's billing account, invoices, credit and budgets."""
 
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends
@@ -23,7 +24,8 @@ from core.tenants import audit
 from core.tenants.models import ApiKey, Project
 from gateway.admin.access import AdminContext, RequirePermission
 from gateway.admin.billing.schemas import EndUserErasure, NewBudget
-from gateway.admin.erasures.end_users import erase_everywhere
+from gateway.admin.erasures.end_users import MOST_ERASURES, erase_everywhere
+from gateway.edge.threads import Work, run_queued
 from gateway.serving.api.dependencies import AlertTargetsDep, OperatorToken
 
 router = APIRouter(prefix="/admin/v1", tags=["billing"])
@@ -156,10 +158,11 @@ def end_budget(budget_id: str, ctx: BudgetWriteAccess) -> dict[str, Any]:
 
 
 @router.post("/erasures")
-def erase(body: EndUserErasure, ctx: EraseAccess, token: OperatorToken) -> dict[str, int]:
+async def erase(body: EndUserErasure, ctx: EraseAccess, token: OperatorToken) -> dict[str, int]:
     """Erase an end user's name from the tenant's usage, and their stored texts. Counts and amounts
-    stay."""
-    return erase_everywhere(ctx.database, ctx.scope, ctx.clock, token, body.end_user)
+    stay. One erasure of a tenant runs at a time."""
+    work = partial(erase_everywhere, ctx.database, ctx.scope, ctx.clock, token, body.end_user)
+    return await run_queued(Work.ERASURES, ctx.scope.tenant_id, MOST_ERASURES, work)
 
 
 def _tenant_invoice(session: Session, ctx: AdminContext, reference: str) -> Invoice:

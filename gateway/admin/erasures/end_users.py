@@ -8,6 +8,8 @@ from core.sealing import Sealer
 from core.tenants.organisations import erase_cached_responses
 from core.tenants.scope import TenantScope
 
+MOST_ERASURES = 4  # of a tenant, running and waiting, in a process
+
 
 def erase_everywhere(
     database: Database, scope: TenantScope, clock: Clock, operator_token: str, end_user: str

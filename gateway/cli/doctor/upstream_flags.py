@@ -7,7 +7,16 @@ import aiohttp
 import orjson
 
 from gateway.catalog.upstreams import Upstream
-from gateway.engines.server_kinds import LLAMA_CPP, SGLANG, VLLM, Detected, detect, json_object
+from gateway.engines.server_kinds import (
+    LLAMA_CPP,
+    MAX_PAGE_BYTES,
+    SGLANG,
+    VLLM,
+    Detected,
+    detect,
+    json_object,
+    read_page,
+)
 
 _ANSWER_S = 10.0
 _TOOL = {"type": "function", "function": {"name": "noop", "parameters": {"type": "object"}}}
@@ -40,12 +49,18 @@ class _Server:
         self._base = entry.url.rstrip("/").removesuffix("/v1")
         key = entry.api_key
         self._headers = {"authorization": f"Bearer {key}"} if key else {}
+        self._too_large: list[str] = []  # pages
 
     async def probe(self) -> Probe:
         models, metrics = await self._get("/v1/models"), await self._get("/metrics")
         found = await detect(self._get, models, metrics, self._entry.engine)
         name = f"{found.kind} {found.version}".strip() or "unknown kind"
         lacks = await self._lacks(found, has_metrics=bool(metrics)) if models else []
+        lacks += [
+            f"{path} has more than {MAX_PAGE_BYTES >> 20} MiB and is not read, without the address "
+            "of a model server"
+            for path in dict.fromkeys(self._too_large)
+        ]
         return Probe(self._entry, found.kind, name, tuple(lacks))
 
     async def _lacks(self, found: Detected, *, has_metrics: bool) -> list[str]:
@@ -92,6 +107,9 @@ class _Server:
                 aiohttp.ClientSession(headers=self._headers, timeout=timeout) as session,
                 session.request(method, self._base + path, json=body) as answer,
             ):
-                return answer.status, await answer.read()
+                page = await read_page(answer)
+                if page is None:
+                    self._too_large.append(path)
+                return answer.status, page or b""
         except (aiohttp.ClientError, TimeoutError, OSError):
             return 0, b""

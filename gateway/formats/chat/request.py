@@ -225,6 +225,7 @@ def parse_chat(raw: bytes) -> InferenceRequest:
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         truncation=body.truncation or "disabled",
         end_user=check_label("user", body.user or body.safety_identifier),
+        safety_identifier=check_label("safety_identifier", body.safety_identifier),
         single_tool_call=body.parallel_tool_calls is False or bool(body.functions),
         engine_parameters=engine_parameters_of(choice, body.response_format, tools)
         | structured

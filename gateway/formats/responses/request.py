@@ -165,6 +165,7 @@ def parse_responses(raw: bytes) -> InferenceRequest:
         extra_fields={} if verbosity.get("verbosity") in (None, "medium") else verbosity,
         truncation=body.truncation or "disabled",
         end_user=check_label("user", body.user or body.safety_identifier),
+        safety_identifier=check_label("safety_identifier", body.safety_identifier),
         prompt=reference_of(body.prompt, before) if body.prompt is not None else None,
         extra={
             "prompt": body.prompt,

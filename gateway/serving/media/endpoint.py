@@ -74,7 +74,7 @@ class MediaEndpoint:
         if IDEMPOTENCY_KEY in ctx.exchange.headers:
             # The boundaries of a form differ from one attempt to the next; its fields do not.
             same = await asyncio.to_thread(ctx.request.fingerprint)
-            named = ctx.request.end_user
+            named = (ctx.request.end_user,) if ctx.request.end_user else ()
             claim = await self._keys.claim(
                 ctx.exchange, ctx.principal, ctx.route, same, lambda: named
             )

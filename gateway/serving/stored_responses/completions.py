@@ -65,7 +65,11 @@ class StoredCompletions:
                 "input_user": request.end_user,
             }
         )
-        content = {"completion": stored, "messages": request.messages or []}
+        content = {
+            "completion": stored,
+            "messages": request.messages or [],
+            "safety_identifier": request.safety_identifier,
+        }
         try:
             await asyncio.shield(asyncio.to_thread(self._write, ctx.principal, content))
         except (SQLAlchemyError, TollhouseError) as error:

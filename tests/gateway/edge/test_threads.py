@@ -4,11 +4,13 @@ import asyncio
 import threading
 from concurrent.futures import CancelledError, Future
 from contextvars import copy_context
+from functools import partial
 
 import pytest
 
+from core.errors import RateLimited
 from core.tenant_slots import TenantSlots
-from gateway.edge.threads import TenantThreads, current_tenant
+from gateway.edge.threads import TenantThreads, Work, current_tenant, run_queued
 
 
 class Pool:
@@ -106,3 +108,32 @@ async def test_slots_of_a_tenant_wait_for_its_own_only() -> None:
     async with slots.of("a"):
         pass
     assert not slots._slots, "nothing is kept of tenants that call no more"
+
+
+async def test_long_work_of_a_tenant_runs_one_at_a_time_and_more_is_refused() -> None:
+    go, ran = threading.Event(), list[str]()
+
+    def _work(tenant: str) -> str:
+        ran.append(tenant)
+        assert go.wait(60)
+        return tenant
+
+    def _queue(tenant: str) -> asyncio.Task[str]:
+        work = partial(_work, tenant)
+        return asyncio.create_task(run_queued(Work.ERASURES, tenant, 3, work))
+
+    first = [_queue("a") for _ in range(3)]
+    other = _queue("b")
+    while len(ran) < 2:
+        await asyncio.sleep(0.01)
+    assert ran == ["a", "b"]
+    with pytest.raises(RateLimited, match="3 erasures of the organisation") as refused:
+        await run_queued(Work.ERASURES, "a", 3, partial(_work, "a"))
+    assert refused.value.retry_after_s and refused.value.code == "too_many_erasures"
+    first[0].cancel()  # its client leaves: what has begun goes on, and counts
+    await asyncio.sleep(0)
+    with pytest.raises(RateLimited):
+        await run_queued(Work.ERASURES, "a", 3, partial(_work, "a"))
+    go.set()
+    assert await asyncio.gather(other, *first[1:]) == ["b", "a", "a"]
+    assert await run_queued(Work.ERASURES, "a", 1, partial(_work, "a")) == "a"

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import openai
 import pytest
 from openai import OpenAI
@@ -15,8 +16,9 @@ from core.clock import SystemClock
 from gateway.catalog.catalog import ServedModel
 from gateway.catalog.upstreams import Upstream
 from gateway.cli.doctor.upstream_flags import probe_servers
+from gateway.engines import server_kinds
 from gateway.engines.refusal_texts import client_text
-from gateway.engines.server_kinds import Detected, detect
+from gateway.engines.server_kinds import Detected, detect, read_page
 from tests.gateway.deployment import Deployment, running_deployment
 from tests.gateway.fake_upstream import Server, upstream
 
@@ -251,3 +253,17 @@ async def test_the_doctor_names_the_flags_of_others(server: Server) -> None:
     assert "--jinja" in await probed(server, WITHOUT_TOOLS)
     assert await probed(server, OLLAMA) == await probed(server, HOSTED) == ""
     assert not [path for path, _ in server.asked], "only vLLM's flags take a request"
+
+
+async def test_a_page_of_any_size_is_not_read(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_kinds, "MAX_PAGE_BYTES", 1 << 20)
+    small, large = b"x" * (1 << 20), b"x" * ((1 << 20) + 1)
+    server.pages = {"/small": small, "/large": large}
+    async with aiohttp.ClientSession() as session:
+        for path, page in (("/small", small), ("/large", None)):
+            async with session.get(server.url + path) as answer:
+                assert await read_page(answer) == page
+    lacks = await probed(server, models("vllm") | {"/metrics": large, "/version": {"version": "1"}})
+    assert "/metrics has more than" in lacks, lacks

@@ -2,10 +2,12 @@
 in no table, whose encrypted columns are opened, and in no file of the data directory."""
 
 import json
+import threading
 import time
 import uuid
 import zlib
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,9 @@ import pytest
 from sqlalchemy import LargeBinary, select
 
 from core.errors import NotFound, TollhouseError
-from core.responses.end_users import end_user_of
+from core.responses.end_users import end_users_of
 from core.sealing import Sealer
+from gateway.admin.erasures.end_users import MOST_ERASURES
 from gateway.formats.registry import inference_surfaces
 from gateway.metering.spool_watch import wait_until_shipped
 from migrations.tables import metadata
@@ -215,6 +218,37 @@ def test_all_surfaces_name_the_end_user_alike() -> None:
                 continue  # a field that the surface does not have
             if request.extra_fields:
                 continue  # one that it passes on, unread, where the operator lists it
-            assert end_user_of(surface.route, body) == (request.end_user or None), (surface, more)
+            read = dict.fromkeys((request.end_user, request.safety_identifier))
+            names = tuple(name for name in read if name)
+            assert end_users_of(surface.route, body) == names, (surface, more)
             compared += 1
     assert compared >= 20
+
+
+def test_erasures_of_a_tenant_beyond_its_queue_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go, begun = threading.Event(), threading.Semaphore(0)
+
+    def _erase(*_given: object) -> dict[str, int]:
+        begun.release()
+        assert go.wait(MINUTE_S)
+        return {"responses": 1}
+
+    monkeypatch.setattr("gateway.admin.billing.routes.erase_everywhere", _erase)
+    with running_deployment(tmp_path) as deployment, ThreadPoolExecutor(MOST_ERASURES + 1) as pool:
+
+        def _post(_: int) -> httpx.Response:
+            url, body = f"{deployment.url}/admin/v1/erasures", {"end_user": "ann"}
+            answer = httpx.post(url, json=body, headers=deployment.headers, timeout=MINUTE_S)
+            if answer.status_code != 200:
+                go.set()
+            return answer
+
+        answers = list(pool.map(_post, range(MOST_ERASURES + 1)))
+        assert begun.acquire(timeout=MINUTE_S)
+    statuses = sorted(each.status_code for each in answers)
+    assert statuses == [200] * MOST_ERASURES + [429]
+    [refused] = [each for each in answers if each.status_code == 429]
+    assert refused.json()["error"]["code"] == "too_many_erasures"
+    assert int(refused.headers["retry-after"]) >= 1

@@ -237,7 +237,7 @@ def test_claims_on_both_databases(database: Database) -> None:
     assert claim(database, "k") == (name, None)
     with database.transaction() as session:
         idempotency.store_response(
-            session, name, idempotency.StoredResponse(200, [("a", "b")], b"z")
+            session, name, idempotency.StoredResponse(200, [("a", "b")], b"z"), {}
         )
     assert claim(database, "k")[1] == idempotency.StoredResponse(200, [("a", "b")], b"z")
     claim(database, "k2", max_keys=2)
