@@ -30,7 +30,7 @@ class BucketTakes(Struct, frozen=True):
     """Takes with their buckets, and what is reckoned with of each."""
 
     group: str
-    takes: Sequence[Take]
+    takes: tuple[Take, ...]
     amounts: tuple[int, ...]
     rows: tuple[_Row, ...]
 
@@ -38,13 +38,13 @@ class BucketTakes(Struct, frozen=True):
 class TokenBuckets:
     def __init__(self) -> None:
         self._buckets: dict[str, dict[str, _Bucket]] = {}  # by group and key
-        # By the id of a tuple of takes, which requests of one size share.
-        self._of_takes: dict[int, BucketTakes] = {}
+        # By group and takes, which requests of one size share.
+        self._of_takes: dict[tuple[str, tuple[Take, ...]], BucketTakes] = {}
 
-    def of(self, group: str, takes: Sequence[Take], now: int) -> BucketTakes:
+    def of(self, group: str, takes: tuple[Take, ...], now: int) -> BucketTakes:
         """The takes with their buckets, as they were left. A new one is full."""
-        known = self._of_takes.get(id(takes))
-        if known is not None and known.takes is takes and known.group == group:
+        known = self._of_takes.get((group, takes))
+        if known is not None:
             return known
         of_group = self._buckets.setdefault(group, {})
         rows: list[_Row] = []
@@ -59,7 +59,7 @@ class TokenBuckets:
         if len(self._of_takes) >= _MAX_TUPLES:
             self._of_takes.clear()
         amounts = tuple([take.amount for take in takes])
-        made = self._of_takes[id(takes)] = BucketTakes(group, takes, amounts, tuple(rows))
+        made = self._of_takes[group, takes] = BucketTakes(group, takes, amounts, tuple(rows))
         return made
 
     def sweep(self, now: int) -> None:

@@ -7,7 +7,7 @@ from operator import attrgetter
 
 from msgspec import Struct
 
-from core.tenants.plans import LimitRule, Plan
+from core.tenants.plans import Plan
 from gateway.admission.request import LimitState
 from gateway.request.exchange import Headers
 
@@ -50,8 +50,6 @@ class _Template(Struct, frozen=True):
 
 _CONSTANT = attrgetter("key", "capacity", "period_ms")  # for a plan
 _MAX_TEMPLATES = 20_000
-# By the id of a plan's rules for one key and model: themselves, and their template.
-_of_rules: dict[int, tuple[tuple[LimitRule, ...], _Template]] = {}
 
 
 @lru_cache(maxsize=_MAX_TEMPLATES)
@@ -85,24 +83,15 @@ def _kinds(
     return tuple(found)
 
 
-def _template_of(state: LimitState) -> _Template:
-    rules = state.rules
-    known = _of_rules.get(id(rules))
-    if known is not None and known[0] is rules:
-        return known[1]
-    template = _template(tuple(map(_CONSTANT, state.buckets)))
-    if rules:
-        if len(_of_rules) >= _MAX_TEMPLATES:
-            _of_rules.clear()
-        _of_rules[id(rules)] = rules, template
-    return template
-
-
 def bucket_headers(style: str, state: LimitState, now: datetime) -> Headers:
     """Those of the API style (openai or anthropic), and the IETF draft's."""
     if not state.buckets:
         return []
-    template, remaining, reset_ms = _template_of(state), state.remaining, state.reset_ms
+    template, remaining, reset_ms = (
+        _template(tuple(map(_CONSTANT, state.buckets))),
+        state.remaining,
+        state.reset_ms,
+    )
     headers: Headers = []
     if style == "anthropic":
         for kind in template.anthropic:

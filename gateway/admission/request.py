@@ -11,7 +11,7 @@ from billing.pricing.pricing import Counts, PriceVersion
 from core.counters import BucketState, Take
 from core.events import UsageEvent
 from core.tenants.keys import Principal
-from core.tenants.plans import LimitRule, Plan
+from core.tenants.plans import Plan
 from gateway.catalog.catalog import Target
 from gateway.request.exchange import Exchange
 from gateway.request.inference import InferenceRequest
@@ -174,8 +174,6 @@ class LimitState(Struct, frozen=True):
     mode: str = "shared"
     queued_ms: int = 0
     shadow: tuple[str, ...] = ()
-    # The very tuple that all states of the same keys, capacities and periods have, where one is known.
-    rules: tuple[LimitRule, ...] = ()
 
     @classmethod
     def of(cls, buckets: tuple[BucketState, ...]) -> "LimitState":

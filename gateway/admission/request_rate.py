@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
+from functools import lru_cache
 from http import HTTPStatus
 
 import msgspec
@@ -108,20 +109,8 @@ class RequestRate:
         raise over_limit_error(answer, 0.0)
 
 
-_MAX_PLANS = 4_096
-_reduced: dict[
-    int, tuple[Plan, Plan]
-] = {}  # by id: the plan, and itself with limits on requests only
-
-
+@lru_cache(maxsize=4_096)
 def _requests_only(plan: Plan) -> Plan:
-    """The same object for the same plan, so that what is made of it once is found again."""
-    known = _reduced.get(id(plan))
-    if known is not None and known[0] is plan:
-        return known[1]
+    """The same object for the same plan, so that its layout of buckets is found again."""
     rules = tuple(rule for rule in plan.rules if rule.unit is Unit.REQUESTS)
-    reduced = plan if rules == plan.rules else dataclasses.replace(plan, rules=rules)
-    if len(_reduced) >= _MAX_PLANS:
-        _reduced.clear()
-    _reduced[id(plan)] = plan, reduced
-    return reduced
+    return plan if rules == plan.rules else dataclasses.replace(plan, rules=rules)

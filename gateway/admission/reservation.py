@@ -100,10 +100,7 @@ class Reservation(Struct, eq=False):
         return self.grant.shadow
 
     def limits(self) -> LimitState:
-        """The grant may be of other limits than planned: an earlier one of the same id, or one of this
-        process alone while Redis is down."""
-        grant, planned = self.grant, self.planned
-        rules = planned.rules if grant.takes is planned.bucket_request.takes else ()
+        grant = self.grant
         return LimitState(
             grant.takes,
             grant.remaining,
@@ -111,7 +108,6 @@ class Reservation(Struct, eq=False):
             self.mode,
             self.queued_ms,
             grant.shadow,
-            rules,
         )
 
     async def extend(self, output_tokens: int) -> bool:

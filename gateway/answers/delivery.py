@@ -13,7 +13,7 @@ from core import metrics
 from core.errors import TollhouseError, Unavailable
 from core.events import CountedBy, UsageEvent
 from core.tenants.keys import Principal
-from engine.protocol import FinishReason
+from engine.protocol import FinishReason, Receipt
 from gateway.admission.rejections import money_ended_error
 from gateway.admission.reservation import Reservation
 from gateway.answers.choices import ChoiceOutput, fewest_needed
@@ -35,7 +35,7 @@ from gateway.request.engine import Chunk, Generation, Job, Mailbox
 from gateway.request.exchange import ClientDisconnected, Exchange, Headers
 from gateway.request.inference import InferenceRequest, Usage
 from gateway.request.output_guard import OutputGuard
-from gateway.request.receipts import AnyReceipt, UpstreamReceipt
+from gateway.request.receipts import UpstreamReceipt
 
 log = logging.getLogger("tollhouse.delivery")
 T = TypeVar("T")
@@ -428,7 +428,7 @@ class Delivery:
         self._settled = True
         await self._meter.close(self._ending(reason, status), await self._receipt())
 
-    async def _receipt(self) -> AnyReceipt | None:
+    async def _receipt(self) -> Receipt | None:
         if self._generation is None:
             return None
         receipt = await self._generation.ended(RECEIPT_WAIT_S)
@@ -478,7 +478,7 @@ def gateway_fault() -> TollhouseError:
 
 
 def _ended_early(
-    receipt: AnyReceipt | None, reason: FinishReason | str | None = None
+    receipt: Receipt | None, reason: FinishReason | str | None = None
 ) -> TollhouseError:
     reason = reason or (receipt.finish_reason if receipt else FinishReason.ERROR)
     if reason == FinishReason.DEADLINE:

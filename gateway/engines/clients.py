@@ -14,7 +14,7 @@ from core.counters import Counters
 from core.counters_memory import MemoryCounters
 from core.errors import SettingError
 from core.settings import Settings
-from engine.protocol import KvEvent
+from engine.protocol import KvEvent, Receipt
 from engine.worker.curve import ClientKeys
 from gateway.catalog.catalog import OPEN_CONTEXT, ServedModel
 from gateway.catalog.codec.tokenizing import TextCodec, load_codec
@@ -29,7 +29,6 @@ from gateway.engines.upstream_limits import UpstreamLimits
 from gateway.engines.upstream_usage import CountTokens
 from gateway.request.engine import EngineClient
 from gateway.request.parameters import EXTRA
-from gateway.request.receipts import AnyReceipt
 
 # Of our own engine.
 OWN_CAPABILITIES = frozenset({"tools", "json", "grammar", "embeddings", "rerank", "score"})
@@ -57,7 +56,7 @@ NOTHING_KEPT = Kept()
 def make_engines(
     settings: Settings,
     upstreams: list[Upstream],
-    on_stray_receipt: Callable[[str, AnyReceipt], None],
+    on_stray_receipt: Callable[[str, Receipt], None],
     on_kv_events: Callable[[str, list[KvEvent]], None],
     counters: Counters | None = None,
     *,

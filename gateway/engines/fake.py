@@ -16,13 +16,13 @@ from engine.protocol import (
     EngineInfo,
     EngineStats,
     FinishReason,
+    GenerateRequest,
     PromptLogprob,
     Receipt,
     TokenChunk,
     TokenLogprob,
 )
 from gateway.request.engine import (
-    EngineRequest,
     Generation,
     Job,
     Mailbox,
@@ -31,7 +31,6 @@ from gateway.request.engine import (
     engine_unavailable,
     reporting,
 )
-from gateway.request.receipts import AnyReceipt
 
 
 class FakeEngine:
@@ -51,7 +50,7 @@ class FakeEngine:
         adapter_load_s: float = 0.0,
     ) -> None:
         self.engine_id = engine_id
-        self.on_receipt: Callable[[str, AnyReceipt], None] | None = None
+        self.on_receipt: Callable[[str, Receipt], None] | None = None
         self.token_delay_s = token_delay_s
         self.load_s = load_s  # seconds from the start until it is healthy
         self.adapter_load_s = adapter_load_s
@@ -59,7 +58,7 @@ class FakeEngine:
         self.hangs = False  # simulates a missing heartbeat
         self._last_output = 0.0
         self.script: list[int] | None = None  # ids to generate instead of the prompt's
-        self.submitted: list[EngineRequest] = []
+        self.submitted: list[GenerateRequest] = []
         self.receipts_given: dict[str, Receipt] = {}
         self._info = EngineInfo(
             engine_id=engine_id,
@@ -161,7 +160,7 @@ class FakeEngine:
             mailbox.fail(engine_unavailable(self.engine_id, "the connection was lost"))
         self._running.clear()
 
-    async def _run(self, engine_request: EngineRequest, mailbox: Mailbox) -> None:
+    async def _run(self, engine_request: GenerateRequest, mailbox: Mailbox) -> None:
         started = time.monotonic()
         cached = self._cached(engine_request)
         generated, reason = 0, FinishReason.LENGTH
@@ -224,7 +223,7 @@ class FakeEngine:
         self._aborted.discard(engine_request.request_id)
         mailbox.finish(receipt)
 
-    def _embedding(self, engine_request: EngineRequest) -> TokenChunk:
+    def _embedding(self, engine_request: GenerateRequest) -> TokenChunk:
         """How often each of eight classes of ids occurs."""
         counts = [0.0] * 8
         for token in engine_request.prompt:
@@ -240,7 +239,7 @@ class FakeEngine:
         others = [(token + i) % self._info.vocab_size for i in range(alternatives)]
         return [TokenLogprob(token, -0.5, tuple((t, -0.5 - i) for i, t in enumerate(others)))]
 
-    def _scores(self, engine_request: EngineRequest) -> list[PromptLogprob] | None:
+    def _scores(self, engine_request: GenerateRequest) -> list[PromptLogprob] | None:
         """Each token has rank 2, after the next id."""
         wanted, prompt = engine_request.sampling.prompt_logprobs, engine_request.prompt
         if wanted is None:
@@ -252,7 +251,7 @@ class FakeEngine:
         ]
         return [PromptLogprob(prompt[0]), *scores[1:]]
 
-    def _cached(self, engine_request: EngineRequest) -> int:
+    def _cached(self, engine_request: GenerateRequest) -> int:
         if engine_request.sampling.prompt_logprobs is not None:
             return 0
         key = (engine_request.namespace, engine_request.adapter, tuple(engine_request.prompt))

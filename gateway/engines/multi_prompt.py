@@ -10,8 +10,9 @@ from collections.abc import Sequence
 import msgspec
 
 from core.errors import TollhouseError
+from engine.protocol import Receipt
 from gateway.request.engine import Chunk, EngineClient, Generation, Job, TextChunk
-from gateway.request.receipts import AnyReceipt, UpstreamReceipt, merged_receipt
+from gateway.request.receipts import UpstreamReceipt, merged_receipt
 
 
 async def generate(client: EngineClient, job: Job) -> Generation:
@@ -44,7 +45,7 @@ class MergedGeneration:
         self._over: set[int] = set()
 
     @property
-    def receipt(self) -> AnyReceipt | None:
+    def receipt(self) -> Receipt | None:
         known = [part.receipt for part in self._parts if part.receipt is not None]
         # A part of a text engine that failed before any output has no receipt, nor any tokens.
         whole = len(known) == len(self._parts) or isinstance(
@@ -92,7 +93,7 @@ class MergedGeneration:
         for part in self._parts:
             part.terminate(error)
 
-    async def ended(self, timeout_s: float) -> AnyReceipt | None:
+    async def ended(self, timeout_s: float) -> Receipt | None:
         for task in self._pending.values():
             task.cancel()
         await asyncio.gather(*self._pending.values(), return_exceptions=True)

@@ -26,7 +26,6 @@ from gateway.engines.server_kinds import SHOWN, Detected, detect, read_page
 from gateway.engines.upstream_limits import Permit, UpstreamLimits
 from gateway.engines.upstream_usage import CountTokens
 from gateway.request.engine import Generation, Job, Mailbox, StartupProgress, reporting
-from gateway.request.receipts import AnyReceipt
 
 log = logging.getLogger("tollhouse.upstream")
 _CHECK_S = 5.0
@@ -50,7 +49,7 @@ class OpenAIEngine:
         """Without `limits`, the limits of the upstream's entry apply to this process alone.
         `count_tokens` is the model's tokenizer, for output whose usage the server does not report."""
         self.engine_id = upstream.replica_name
-        self.on_receipt: Callable[[str, AnyReceipt], None] | None = None
+        self.on_receipt: Callable[[str, Receipt], None] | None = None
         # Called when the server's pages have said another kind, or other capabilities.
         self.on_detected: Callable[[], None] | None = None
         # Called with the context length that the server reports, if the upstream's entry has none.

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from core.errors import TollhouseError
-from engine.protocol import FinishReason
+from engine.protocol import FinishReason, Receipt
 from gateway.engines.answer_fields import StreamedChoices, whole_choice
 from gateway.engines.answer_shapes import (
     Completion,
@@ -33,7 +33,6 @@ from gateway.engines.upstream_scores import ROUTES as SCORES
 from gateway.engines.upstream_scores import scores_of
 from gateway.engines.upstream_usage import CountTokens, UsageCounter
 from gateway.request.engine import Job, Mailbox, TextChunk, engine_unavailable
-from gateway.request.receipts import AnyReceipt
 
 _STOP = FinishReason.STOP
 _INLINE_BYTES = 16_384  # of events or of a whole answer; about a millisecond
@@ -296,7 +295,7 @@ class ResponseParser:
         except _MALFORMED as error:
             self._fail_for(error)
 
-    def _parse_answer(self, body: bytes) -> tuple[UsageCounter, Sequence[TextChunk], AnyReceipt]:
+    def _parse_answer(self, body: bytes) -> tuple[UsageCounter, Sequence[TextChunk], Receipt]:
         """Touches no state of the parser, since it may run in a thread."""
         usage = self._new_counter()
         if self._request.route in SCORES:
@@ -312,7 +311,7 @@ class ResponseParser:
         return usage, chunks, usage.receipt(FinishReason.STOP)
 
     def _take_answer(
-        self, usage: UsageCounter, chunks: Sequence[TextChunk], receipt: AnyReceipt
+        self, usage: UsageCounter, chunks: Sequence[TextChunk], receipt: Receipt
     ) -> None:
         self._usage = usage
         for chunk in chunks:
@@ -341,16 +340,14 @@ class ResponseParser:
             else:
                 self._mailbox.fail(error)
 
-    def _with_receipt(self, reason: FinishReason, then: Callable[[AnyReceipt], None]) -> None:
+    def _with_receipt(self, reason: FinishReason, then: Callable[[Receipt], None]) -> None:
         """Make the receipt, in a thread if many tokens are to be counted for it."""
         if self._usage.uncounted <= _INLINE_BYTES:
             then(self._usage.receipt(reason))
         else:
             self._task = asyncio.create_task(self._count_in_thread(reason, then))
 
-    async def _count_in_thread(
-        self, reason: FinishReason, then: Callable[[AnyReceipt], None]
-    ) -> None:
+    async def _count_in_thread(self, reason: FinishReason, then: Callable[[Receipt], None]) -> None:
         then(await asyncio.to_thread(self._usage.receipt, reason))
 
     def _close_once(self) -> bool:

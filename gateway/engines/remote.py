@@ -39,7 +39,6 @@ from gateway.request.engine import (
     reporting,
 )
 from gateway.request.inference import InferenceRequest
-from gateway.request.receipts import AnyReceipt
 
 log = logging.getLogger("tollhouse.engine")
 _RETRY_S = 5.0
@@ -93,7 +92,7 @@ class RemoteEngine:
     ) -> None:
         """`on_stray_receipt` gets receipts whose request is over here, to record and acknowledge."""
         self.engine_id = engine_id
-        self.on_receipt: Callable[[str, AnyReceipt], None] | None = None
+        self.on_receipt: Callable[[str, Receipt], None] | None = None
         self.address = address
         self._keys = keys
         self.identity = identity
@@ -175,7 +174,7 @@ class RemoteEngine:
         mailbox.has_begun = wire.has_begun
         translated = partial(self._translated, request=job.request)
         try:
-            await wire.submit(engine_request.to_send(), _Sink(mailbox, translated, self._stray))
+            await wire.submit(engine_request, _Sink(mailbox, translated, self._stray))
         except EngineError as error:
             raise translated(error) from None
         return mailbox

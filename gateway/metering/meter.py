@@ -23,12 +23,13 @@ from core.events import (
     UsageEvent,
     UsageKind,
 )
+from engine.protocol import Receipt
 from gateway.edge.threads import run_in_thread
 from gateway.metering.delivered import StreamCount
 from gateway.metering.order_savings import GivenOrders
 from gateway.metering.spool import Spool
 from gateway.metering.spool_statements import Statement
-from gateway.request.receipts import AnyReceipt, UpstreamReceipt
+from gateway.request.receipts import UpstreamReceipt
 from gateway.request.spans import NO_TRACE, Trace
 
 _GENERATION, _CACHE_HIT = UsageKind.GENERATION, UsageKind.CACHE_HIT
@@ -76,7 +77,7 @@ def refused_ending(status: int) -> Ending:
     return Ending(0, 0, "refused", status, prompt_done=False)
 
 
-def counts_of(prompt_tokens: int, ending: Ending, receipt: AnyReceipt | None) -> Counts:
+def counts_of(prompt_tokens: int, ending: Ending, receipt: Receipt | None) -> Counts:
     """Counts from the engine's receipt; without one, from what the gateway saw."""
     if receipt is None:
         entered = prompt_tokens if ending.prompt_done else 0
@@ -148,14 +149,14 @@ class Meter:
             self.first_token_ms = round(seconds * 1000)
             _first_token(self.opened.model).observe(seconds)
 
-    def draft(self, ending: Ending, receipt: AnyReceipt | None) -> UsageEvent:
+    def draft(self, ending: Ending, receipt: Receipt | None) -> UsageEvent:
         """The event that `close` writes, for what has to be made of it before."""
         return self.event or self._event(ending, receipt)
 
     async def close(
         self,
         ending: Ending,
-        receipt: AnyReceipt | None,
+        receipt: Receipt | None,
         extra_statements: Callable[[UsageEvent], Sequence[Statement]] | None = None,
         *,
         draft: UsageEvent | None = None,
@@ -176,7 +177,7 @@ class Meter:
         _count(event)
         return event
 
-    def close_soon(self, ending: Ending, receipt: AnyReceipt | None) -> None:
+    def close_soon(self, ending: Ending, receipt: Receipt | None) -> None:
         """As `close`, without waiting, for a cancelled request: durable at the next flush."""
         if self.event is None:
             self.event = self._event(ending, receipt)
@@ -184,14 +185,14 @@ class Meter:
             self._spool.close_soon(self.event, self._release(receipt))
             _count(self.event)
 
-    def _release(self, receipt: AnyReceipt | None) -> Callable[[], None] | None:
+    def _release(self, receipt: Receipt | None) -> Callable[[], None] | None:
         """The acknowledgement that lets the engine drop the receipt; call it once the record is
         durable. With several prompts, some may have a receipt although the request has none."""
         if receipt is None and self.opened.prompts == 1:
             return None
         return partial(self._acknowledge, *self.opened.engine_request_ids)
 
-    def _event(self, ending: Ending, receipt: AnyReceipt | None) -> UsageEvent:
+    def _event(self, ending: Ending, receipt: Receipt | None) -> UsageEvent:
         counts = counts_of(self.opened.prompt_tokens, ending, receipt)
         if self.opened.batch_job is not None and ending.status == _CLIENT_CLOSED_REQUEST:
             counts, ending = waive_all(counts), replace(ending, paid_by="operator", quantity=0)
@@ -232,7 +233,7 @@ class Meter:
         )
 
 
-def with_dropped(truncated: str | None, receipt: AnyReceipt | None) -> str | None:
+def with_dropped(truncated: str | None, receipt: Receipt | None) -> str | None:
     """What was dropped before the engine, and the tokens that its window left out."""
     if receipt is None or not receipt.dropped:
         return truncated
@@ -240,7 +241,7 @@ def with_dropped(truncated: str | None, receipt: AnyReceipt | None) -> str | Non
     return f"{truncated}, {note}" if truncated else note
 
 
-def counted_by(ending: Ending, receipt: AnyReceipt | None) -> CountedBy | None:
+def counted_by(ending: Ending, receipt: Receipt | None) -> CountedBy | None:
     if isinstance(receipt, UpstreamReceipt):
         return receipt.counted_by
     if receipt is None and ending.counted_by is CountedBy.ENGINE:

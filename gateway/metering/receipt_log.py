@@ -9,8 +9,8 @@ from datetime import datetime
 
 from core.clock import Clock
 from core.events import EngineCount
+from engine.protocol import Receipt
 from gateway.metering.spool import Spool
-from gateway.request.receipts import AnyReceipt
 
 GUARD_NAMESPACE = "tollhouse:guard"  # requests of guard models: ours, and no usage event follows
 
@@ -21,7 +21,7 @@ class ReceiptLog:
         self._clock = clock
 
     def arrived(
-        self, engine_id: str, receipt: AnyReceipt, on_durable: Callable[[], None] | None = None
+        self, engine_id: str, receipt: Receipt, on_durable: Callable[[], None] | None = None
     ) -> None:
         """Spool the counts of a receipt. Called in the event loop, once for each arrival."""
         if receipt.namespace == GUARD_NAMESPACE:
@@ -31,6 +31,6 @@ class ReceiptLog:
         self._spool.note_receipt(engine_count(engine_id, receipt, self._clock.now()), on_durable)
 
 
-def engine_count(engine_id: str, receipt: AnyReceipt, now: datetime) -> EngineCount:
+def engine_count(engine_id: str, receipt: Receipt, now: datetime) -> EngineCount:
     counts = (receipt.prompt, receipt.cached, receipt.generated)
     return EngineCount(receipt.request_id, engine_id, *counts, now, receipt.busy_us)

@@ -10,8 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from msgspec import Struct, field
-from msgspec.structs import astuple
+from msgspec import Struct
 
 from core.errors import EngineLost, TollhouseError, Unavailable
 from engine.protocol import (
@@ -20,11 +19,9 @@ from engine.protocol import (
     EngineStats,
     GenerateRequest,
     Receipt,
-    SamplingParams,
 )
 from engine.protocol import TokenChunk as TokenChunk  # re-exported: part of the interface
 from gateway.request.inference import InferenceRequest
-from gateway.request.receipts import AnyReceipt
 
 log = logging.getLogger("tollhouse.upstream")
 
@@ -73,29 +70,10 @@ def calls_text(calls: list[dict[str, Any]]) -> str:
 Chunk = TokenChunk | TextChunk
 
 
-class EngineRequest(Struct, frozen=True):
-    """What the built-in engine is sent (`GenerateRequest`, which describes the fields). Clients of
-    other servers read a few of them, so that theirs need not be made."""
-
-    request_id: str
-    namespace: str
-    prompt: list[int]
-    sampling: SamplingParams
-    adapter: str | None = None
-    weight: float = 1.0
-    priority: int = 0
-    deadline_s: float | None = None
-    note: str = ""
-    prediction: list[int] = field(default_factory=list)
-
-    def to_send(self) -> GenerateRequest:
-        return GenerateRequest(*astuple(self))
-
-
 class Job(Struct, frozen=True):
     """One admitted request in the forms that token engines and text engines need."""
 
-    engine_request: EngineRequest
+    engine_request: GenerateRequest  # clients of other servers read a few of its fields
     request: InferenceRequest
     parts: tuple["Job", ...] = ()  # for several prompts: one job each, with its own request id
 
@@ -107,7 +85,7 @@ class Generation(Protocol):
     """
 
     @property
-    def receipt(self) -> AnyReceipt | None:
+    def receipt(self) -> Receipt | None:
         """The receipt, once the engine has ended the request (also after a cancellation)."""
 
     async def take(self, needed: int = 1) -> list[Chunk]: ...
@@ -121,7 +99,7 @@ class Generation(Protocol):
     def terminate(self, error: TollhouseError) -> None:
         """Tell the engine to stop and make `take` raise the error, without waiting for a receipt."""
 
-    async def ended(self, timeout_s: float) -> AnyReceipt | None:
+    async def ended(self, timeout_s: float) -> Receipt | None:
         """Wait for the receipt, discarding remaining chunks. None if it does not arrive in time."""
 
     def begun(self) -> bool:
@@ -143,7 +121,7 @@ class EngineClient(Protocol):
     engine_id: str
     speaks_text: bool
     # Called with the engine's id and each receipt as it arrives, whatever became of its request.
-    on_receipt: Callable[[str, AnyReceipt], None] | None
+    on_receipt: Callable[[str, Receipt], None] | None
 
     async def start(self) -> None: ...
 
@@ -187,10 +165,10 @@ class EngineClient(Protocol):
         """Tell the engine that these receipts are durable here, so that it may drop them."""
 
 
-def reporting(client: EngineClient) -> Callable[[AnyReceipt], None]:
+def reporting(client: EngineClient) -> Callable[[Receipt], None]:
     """What a client's mailboxes call with each receipt: `on_receipt`, as it is set by then."""
 
-    def _report(receipt: AnyReceipt) -> None:
+    def _report(receipt: Receipt) -> None:
         if client.on_receipt is not None:
             client.on_receipt(client.engine_id, receipt)
 
@@ -204,7 +182,7 @@ class RequestStillRunning(TollhouseError):
 class Mailbox:
     """A Generation that a client fills from the engine's messages."""
 
-    receipt: AnyReceipt | None = None
+    receipt: Receipt | None = None
     # Characters of plain text that the one who takes still waits for; who fills it may keep fewer.
     needed = 0
     # Given the choice, text and tokens of a piece of plain text, says whether it took them in place
@@ -227,7 +205,7 @@ class Mailbox:
         self,
         request_id: str,
         abort: Callable[[str], None],
-        on_receipt: Callable[[AnyReceipt], None] | None = None,
+        on_receipt: Callable[[Receipt], None] | None = None,
     ) -> None:
         self.request_id = request_id
         self._abort = abort
@@ -266,12 +244,12 @@ class Mailbox:
             self.needed, self._chunks = needed, []
         return needed > 0
 
-    def finish(self, receipt: AnyReceipt | None) -> None:
+    def finish(self, receipt: Receipt | None) -> None:
         self._report(receipt)
         self.receipt = receipt
         self._end()
 
-    def fail(self, error: TollhouseError, receipt: AnyReceipt | None = None) -> None:
+    def fail(self, error: TollhouseError, receipt: Receipt | None = None) -> None:
         """`receipt`: of what was generated before the failure, where that is known."""
         if not self._over:
             self._report(receipt)
@@ -325,7 +303,7 @@ class Mailbox:
     def begun(self) -> bool:
         return self.has_begun is not None and self.has_begun(self.request_id)
 
-    async def ended(self, timeout_s: float) -> AnyReceipt | None:
+    async def ended(self, timeout_s: float) -> Receipt | None:
         if self.receipt is not None:
             return self.receipt
         self.pass_text = self.pass_chunks = None
@@ -340,7 +318,7 @@ class Mailbox:
             return None
         return self.receipt
 
-    def _report(self, receipt: AnyReceipt | None) -> None:
+    def _report(self, receipt: Receipt | None) -> None:
         if receipt is not None and self._on_receipt is not None:
             self._on_receipt(receipt)
 

@@ -7,13 +7,13 @@ from typing import Any
 from core.clock import Clock
 from core.errors import Unavailable
 from core.ids import REQUEST, new_id
-from engine.protocol import SamplingParams
+from engine.protocol import GenerateRequest, SamplingParams
 from gateway.catalog.catalog import Catalog, Target
 from gateway.catalog.codec.tokenizing import TextCodec
 from gateway.engines.routing.router import Query, Router
 from gateway.metering.receipt_log import GUARD_NAMESPACE
 from gateway.prompts.prompt import Prompt
-from gateway.request.engine import EngineRequest, Generation, Job, TextChunk
+from gateway.request.engine import Generation, Job, TextChunk
 from gateway.request.inference import InferenceRequest
 from gateway.screening.second_opinions import (
     GuardBackend,
@@ -55,7 +55,7 @@ class ModelGuardClient:
             ids = await asyncio.to_thread(_ids, model.codec, question, chat)
         request_id = new_id(REQUEST)
         sampling = SamplingParams(max_tokens=_ANSWER_TOKENS, temperature=0.0)
-        engine_request = EngineRequest(
+        engine_request = GenerateRequest(
             request_id, GUARD_NAMESPACE, ids, sampling, priority=1, deadline_s=_TIMEOUT_S
         )
         target = Target(self._model, model)

@@ -1,16 +1,16 @@
 """What each step gets of a request: values made from the context, which no step knows."""
 
+from dataclasses import replace
 from datetime import datetime
 
-from msgspec.structs import replace
-
 from core.events import OpenedRequest, UsageKind, engine_request_ids
+from engine.protocol import GenerateRequest
 from gateway.admission.request import AdmissionRequest
 from gateway.engines.routing.router import Query
 from gateway.engines.sampling import sampling_params
 from gateway.metering.meter import Meter, MeterServices, blocked_ending
 from gateway.metering.receipt_notes import note_text
-from gateway.request.engine import EngineRequest, Job
+from gateway.request.engine import Job
 from gateway.serving.context import RequestContext
 
 
@@ -43,7 +43,7 @@ def query_of(ctx: RequestContext) -> Query:
 def job_of(ctx: RequestContext) -> Job:
     principal, prompt, adapter = ctx.principal, ctx.prompt, ctx.target.adapter
     request = prompt.request
-    whole = EngineRequest(
+    whole = GenerateRequest(
         request_id=ctx.request_id,
         namespace=principal.tenant_id,
         prompt=prompt.ids,

@@ -10,13 +10,13 @@ import pytest
 from aiohttp import web
 
 from core.errors import TollhouseError
-from engine.protocol import FinishReason, SamplingParams
+from engine.protocol import FinishReason, GenerateRequest, SamplingParams
 from gateway.catalog.upstreams import Upstream
 from gateway.engines.fake import FakeEngine
 from gateway.engines.local import EngineOptions, EngineProcess
 from gateway.engines.openai import OpenAIEngine
 from gateway.engines.remote import RemoteEngine
-from gateway.request.engine import Chunk, EngineClient, EngineRequest, Generation, Job, TextChunk
+from gateway.request.engine import Chunk, EngineClient, Generation, Job, TextChunk
 from gateway.request.inference import InferenceRequest
 
 
@@ -24,7 +24,7 @@ def job(name: str, *, max_tokens: int = 6, n: int = 1, logprobs: int | None = No
     sampling = SamplingParams(
         max_tokens=max_tokens, n=n, ignore_eos=True, temperature=0.0, logprobs=logprobs
     )
-    request = EngineRequest(name, "tenant", list(range(5, 25)), sampling, deadline_s=30.0)
+    request = GenerateRequest(name, "tenant", list(range(5, 25)), sampling, deadline_s=30.0)
     messages = [{"role": "user", "content": "Hello"}]
     ask = InferenceRequest(
         "/v1/chat/completions",

@@ -7,12 +7,11 @@ from msgspec import Struct
 
 from core import metrics
 from core.clock import Clock
-from engine.protocol import AdapterState, EngineStats
+from engine.protocol import AdapterState, EngineStats, Receipt
 from gateway.engines.routing.breaker import Breaker, State
 from gateway.engines.routing.placement import ReplicaSnapshot
 from gateway.engines.routing.tenant_breakers import TenantBreakers
 from gateway.request.engine import EngineClient, Generation
-from gateway.request.receipts import AnyReceipt
 
 log = logging.getLogger("tollhouse.routing")
 _SMOOTHING = 0.1
@@ -137,7 +136,7 @@ class Replica:
     def mark_hung(self, why: str) -> None:
         self._open(self.breaker.trip, why)
 
-    def ended(self, receipt: AnyReceipt | None, tenant: str = "") -> None:
+    def ended(self, receipt: Receipt | None, tenant: str = "") -> None:
         """A request has ended on the replica, with any outcome."""
         self.under_way -= 1
         self.breaker.released()

@@ -22,7 +22,6 @@ from gateway.engines.routing.replicas import Replica, WaitingRequest
 from gateway.engines.routing.suspects import Suspects
 from gateway.prompts.prompt import Prompt
 from gateway.request.engine import EngineClient, Generation
-from gateway.request.receipts import AnyReceipt
 
 _POLL_S = 0.05
 _DEFAULT_RATE = 2000.0  # prompt tokens per second, assumed until a replica was measured
@@ -351,7 +350,7 @@ class Route:
         if self.replica is not None:
             self.replica.answered(self.query.namespace)
 
-    def left(self, receipt: AnyReceipt | None) -> None:
+    def left(self, receipt: Receipt | None) -> None:
         """The request has ended on the replica, with any outcome."""
         self.first_token()
         if self._counted_on is not None:

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from core.events import OpenedRequest, UsageKind
 from core.tenants.keys import Principal
+from engine.protocol import Receipt
 from gateway.admission.request import AdmissionRequest
 from gateway.admission.reservation import Reservation
 from gateway.catalog.catalog import Target
@@ -16,7 +17,6 @@ from gateway.metering.meter import Ending, Meter
 from gateway.prompts.prompt import Prompt
 from gateway.request.exchange import Exchange
 from gateway.request.output_guard import OutputGuard
-from gateway.request.receipts import AnyReceipt
 from gateway.request.spans import NO_TRACE, Trace
 from gateway.screening.moderator import ScreeningResult
 from gateway.serving.headers import RequestOptions
@@ -94,7 +94,7 @@ class MediaContext:
             client_request_id=self.options.client_request_id,
         )
 
-    def ending(self, status: int, reason: str) -> tuple[Ending, AnyReceipt | None]:
+    def ending(self, status: int, reason: str) -> tuple[Ending, Receipt | None]:
         """What is billed of the request as it stands."""
         blocked_by = self._end_guards()
         if blocked_by is not None and blocked_by.cut_paid_by == "operator":

@@ -12,12 +12,12 @@ import msgspec
 
 from core.errors import TollhouseError
 from core.events import UsageEvent
+from engine.protocol import Receipt
 from gateway.answers.chunks import tokens_of
 from gateway.answers.coverage import FreeCoverage
 from gateway.answers.delivery import Delivery
 from gateway.engines.routing.router import Route
 from gateway.request.engine import Chunk, Generation, Job, TextChunk, TokenChunk
-from gateway.request.receipts import AnyReceipt
 from gateway.serving.cached_answers import CachedAnswer, Lookup
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class Recording:
         self._recorded = 0
 
     @property
-    def receipt(self) -> AnyReceipt | None:
+    def receipt(self) -> Receipt | None:
         return self._generation.receipt
 
     async def take(self, needed: int = 1) -> list[Chunk]:
@@ -65,7 +65,7 @@ class Recording:
     def terminate(self, error: TollhouseError) -> None:
         self._generation.terminate(error)
 
-    async def ended(self, timeout_s: float) -> AnyReceipt | None:
+    async def ended(self, timeout_s: float) -> Receipt | None:
         return await self._generation.ended(timeout_s)
 
     def encoded(self) -> bytes | None:
@@ -113,7 +113,7 @@ class RecordingDelivery(Delivery):
 class CachedGeneration:
     """A generation that has ended, without a receipt: no engine ran."""
 
-    receipt: AnyReceipt | None = None
+    receipt: Receipt | None = None
 
     def __init__(self, answer: CachedAnswer) -> None:
         decoder: Any = _texts if answer.text else _tokens
@@ -135,7 +135,7 @@ class CachedGeneration:
     def terminate(self, error: TollhouseError) -> None:
         self._chunks = []
 
-    async def ended(self, timeout_s: float) -> AnyReceipt | None:
+    async def ended(self, timeout_s: float) -> Receipt | None:
         return None
 
 

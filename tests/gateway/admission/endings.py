@@ -23,7 +23,7 @@ from core.tenants.organisations import create_project, create_tenant
 from core.tenants.plans import DAY, LimitRule, Scope, Unit
 from core.tenants.scope import scope_of_operator
 from engine.demo.paths import MODEL_DIR
-from engine.protocol import FinishReason, Receipt, TokenChunk
+from engine.protocol import FinishReason, GenerateRequest, Receipt, TokenChunk
 from gateway.catalog.catalog import ServedModel
 from gateway.catalog.codec.tokenizing import load_codec
 from gateway.catalog.upstreams import Upstream
@@ -33,7 +33,7 @@ from gateway.engines.openai import OpenAIEngine
 from gateway.formats.registry import inference_surfaces
 from gateway.metering.spool import read_outbox
 from gateway.metering.spool_records import decode_outbox
-from gateway.request.engine import EngineRequest, Generation, Job, Mailbox
+from gateway.request.engine import Generation, Job, Mailbox
 from gateway.request.exchange import Exchange, Headers
 from gateway.request.inference import InferenceRequest
 from gateway.request.output_guard import OutputGuard
@@ -96,7 +96,7 @@ class ScriptedEngine(FakeEngine):
             raise Unavailable("The upstream answered 500.", code="engine_unavailable")
         return await super().generate(job)
 
-    async def _run(self, engine_request: EngineRequest, mailbox: Mailbox) -> None:
+    async def _run(self, engine_request: GenerateRequest, mailbox: Mailbox) -> None:
         id, sent = engine_request.request_id, 0
         for index in range(self.tokens):
             token = engine_request.prompt[index % len(engine_request.prompt)]

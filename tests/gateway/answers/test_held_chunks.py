@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.protocol import Receipt, SamplingParams
+from engine.protocol import GenerateRequest, Receipt, SamplingParams
 from gateway.answers.deadlines import Deadlines
 from gateway.answers.delivery import Delivery
 from gateway.answers.surface import ResponseInfo
@@ -25,7 +25,7 @@ from gateway.formats.chat.response import ChatSurface
 from gateway.formats.completions.response import CompletionsSurface
 from gateway.formats.messages.response import MessagesSurface
 from gateway.formats.responses.response import ResponsesSurface
-from gateway.request.engine import Chunk, EngineRequest, Job, Mailbox
+from gateway.request.engine import Chunk, Job, Mailbox
 from gateway.request.inference import InferenceRequest
 from gateway.screening.tenant_moderator import ChoiceGuard, GuardedResponse
 from moderation.classifiers.load import load_classifier
@@ -129,7 +129,7 @@ class Run:
             include_usage=True,
             extra=EXTRA if surface.route == "/v1/responses" else {},
         )
-        self.job = Job(EngineRequest("r", "t", [1] * 7, SamplingParams(5_000)), self.request)
+        self.job = Job(GenerateRequest("r", "t", [1] * 7, SamplingParams(5_000)), self.request)
         self.parser: ResponseParser | None = None
         self.mailbox = kind("r", lambda _: self.parser.abort() if self.parser else None)
         self.parser = ResponseParser("e", self.job, self.mailbox, lambda _: None)

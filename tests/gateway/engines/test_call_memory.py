@@ -8,10 +8,10 @@ import weakref
 
 import pytest
 
-from engine.protocol import SamplingParams
+from engine.protocol import GenerateRequest, SamplingParams
 from gateway.engines.http_pool import HttpPool
 from gateway.engines.openai_response import ResponseParser
-from gateway.request.engine import EngineRequest, Job, Mailbox
+from gateway.request.engine import Job, Mailbox
 from gateway.request.inference import InferenceRequest
 from tests.gateway.engines.test_http_calls import against, read
 
@@ -56,7 +56,7 @@ async def _ended_call(
 ) -> tuple[weakref.ref[ResponseParser], Mailbox]:
     messages = [{"role": "user", "content": "Hi"}]
     request = InferenceRequest("/v1/chat/completions", "m", messages=messages)
-    job = Job(EngineRequest("r", "t", [1] * 7, SamplingParams(500)), request)
+    job = Job(GenerateRequest("r", "t", [1] * 7, SamplingParams(500)), request)
     over = asyncio.Event()
     mailbox = Mailbox("r", lambda _: None)
     parser = ResponseParser("e", job, mailbox, lambda _: over.set())

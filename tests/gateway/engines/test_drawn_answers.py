@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from engine.protocol import SamplingParams
+from engine.protocol import GenerateRequest, SamplingParams
 from gateway.answers.choices import ChoiceOutput
 from gateway.answers.reasoning import reader_for
 from gateway.engines.openai_response import ResponseParser
-from gateway.request.engine import EngineRequest, Job, Mailbox
+from gateway.request.engine import Job, Mailbox
 from gateway.request.inference import InferenceRequest
 from tests.gateway.drawn_answers import TOOLS, Drawn, draw
 
@@ -24,7 +24,7 @@ async def output_of(reads: list[bytes], content_type: str, tools: Any = TOOLS) -
         stream=content_type == "text/event-stream",
         tools=tools,
     )
-    job = Job(EngineRequest("r", "t", [1] * 7, SamplingParams(500)), request)
+    job = Job(GenerateRequest("r", "t", [1] * 7, SamplingParams(500)), request)
     mailbox = Mailbox("r", lambda _: None)
     parser = ResponseParser("e", job, mailbox, lambda _: None)
     parser.on_headers(200, content_type)

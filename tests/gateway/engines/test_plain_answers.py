@@ -7,10 +7,10 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.protocol import SamplingParams
+from engine.protocol import GenerateRequest, SamplingParams
 from gateway.engines.openai_response import ResponseParser
 from gateway.engines.upstream_usage import UpstreamReceipt
-from gateway.request.engine import EngineRequest, Job, Mailbox
+from gateway.request.engine import Job, Mailbox
 from gateway.request.inference import InferenceRequest
 from tests.gateway.engines.test_plain_events import TEXT, USAGE
 
@@ -58,7 +58,7 @@ def taken(kind: type[ResponseParser], body: str, *, counts: bool) -> tuple[Any, 
     """(chunks, receipt, error, request ids that were closed)."""
     messages = [{"role": "user", "content": "Hi"}]
     request = InferenceRequest("/v1/chat/completions", "m", messages=messages)
-    job = Job(EngineRequest("r", "t", [1] * 7, SamplingParams(500)), request)
+    job = Job(GenerateRequest("r", "t", [1] * 7, SamplingParams(500)), request)
     closed: list[str] = []
     mailbox = Mailbox("r", lambda _: None)
     parser = kind("e", job, mailbox, closed.append, len if counts else None)

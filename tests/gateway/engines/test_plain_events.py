@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from core.errors import TollhouseError
-from engine.protocol import Receipt, SamplingParams
+from engine.protocol import GenerateRequest, Receipt, SamplingParams
 from gateway.engines.openai_response import ResponseParser
-from gateway.request.engine import EngineRequest, Job, Mailbox, TextChunk
+from gateway.request.engine import Job, Mailbox, TextChunk
 from gateway.request.inference import InferenceRequest
 
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
@@ -112,7 +112,7 @@ def test_it_gives_what_the_general_parser_gives(
         n=2,
         tools=[TOOL] if tools else None,
     )
-    job = Job(EngineRequest("r", "t", [1] * 7, SamplingParams(500)), request)
+    job = Job(GenerateRequest("r", "t", [1] * 7, SamplingParams(500)), request)
     asked = [*lines, "[DONE]"] if done else lines
     assert outcome(ResponseParser, asked, reads, job) == outcome(GeneralParser, asked, reads, job)
 
@@ -124,7 +124,7 @@ async def test_pieces_that_arrive_together_are_one_chunk(
     """Of bounded size, and not with tools: the end of a call ends the choice."""
     messages = [{"role": "user", "content": "Hi"}]
     request = InferenceRequest("/v1/chat/completions", "m", messages=messages, tools=tools)
-    job = Job(EngineRequest("r", "t", [1], SamplingParams(500)), request)
+    job = Job(GenerateRequest("r", "t", [1], SamplingParams(500)), request)
     mailbox = Mailbox("r", lambda _: None)
     parser = ResponseParser("e", job, mailbox, lambda _: None)
     parser.on_headers(200, "text/event-stream")
@@ -138,7 +138,7 @@ async def test_pieces_that_arrive_together_are_one_chunk(
 def test_nothing_of_a_read_is_taken_after_its_client_left() -> None:
     """The first piece is passed on while the read is parsed, and tells that the client is gone."""
     request = InferenceRequest("/v1/chat/completions", "m", messages=[])
-    job = Job(EngineRequest("r", "t", [1], SamplingParams(500)), request)
+    job = Job(GenerateRequest("r", "t", [1], SamplingParams(500)), request)
     mailbox = Mailbox("r", lambda _: None)
     parser = ResponseParser("e", job, mailbox, lambda _: None)
     put = mailbox.put_text
@@ -176,7 +176,7 @@ async def _streamed(kind: type[ResponseParser], reads: list[bytes]) -> tuple[Any
     mailbox = Mailbox("r", lambda _: None)
     messages = [{"role": "user", "content": "Hi"}]
     request = InferenceRequest("/v1/chat/completions", "m", messages=messages, stream=True)
-    job = Job(EngineRequest("r", "t", [1] * 7, SamplingParams(100_000)), request)
+    job = Job(GenerateRequest("r", "t", [1] * 7, SamplingParams(100_000)), request)
     parser = kind("e", job, mailbox, lambda _: None)
     parser.on_headers(200, "text/event-stream")
     for read in reads:

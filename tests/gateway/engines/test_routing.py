@@ -17,7 +17,7 @@ from core.events import OpenedRequest, UsageKind
 from engine.config import EngineConfig
 from engine.demo.paths import MODEL_DIR
 from engine.loop import Engine
-from engine.protocol import KvEvent, SamplingParams
+from engine.protocol import GenerateRequest, KvEvent, SamplingParams
 from engine.runners.fake import FakeRunner
 from gateway.catalog.catalog import ServedModel, Target
 from gateway.catalog.codec.tokenizing import load_codec
@@ -30,7 +30,7 @@ from gateway.engines.routing.router import Query, Router
 from gateway.metering.meter import Meter, MeterServices
 from gateway.metering.spool import Spool, SpoolFile
 from gateway.prompts.prompt import Prompt
-from gateway.request.engine import EngineRequest, Job
+from gateway.request.engine import Job
 from gateway.request.inference import InferenceRequest
 from tests.gateway.deployment import MODEL, Deployment, running_deployment
 
@@ -170,7 +170,7 @@ def test_block_keys_are_those_of_the_engine() -> None:
     dice = random.Random(2)
     for length, tenant in ((500, "t1"), (100, "t2")):
         prompt = [*prefix, *(dice.randrange(3, 250) for _ in range(length))]
-        request = EngineRequest(f"r{length}", tenant, prompt, SamplingParams(1, temperature=0.0))
+        request = GenerateRequest(f"r{length}", tenant, prompt, SamplingParams(1, temperature=0.0))
         engine.submit(request, "gateway")
         while engine.busy:
             engine.step()
@@ -246,7 +246,7 @@ async def test_a_request_that_moved_is_settled_by_the_engine_that_had_it_last(
     assert kept.engine_id == "right"
     for engine in (left, right):
         sampling = SamplingParams(3, ignore_eos=True)
-        request = EngineRequest("req_1", "org", list(range(5, 25)), sampling)
+        request = GenerateRequest("req_1", "org", list(range(5, 25)), sampling)
         await (await engine.generate(Job(request, InferenceRequest("r", MODEL)))).ended(10)
     left.receipts_given["req_1"] = replace(left.receipts_given["req_1"], generated=99)
     left._receipts["req_1"] = left.receipts_given["req_1"]

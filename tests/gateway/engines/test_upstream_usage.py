@@ -17,14 +17,14 @@ from msgspec import structs
 from core.errors import TollhouseError
 from core.events import CountedBy
 from engine.demo.paths import MODEL_DIR
-from engine.protocol import FinishReason, Receipt, SamplingParams
+from engine.protocol import FinishReason, GenerateRequest, Receipt, SamplingParams
 from gateway.answers.choices import ChoiceOutput
 from gateway.answers.chunks import group_chunks
 from gateway.catalog.codec.tokenizing import load_codec
 from gateway.engines.openai_response import ResponseParser
 from gateway.engines.upstream_usage import UpstreamReceipt, UsageCounter
 from gateway.metering.meter import Ending, counts_of
-from gateway.request.engine import Chunk, EngineRequest, Job, Mailbox, TextChunk
+from gateway.request.engine import Chunk, Job, Mailbox, TextChunk
 from gateway.request.inference import InferenceRequest
 from tests.gateway.deployment import MODEL, Deployment, running_deployment
 from tests.gateway.fake_upstream import Server, upstream
@@ -45,7 +45,7 @@ def a_job(*, stream: bool, n: int = 1, max_tokens: int = 500) -> Job:
         stream=stream,
         n=n,
     )
-    return Job(EngineRequest("r", "t", [1] * 7, SamplingParams(max_tokens)), request)
+    return Job(GenerateRequest("r", "t", [1] * 7, SamplingParams(max_tokens)), request)
 
 
 def event(text: str, reason: str | None = None, usage: Any = None, **delta: Any) -> dict[str, Any]:
@@ -326,7 +326,7 @@ async def test_events_that_came_before_the_end_are_all_counted(ending: str) -> N
 
 def test_embeddings_have_no_output_whatever_the_report_says() -> None:
     request = InferenceRequest("/v1/embeddings", "m", inputs=["a gate"])
-    job = Job(EngineRequest("r", "t", [1] * 7, SamplingParams(max_tokens=1)), request)
+    job = Job(GenerateRequest("r", "t", [1] * 7, SamplingParams(max_tokens=1)), request)
     body = {"data": [{"index": 0, "embedding": [0.5]}], "usage": usage(9, 4)}
     pieces = [json.dumps(body).encode()]
     billed, waived, receipt = asyncio.run(

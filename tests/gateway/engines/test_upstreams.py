@@ -20,7 +20,7 @@ from core.counters_redis import RedisCounters
 from core.errors import SettingError, TollhouseError
 from core.settings import Settings
 from engine.demo.paths import MODEL_DIR
-from engine.protocol import SamplingParams
+from engine.protocol import GenerateRequest, SamplingParams
 from gateway.answers import delivery
 from gateway.catalog.upstreams import Upstream, read_upstreams
 from gateway.engines.clients import make_engines
@@ -28,7 +28,7 @@ from gateway.engines.openai import OpenAIEngine
 from gateway.engines.openai_body import lora_name, upstream_body
 from gateway.engines.openai_stats import stats_of
 from gateway.engines.upstream_limits import UpstreamLimits
-from gateway.request.engine import EngineRequest, Job
+from gateway.request.engine import Job
 from gateway.request.inference import InferenceRequest
 from tests.conftest import REDIS, need_redis
 from tests.contracts.redis_keys import forget, new_prefix
@@ -295,7 +295,7 @@ def job(name: str, namespace: str = "t1", adapter: str | None = None, **more: An
     asked = InferenceRequest(
         "/v1/chat/completions", "m", messages=[{"role": "user", "content": "Hi"}], **more
     )
-    return Job(EngineRequest(name, namespace, [1], SamplingParams(2), adapter), asked)
+    return Job(GenerateRequest(name, namespace, [1], SamplingParams(2), adapter), asked)
 
 
 async def test_adapters_are_loaded_by_its_endpoints_under_their_weights_name() -> None:

@@ -14,12 +14,12 @@ from openai import OpenAI
 from core.clock import FakeClock
 from core.errors import Unavailable
 from core.events import OpenedRequest, SettledBy, UsageEvent, UsageKind, engine_request_ids
-from engine.protocol import SamplingParams
+from engine.protocol import GenerateRequest, SamplingParams
 from gateway.engines.fake import FakeEngine
 from gateway.engines.routing.router import Router
 from gateway.metering.recovery import Recovery
 from gateway.metering.spool import Spool, SpoolFile
-from gateway.request.engine import EngineRequest, Generation, Job, Mailbox
+from gateway.request.engine import Generation, Job, Mailbox
 from gateway.request.inference import InferenceRequest
 from tests.gateway.deployment import MODEL, Deployment, running_deployment
 from tests.gateway.metering.test_spool import Books
@@ -197,7 +197,7 @@ async def test_after_a_crash_the_sum_of_the_engines_receipts_is_billed(tmp_path:
     spool.file.close()
     for size, name in enumerate(opened.engine_request_ids[:2], 5):  # the third never reached it
         sampling = SamplingParams(3, ignore_eos=True)
-        request = EngineRequest(name, "org", list(range(5, 5 + size)), sampling)
+        request = GenerateRequest(name, "org", list(range(5, 5 + size)), sampling)
         await (await engine.generate(Job(request, InferenceRequest("r", MODEL)))).ended(10)
     books, told = Books(), []
 
