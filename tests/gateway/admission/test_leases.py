@@ -314,16 +314,9 @@ def test_a_small_request_is_not_held() -> None:
     assert limited.hold_for_large(ctx) is nullcontext  # type: ignore[arg-type]
 
 
-def test_a_plan_is_reduced_once_and_the_reduced_plans_are_bounded(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(request_rate, "_reduced", {})
-    monkeypatch.setattr(request_rate, "_MAX_PLANS", 2)
-    plans = [rate(number)[1].plan for number in (1, 2, 3)]
-    reduced = request_rate._requests_only(plans[0])
+def test_a_plan_is_reduced_once() -> None:
+    plan = rate(1)[1].plan
+    reduced = request_rate._requests_only(plan)
     assert [rule.unit for rule in reduced.rules] == [Unit.REQUESTS]
-    assert request_rate._requests_only(plans[0]) is reduced
+    assert request_rate._requests_only(plan) is reduced
     assert request_rate._requests_only(reduced) is reduced
-    assert len(request_rate._reduced) == 2
-    request_rate._requests_only(plans[2])
-    assert len(request_rate._reduced) == 1
