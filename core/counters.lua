@@ -105,10 +105,6 @@ end
 -- Returns spent, held, seeded. Without `seeded`, what was spent before this data began is unknown.
 local function money(raw)
   if not raw then return 0, 0, 0 end
-  if #raw == 16 then -- written by an older version
-    local spent, held = unpacked('<dd', raw)
-    return spent, held, 1
-  end
   return unpacked('<ddd', raw)
 end
 
@@ -169,7 +165,7 @@ local function give_back(caps, held)
 end
 
 -- An expired lease returns its slots and the amounts above `keep`, and its money too unless it is
--- kept. The state is missing in records of older versions, which kept all.
+-- kept.
 local function sweep()
   local due = call('ZRANGEBYSCORE', base .. ':l', '-inf', now_text, 'LIMIT', '0', SWEEP)
   for _, id in ipairs(due) do
@@ -183,7 +179,7 @@ local function sweep()
         for index, take in ipairs(args[3]) do kept[index] = math.min(take[5], take[4]) end
         change(args[3], kept, {})
       end
-      if held ~= 0 and (state == KEPT or not state) then
+      if held ~= 0 and state == KEPT then
         save(id, cmsgpack.pack(args, held, answer, LATE))
         enter(base .. ':l', id, KEPT_MS, 2)
       else

@@ -5,9 +5,6 @@ from enum import StrEnum
 from operator import attrgetter
 
 from msgspec import Struct
-from msgspec.structs import force_setattr
-
-OLD_OPERATOR = "house"  # the value of `paid_by` for the operator in records of older versions
 
 
 class UsageKind(StrEnum):
@@ -119,8 +116,6 @@ class UsageEvent(Struct, frozen=True):
     units: int = 0  # seconds, characters or images, by kind
 
     def __post_init__(self) -> None:
-        if self.paid_by == OLD_OPERATOR:  # from a spool that an older version wrote
-            force_setattr(self, "paid_by", "operator")
         counts = _counts_of(self)
         if set(map(type, counts)) != _INTEGERS or min(counts) < 0:
             wrong = [each for each in counts if type(each) is not int or each < 0]

@@ -77,7 +77,7 @@ class Explored:
 
 
 def read_query(request: Request, today: date, usual_days: int, sees_costs: bool) -> Explored:
-    """`q` of the URL. Links of older versions give `from`, `to` and `show` instead."""
+    """`q` of the URL, and `from`, `to` and `show` as terms of it."""
     query = parse(text_of(request))
     if not sees_costs and any(term.field == "cost" for term in query.terms):
         raise BadRequest(
@@ -89,11 +89,11 @@ def read_query(request: Request, today: date, usual_days: int, sees_costs: bool)
 def text_of(request: Request) -> str:
     asked = request.query_params
     shown = {"failed": "status:5xx", "refused": "status:4xx"}.get(asked.get("show", ""), "")
-    days = [f"{field}:{asked[name]}" for name, field in _OLD.items() if asked.get(name, "").strip()]
+    days = [f"{field}:{asked[name]}" for name, field in _TERMS.items() if asked.get(name, "").strip()]
     return " ".join(part for part in (asked.get("q", "").strip(), shown, *days) if part)
 
 
-_OLD = {"from": "since", "to": "until"}
+_TERMS = {"from": "since", "to": "until"}
 
 
 def address(request: Request, **changes: str) -> str:

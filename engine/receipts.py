@@ -165,10 +165,7 @@ def read_receipts(path: Path) -> Iterator[Receipt]:
 
 def _records(path: Path) -> Iterator[dict[str, Any]]:
     for line in whole_lines(path):
-        try:
-            yield json.loads(line)
-        except ValueError:
-            continue  # of an earlier version: behind a line that a full disk had torn
+        yield json.loads(line)
 
 
 def _receipt_line(kept: _Kept) -> bytes:

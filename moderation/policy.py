@@ -15,7 +15,6 @@ from math import inf
 from types import MappingProxyType
 from typing import Any, Self
 
-from core.events import OLD_OPERATOR
 from moderation.defaults import DEFAULT_ANNOTATE_AT, DEFAULT_BLOCK_AT
 from moderation.entities import entity_matchers
 from moderation.patterns import DEFAULT_MATCH_LENGTH, PatternMatcher
@@ -53,10 +52,6 @@ class Stage(StrEnum):
 class Payer(StrEnum):
     TENANT = "tenant"
     OPERATOR = "operator"
-
-    @classmethod
-    def _missing_(cls, value: object) -> "Payer | None":
-        return cls.OPERATOR if value == OLD_OPERATOR else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,9 +237,7 @@ class Policy:
 
     @cached_property
     def version(self) -> str:
-        from moderation.policy_document import digest_form
-
-        canonical = json.dumps(digest_form(self), sort_keys=True, separators=(",", ":"))
+        canonical = json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"))
         return "pol_" + hashlib.sha256(canonical.encode()).hexdigest()[:16]
 
     @classmethod

@@ -5,7 +5,6 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from core.events import OLD_OPERATOR
 from moderation.categories import ENTITY_KINDS, RETIRED_ENTITY_KINDS, SCORED
 from moderation.errors import BadPolicy
 from moderation.patterns import DEFAULT_MATCH_LENGTH, MAX_MATCH_LENGTH, compile_pattern
@@ -55,15 +54,6 @@ def to_dict(policy: Policy) -> dict[str, Any]:
         "second_stage": _slots_to_dict(policy.second_stage),
         "strikes": _slots_to_dict(policy.strikes),
     }
-
-
-def digest_form(policy: Policy) -> dict[str, Any]:
-    """The document as the version digests it: stored versions digest the operator as `house`."""
-    document = to_dict(policy)
-    for name in ("blocked_input_paid_by", "cut_output_paid_by"):
-        if document[name] == Payer.OPERATOR:
-            document[name] = OLD_OPERATOR
-    return document
 
 
 def _slots_to_dict(value: SecondStage | StrikeRule | None) -> dict[str, Any] | None:

@@ -26,7 +26,6 @@ from core.database import Database
 
 HORIZON = timedelta(days=60)  # late usage of older hours is not reported
 OLDEST = timedelta(days=34)  # Stripe accepts 35
-_START = "start"
 _H = HourlyUsage
 METERS = {
     "tollhouse_requests": _H.requests,
@@ -167,7 +166,6 @@ def _reported(session: Session, provider: str, tenant_id: str) -> _Counts:
             PaymentCommand.provider == provider,
             PaymentCommand.tenant_id == tenant_id,
             PaymentCommand.kind == commands.USAGE,
-            PaymentCommand.subject_id != _START,  # of earlier versions
         )
     )
     for subject, payload in rows:

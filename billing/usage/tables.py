@@ -10,28 +10,15 @@ from sqlalchemy import (
     SmallInteger,
     String,
     Text,
-    TypeDecorator,
     text,
 )
-from sqlalchemy.engine import Dialect
 from sqlalchemy.orm import Mapped, mapped_column
 
 from billing.columns import CURRENCY, ID, NAME, ORDERED_ID, Amounts, Quantities
 from core import lengths
 from core.database import Base, BigKey, Json, Units, UtcDateTime
-from core.events import OLD_OPERATOR
 
 WRONG = text("status >= 400")
-
-
-class PaidBy(TypeDecorator[str]):
-    """`tenant` or `operator`; rows of older versions hold the operator's old value."""
-
-    impl = String(lengths.PAID_BY)
-    cache_ok = True
-
-    def process_result_value(self, value: str | None, dialect: Dialect) -> str | None:
-        return "operator" if value == OLD_OPERATOR else value
 
 
 class UsageBatch(Base):
@@ -114,7 +101,7 @@ class UsageEventRow(Base):
     truncated: Mapped[str | None] = mapped_column(String(lengths.TRUNCATED))
     batch_job: Mapped[str | None] = mapped_column(ID)
     routed: Mapped[str | None] = mapped_column(String(lengths.ROUTED))
-    paid_by: Mapped[str | None] = mapped_column(PaidBy)
+    paid_by: Mapped[str | None] = mapped_column(String(lengths.PAID_BY))  # tenant or operator
     counted_by: Mapped[str | None] = mapped_column(String(lengths.COUNTED_BY))
     busy_us: Mapped[int] = mapped_column(BigInteger, server_default="0")
     units: Mapped[int] = mapped_column(BigInteger, server_default="0")

@@ -34,8 +34,7 @@ def changed_since(session: Session, epoch: int) -> set[str] | None:
     """The tenants that changed after `epoch`; None for all of them."""
     query = select(Epoch.name).where(Epoch.number > epoch, Epoch.name != _NAME)
     names = set(session.scalars(query))
-    # A gateway of an older version increments the counter alone.
-    return None if _ALL in names or not names else names
+    return None if _ALL in names else names
 
 
 def _increment(session: Session) -> int:

@@ -22,7 +22,7 @@ from engine.protocol import (
     StepOutput,
 )
 
-VERSION = 6  # 6: engines say what they begin with, in a message that older gateways do not know
+VERSION = 1
 
 
 # From a gateway.

@@ -15,8 +15,7 @@ RECEIPT = "receipt"
 OPENED = "opened"  # of a parked record: an open request that cannot be settled
 OPERATION = "operation"  # of a parked operation of the log that is not a row of the outbox
 opened_decoder = msgspec.msgpack.Decoder(OpenedRequest)
-# Files of earlier versions have the receipt next to the event.
-_settled = msgspec.msgpack.Decoder(tuple[UsageEvent, EngineCount | None])
+_usage = msgspec.msgpack.Decoder(UsageEvent)
 _receipt = msgspec.msgpack.Decoder(EngineCount)
 _moderation = msgspec.msgpack.Decoder(list[ModerationEvent])
 _line = msgspec.msgpack.Decoder(tuple[str, LineResult])
@@ -36,11 +35,9 @@ class OutboxBatch:
 
 def decode_outbox(rows: Sequence[OutboxRow]) -> OutboxBatch:
     """Raises ValueError if a record cannot be read."""
-    settled = [_settled.decode(body) for _, topic, body in rows if topic == USAGE]
     return OutboxBatch(
-        usage=[event for event, _ in settled],
-        receipts=[receipt for _, receipt in settled if receipt is not None]
-        + [_receipt.decode(body) for _, topic, body in rows if topic == RECEIPT],
+        usage=[_usage.decode(body) for _, topic, body in rows if topic == USAGE],
+        receipts=[_receipt.decode(body) for _, topic, body in rows if topic == RECEIPT],
         moderation=[
             event
             for _, topic, body in rows
@@ -55,7 +52,7 @@ def request_id_of(topic: str, body: bytes) -> str:
     """The request of a record, or "" if it has none or cannot be read."""
     try:
         if topic == USAGE:
-            return _settled.decode(body)[0].request_id
+            return _usage.decode(body).request_id
         if topic == OPENED:
             return opened_decoder.decode(body).request_id
         if topic == RECEIPT:

@@ -134,7 +134,7 @@ def update_opened(record: OpenedRequest) -> Statement:
 def move_to_outbox(event: UsageEvent) -> list[Statement]:
     return [
         _delete_opened(event.request_id),
-        _insert_outbox(USAGE, (event, None)),
+        _insert_outbox(USAGE, event),
     ]
 
 

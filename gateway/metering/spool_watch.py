@@ -151,11 +151,8 @@ def _has_row(connection: sqlite3.Connection, seq: int) -> bool:
 
 
 def _folded(connection: sqlite3.Connection) -> int:
-    """The number of the last log that the tables have; 0 in a file of an earlier version."""
-    try:
-        [(number,)] = connection.execute("select log from folded")
-    except sqlite3.OperationalError:
-        return 0
+    """The number of the last log that the tables have."""
+    [(number,)] = connection.execute("select log from folded")
     return int(number)
 
 

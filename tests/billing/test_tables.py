@@ -8,9 +8,7 @@ from sqlalchemy import Dialect, Inspector, Table, UniqueConstraint, inspect
 from sqlalchemy.orm import Mapper
 
 from billing.subscriptions.tables import Subscription
-from billing.usage.tables import PaidBy
 from core.database import Base, Database
-from core.events import OLD_OPERATOR
 
 # What a new row holds where nothing is said, unless that is 0, False, "" or an empty collection.
 DEFAULTS = {
@@ -108,6 +106,3 @@ def test_columns_keys_and_indices_are_those_that_the_migrations_made(
     start, trial = datetime(2026, 1, 1, tzinfo=UTC), datetime(2026, 1, 15, tzinfo=UTC)
     assert Subscription(starts_at=start).fees_from == start
     assert Subscription(starts_at=start, billed_from=trial).fees_from == trial
-    payers = (OLD_OPERATOR, "operator", "tenant", None)
-    read = [PaidBy().process_result_value(each, dialect) for each in payers]
-    assert read == ["operator", "operator", "tenant", None]

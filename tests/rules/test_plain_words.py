@@ -39,12 +39,8 @@ OLD_VALUES = {
     "billing/accounts/accounts.py": (
         'DEFAULT_SELLER_ID = "house"',
     ),  # final invoices are frozen with it
-    "core/events.py": ('OLD_OPERATOR = "house"',),
-    "moderation/policy_document.py": ("as `house`",),
-    "tests/billing/audit/test_old_records.py": ("house",),
     "tests/dashboards/test_revenue.py": ('seller_id="house"',),
     "tests/migrations/test_schema.py": ("usage_house_daily",),
-    "tests/moderation/test_payers.py": ("house",),
 }
 
 

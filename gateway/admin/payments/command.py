@@ -135,8 +135,6 @@ def _sync(arguments: argparse.Namespace) -> int:
             "events_parked": applied.parked,
             "found_without_event": recovered,
             "cases_closed": settled,
-            "told": pushed.done,  # the old name of commands_sent
-            "to_tell_later": pushed.later,  # the old name of commands_waiting
         }
         show(report, as_json=arguments.json, title=provider.name)
     return 1 if pushed.refused or applied.parked else 0

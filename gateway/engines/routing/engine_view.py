@@ -72,7 +72,6 @@ class EngineView:
             rows.append(
                 {"engine": replica.name, "models": models, **_status(replica), **load}
                 | {"in_flight": replica.under_way, "adapters": len(replica.client.adapters())}
-                | {"under_way": replica.under_way}  # the old name of in_flight
                 | {"indexed_blocks": self._router.index.blocks(replica.name)}
             )
         return rows

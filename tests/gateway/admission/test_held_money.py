@@ -44,8 +44,8 @@ def change_held(counters: Counters, nano: int) -> None:
         return
     assert isinstance(counters, RedisCounters)
     script = """
-        local spent, held = struct.unpack('<dd', redis.call('GET', KEYS[1]))
-        redis.call('SET', KEYS[1], struct.pack('<dd', spent, held + tonumber(ARGV[1])))
+        local spent, held, seeded = struct.unpack('<ddd', redis.call('GET', KEYS[1]))
+        redis.call('SET', KEYS[1], struct.pack('<ddd', spent, held + tonumber(ARGV[1]), seeded))
     """
     key = f"{{{counters._prefix}:org}}:c:m"
     redis.Redis.from_url(REDIS, socket_timeout=10).eval(script, 1, key, str(nano))
@@ -163,7 +163,7 @@ def test_the_command_exits_1_on_held_money_without_a_reservation(
     client = redis.Redis.from_url(REDIS, socket_timeout=10)
     try:
         client.eval(
-            "redis.call('SET', KEYS[1], struct.pack('<dd', 0, 500), 'PX', '60000')", 1, name
+            "redis.call('SET', KEYS[1], struct.pack('<ddd', 0, 500, 1), 'PX', '60000')", 1, name
         )
         assert main(["audit", "--json"]) == 1
         (found,) = json.loads(capsys.readouterr().out)["differences"]
