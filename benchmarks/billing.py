@@ -27,9 +27,8 @@ import psycopg
 from benchmarks.billing_data import DAYS, fill_history, make_events, tidy
 from benchmarks.billing_workers import WORKERS, alone_and_together, rating_workers
 from benchmarks.report import figure, progress
-from billing.exports.focus import focus_rows
-from billing.exports.focus_columns import COLUMNS
-from billing.exports.formats import Format, encode
+from billing.exports.encoding import export_of, rows_of
+from billing.exports.formats import Format, Row, encode
 from billing.exports.subjects import Period
 from billing.invoicing import invoice_run
 from billing.pricing import prices
@@ -219,21 +218,20 @@ def invoices(bench: Bench) -> float:
     return spent
 
 
-def focus_export(bench: Bench, most_rows: int = 200_000) -> tuple[float, int]:
-    """Rows a second of a FOCUS file in CSV over all tenants, and rows written."""
-    rows = 0
+def focus_export(bench: Bench, form: Format = Format.CSV) -> tuple[float, int]:
+    """Rows a second of a FOCUS file over all tenants, and rows written."""
+    rows, export = 0, export_of("focus")
+    period = Period(START, START + timedelta(days=31))
     began = time.perf_counter()
     with bench.database.read() as session:
 
-        def _counted_rows() -> Iterator[object]:
+        def _counted_rows() -> Iterator[Row]:
             nonlocal rows
-            for row in focus_rows(session, None, Period(START, START + timedelta(days=31))):
+            for row in rows_of(session, export, None, period):
                 rows += 1
                 yield row
-                if rows == most_rows:
-                    return
 
-        for _ in encode(_counted_rows(), COLUMNS, Format.CSV):  # type: ignore[arg-type]
+        for _ in encode(_counted_rows(), export.columns, form):
             pass
     return rows / (time.perf_counter() - began), rows
 

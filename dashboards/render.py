@@ -98,6 +98,7 @@ NOTICES = {
     "endpoint-removed": "The endpoint was removed. No more messages are sent to it.",
     "test-sent": "A test message is queued. The list below shows the result.",
     "schedule-made": "The schedule is active. The first file is written when the current period ends.",
+    "schedule-change": "The schedule writes this FOCUS dataset from its next file on.",
     "schedule-pause": "The schedule is paused.",
     "schedule-resume": "The schedule is active again, from the current period on.",
     "schedule-end": "The schedule was deleted. Its files were kept.",

@@ -18,7 +18,7 @@ import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
 
-from billing.exports.encoding import chunks_of
+from billing.exports.encoding import chunks_of, export_of
 from billing.exports.formats import Format
 from billing.exports.subjects import Period
 from billing.invoicing import invoice_run
@@ -65,7 +65,7 @@ def exported(folder: Path) -> list[Path]:
     for form in (Format.CSV, Format.PARQUET):
         file = folder / f"focus.{form.value}"
         with database.read() as session, file.open("wb") as out:
-            out.writelines(chunks_of(session, "focus", form, None, _YEAR))
+            out.writelines(chunks_of(session, export_of("focus", "1.2"), form, None, _YEAR))
         files.append(file)
     database.close()
     return files

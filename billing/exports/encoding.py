@@ -1,37 +1,78 @@
 """An export as chunks of a file, for commands, the API and schedules."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from sqlalchemy.orm import Session
 
-from billing.exports.focus import focus_rows
-from billing.exports.focus_columns import COLUMNS as FOCUS_COLUMNS
+from billing.exports.focus.documents import Window
+from billing.exports.focus.rows import rows_of as focus_rows_of
+from billing.exports.focus.tables import FocusTable, choose
 from billing.exports.formats import Column, Format, Row, encode
 from billing.exports.subjects import SUBJECTS, Period, Subject
 from core.errors import BadRequest
 from core.extras import require
 from core.tenants.scope import TenantScope
 
-NAMES = (*SUBJECTS, "focus")
+FOCUS = "focus"
+NAMES = (*SUBJECTS, FOCUS)
 
 
-def columns_of(what: str) -> tuple[Column, ...]:
-    return FOCUS_COLUMNS if what == "focus" else _subject(what).columns
+@dataclass(frozen=True, slots=True)
+class Export:
+    """A subject, or a table of FOCUS."""
+
+    what: str
+    table: FocusTable | None = None
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        return self.table.written if self.table is not None else _subject(self.what).columns
+
+    @property
+    def stem(self) -> str:
+        """What names of its files begin with."""
+        if self.table is None:
+            return self.what
+        return f"{self.what}-{self.table.version}-{self.table.dataset}"
+
+
+def export_of(
+    what: str, version: str = "", dataset: str = "", columns: Sequence[str] = ()
+) -> Export:
+    """BadRequest for an unknown name, and for a FOCUS version, dataset or column that does not exist."""
+    check_name(what)
+    if what == FOCUS:
+        return Export(what, choose(version, dataset, columns))
+    given = {"focus_version": version, "dataset": dataset, "columns": columns}
+    for name, value in given.items():
+        if value:
+            raise BadRequest(
+                f"{name} is of FOCUS exports; this one is of {what}.",
+                next_step="Leave it out, or export focus.",
+                param=name,
+            )
+    return Export(what)
+
+
+def column_names(text: str) -> tuple[str, ...]:
+    """Names that are separated by commas."""
+    return tuple(each.strip() for each in text.split(",") if each.strip())
 
 
 def rows_of(
-    session: Session, what: str, scope: TenantScope | None, period: Period
+    session: Session, export: Export, scope: TenantScope | None, period: Period
 ) -> Iterator[Row]:
     """Rows of one tenant, or of all tenants without a scope."""
-    if what == "focus":
-        return focus_rows(session, scope, period)
-    return _subject(what).rows(session, scope, period)
+    if export.table is not None:
+        return focus_rows_of(session, export.table, scope, Window(period.start, period.end))
+    return _subject(export.what).rows(session, scope, period)
 
 
 def chunks_of(
-    session: Session, what: str, form: Format, scope: TenantScope | None, period: Period
+    session: Session, export: Export, form: Format, scope: TenantScope | None, period: Period
 ) -> Iterator[bytes]:
-    return encode(rows_of(session, what, scope, period), columns_of(what), form)
+    return encode(rows_of(session, export, scope, period), export.columns, form)
 
 
 def format_of(name: str) -> Format:

@@ -41,7 +41,9 @@ _MEDIA_TYPES = {
 class Kind(StrEnum):
     TEXT = "text"
     WHOLE = "whole"
-    DECIMAL = "decimal"  # a whole number in a column that readers expect to be decimal
+    DECIMAL = (
+        "decimal"  # in 10^-12; always with a decimal point, so that readers do not see a whole
+    )
     FLAG = "flag"
     UNITS = "units"  # picounits, written as a decimal of major units
     MOMENT = "moment"  # written in UTC as 2026-11-21T00:00:00Z
@@ -159,8 +161,7 @@ class _Sink(io.RawIOBase):
 def _parquet_values(values: Sequence[Any], kind: Kind) -> Sequence[Any]:
     if kind not in (Kind.UNITS, Kind.DECIMAL):
         return values
-    places = -12 if kind is Kind.UNITS else 0
-    return [None if value is None else Decimal(value).scaleb(places) for value in values]
+    return [None if value is None else Decimal(value).scaleb(-12) for value in values]
 
 
 def _moment(value: datetime) -> str:
@@ -173,6 +174,11 @@ def _guarded(value: Any) -> str:
     return "'" + text if text.startswith(_FORMULA) else text
 
 
+def _decimal(value: int) -> str:
+    text = decimal_of(value)
+    return text if "." in text else f"{text}.0"
+
+
 def _flag(value: Any) -> str:
     return "true" if value else "false"
 
@@ -180,7 +186,7 @@ def _flag(value: Any) -> str:
 _CSV_VALUES: dict[Kind, Callable[[Any], str]] = {
     Kind.TEXT: _guarded,
     Kind.WHOLE: str,
-    Kind.DECIMAL: "{}.0".format,
+    Kind.DECIMAL: _decimal,
     Kind.FLAG: _flag,
     Kind.UNITS: decimal_of,
     Kind.MOMENT: _moment,
@@ -188,7 +194,7 @@ _CSV_VALUES: dict[Kind, Callable[[Any], str]] = {
 _JSON_VALUES: dict[Kind, Callable[[Any], Any]] = {
     Kind.TEXT: str,
     Kind.WHOLE: int,
-    Kind.DECIMAL: int,
+    Kind.DECIMAL: _decimal,
     Kind.FLAG: bool,
     Kind.UNITS: decimal_of,
     Kind.MOMENT: _moment,

@@ -2,25 +2,30 @@
 
 A job is created in the transaction that advances its schedule, so none is missed or duplicated. Its
 file name is derived from its content, so a job that runs twice writes the same file. A job that keeps
-failing is parked with the reason until it is retried by hand.
+failing is parked with the reason until it is retried by hand. A job of FOCUS writes a file for each
+billing period that may have changed (`focus/delivery.py`).
 """
 
 import hashlib
 import logging
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 from sqlalchemy import Update, func, select, update
 from sqlalchemy.orm import Session
 
 from billing.accounts.accounts import ensure_account, lock_account
-from billing.exports.encoding import check_name, columns_of, format_of, rows_of
+from billing.exports.encoding import FOCUS, Export, export_of, format_of, rows_of
+from billing.exports.focus import delivery
+from billing.exports.focus.tables import FIRST_VERSION
 from billing.exports.formats import Format, Row, encode
 from billing.exports.subjects import Period
 from billing.exports.tables import ExportJob, ExportSchedule
+from billing.invoicing import invoice_run
 from billing.notices import webhooks
 from billing.stores import Store, own_folder
 from core.clock import Clock
@@ -46,7 +51,7 @@ def schedule(
     clock: Clock,
     store_of: StoreOf,
     *,
-    what: str,
+    what: str | Export,
     form: str,
     destination: str,
     every: str,
@@ -56,7 +61,7 @@ def schedule(
     """Create a schedule from the current day, week or month on. BadRequest if the destination is not
     writable.
     """
-    check_name(what)
+    export = export_of(what) if isinstance(what, str) else what
     format_of(form)
     if every not in EVERY:
         raise BadRequest(
@@ -80,10 +85,10 @@ def schedule(
     made = ExportSchedule(
         id=new_id("sched"),
         tenant_id=tenant_id,
-        what=what,
+        what=export.what,
         format=form,
         destination=destination,
-        options={"delay_hours": delay_hours},
+        options={"delay_hours": delay_hours, **_focus_options(export)},
         every=every,
         next_at=_after(_floor(now, every), every) + timedelta(hours=delay_hours),
         created_at=now,
@@ -99,7 +104,7 @@ def schedule_own(
     store_of: StoreOf,
     *,
     tenant_id: str,
-    what: str,
+    what: str | Export,
     form: str,
     destination: str,
     every: str,
@@ -162,6 +167,39 @@ def resume(which: ExportSchedule, now: datetime) -> None:
         which.next_at = _after(which.next_at - delay, which.every) + delay
 
 
+def change_table(which: ExportSchedule, export: Export) -> None:
+    """Write another FOCUS version, dataset or choice of columns from the next file on. Its files have
+    other names, and all periods since the schedule began are written again."""
+    if which.what != FOCUS or export.table is None:
+        raise BadRequest(
+            f"The schedule exports {which.what}, which has no FOCUS version.",
+            next_step="Create a schedule of focus.",
+            param="focus_version",
+        )
+    kept = {"delay_hours": which.options["delay_hours"]}
+    which.options = {**kept, **_focus_options(export)}
+
+
+def export_of_options(what: str, options: Mapping[str, Any]) -> Export:
+    """What a schedule or a job writes; those of FOCUS that name no version keep the first one."""
+    if what != FOCUS:
+        return export_of(what)
+    table = options.get(FOCUS) or {"version": FIRST_VERSION}
+    return export_of(
+        what, table["version"], table.get("dataset", ""), tuple(table.get("columns", ()))
+    )
+
+
+def _focus_options(export: Export) -> dict[str, Any]:
+    """`columns` only if some were chosen: another release may have more."""
+    if export.table is None:
+        return {}
+    chosen = {"version": export.table.version, "dataset": export.table.dataset}
+    whole = export_of(FOCUS, *chosen.values())
+    columns = {} if whole == export else {"columns": list(export.table.names)}
+    return {FOCUS: {**chosen, **columns}}
+
+
 def end(which: ExportSchedule, now: datetime) -> None:
     which.ended_at = now
 
@@ -199,7 +237,7 @@ def run_waiting(
             return done, failed
         try:
             _check_workers(claimed)
-            written = _write(database, claimed, store_of, scope_of)
+            written = _write(database, clock, claimed, store_of, scope_of)
         except Exception as error:
             log.warning("export %s failed: %s", claimed.id, _describe(error))
             with database.transaction() as session:
@@ -238,6 +276,7 @@ class _Written:
     size: int  # bytes
     sha256: str
     address: str
+    delivered: Mapping[str, Any] | None = None  # options of the schedule
 
 
 def _job(of: ExportSchedule, period: Period, now: datetime) -> ExportJob:
@@ -277,10 +316,21 @@ def _check_workers(claimed: ExportJob) -> None:
         )
 
 
-def _write(database: Database, job: ExportJob, store_of: StoreOf, scope_of: ScopeOf) -> _Written:
+def _write(
+    database: Database, clock: Clock, job: ExportJob, store_of: StoreOf, scope_of: ScopeOf
+) -> _Written:
+    scope = scope_of(job.tenant_id) if job.tenant_id else None
+    if job.what == FOCUS:
+        return _write_focus(database, clock, job, store_of, scope)
+    return _write_file(database, job, store_of, scope)
+
+
+def _write_file(
+    database: Database, job: ExportJob, store_of: StoreOf, scope: TenantScope | None
+) -> _Written:
     """Write to a temporary file first, so that the store gets a complete file or none."""
     form, rows = Format(job.format), 0
-    scope = scope_of(job.tenant_id) if job.tenant_id else None
+    export = export_of(job.what)
     digest = hashlib.sha256()
 
     def _counted(source: Iterator[Row]) -> Iterator[Row]:
@@ -292,14 +342,47 @@ def _write(database: Database, job: ExportJob, store_of: StoreOf, scope_of: Scop
     with tempfile.TemporaryDirectory(prefix="tollhouse-export-") as folder:
         path = Path(folder) / "export"
         with database.report(fresh=True) as session, path.open("wb") as file:
-            source = rows_of(session, job.what, scope, Period(job.starts_at, job.ends_at))
-            for chunk in encode(_counted(source), columns_of(job.what), form):
+            source = rows_of(session, export, scope, Period(job.starts_at, job.ends_at))
+            for chunk in encode(_counted(source), export.columns, form):
                 digest.update(chunk)
                 file.write(chunk)
         name = f"{job.what}-{job.tenant_id or 'all'}-{job.starts_at:%Y%m%d}-{job.ends_at:%Y%m%d}"
         put = store_of(job.destination).put
         address = put(f"{name}.{form.value}", path, form.media_type, digest.hexdigest())
         return _Written(rows, path.stat().st_size, digest.hexdigest(), address)
+
+
+def _write_focus(
+    database: Database,
+    clock: Clock,
+    job: ExportJob,
+    store_of: StoreOf,
+    scope: TenantScope | None,
+) -> _Written:
+    """The billing periods that may have changed; those that run are drafted as of now first."""
+    now = clock.now()
+    tenants = None if scope is None else [scope.tenant_id]
+    invoice_run.run(database, clock, tenants, final=False)
+    with database.read() as session:
+        found = session.get_one(ExportSchedule, job.schedule_id)
+        known, began = dict(found.options), found.created_at
+    table = export_of_options(job.what, known).table
+    assert table is not None
+    at = known.get("delivered_at")
+    wanted = delivery.Delivery(
+        table,
+        Format(job.format),
+        scope,
+        found.id,
+        began,
+        now,
+        datetime.fromisoformat(at) if at else None,
+        known.get("files", {}),
+    )
+    with database.report(fresh=True) as session:
+        done = delivery.deliver(session, wanted, store_of(job.destination).put)
+    kept = {"delivered_at": now.isoformat(), "files": done.files, FOCUS: known.get(FOCUS)}
+    return _Written(done.rows, done.size, done.sha256, done.address, kept)
 
 
 def _finish(session: Session, claimed: ExportJob, written: _Written, now: datetime) -> None:
@@ -314,8 +397,18 @@ def _finish(session: Session, claimed: ExportJob, written: _Written, now: dateti
     )
     if not _updated(session, done):
         return
+    _keep_delivered(session, claimed, written)
     _set_schedule_error(session, claimed, None)
     _notify(session, claimed, "export.done", now, rows=written.rows, sha256=written.sha256)
+
+
+def _keep_delivered(session: Session, job: ExportJob, written: _Written) -> None:
+    """What was delivered, unless the schedule writes another table by now."""
+    if written.delivered is None:
+        return
+    found = session.get(ExportSchedule, job.schedule_id, with_for_update=True)
+    if found is not None and found.options.get(FOCUS) == written.delivered[FOCUS]:
+        found.options = {**found.options, **written.delivered}
 
 
 def _fail(session: Session, claimed: ExportJob, reason: str, now: datetime) -> None:

@@ -2,14 +2,19 @@
 
 from typing import Any
 
+from billing.exports.schedules import export_of_options
 from billing.exports.tables import ExportJob, ExportSchedule
 
 
 def schedule_json(row: ExportSchedule) -> dict[str, Any]:
+    table = export_of_options(row.what, row.options).table
     return {
         "id": row.id,
         "tenant_id": row.tenant_id,
         "what": row.what,
+        "focus_version": table.version if table is not None else None,
+        "dataset": table.dataset if table is not None else None,
+        "columns": row.options.get("focus", {}).get("columns"),
         "format": row.format,
         "every": row.every,
         "delay_hours": row.options["delay_hours"],

@@ -42,6 +42,7 @@ from billing.taxes import tax_exemptions
 from billing.taxes.taxes import Buyer, Certificate, Tax, TaxRequest, TaxService
 from core.ids import INVOICE, derived_id
 from core.money import units_of_minor
+from core.tenants.models import Project, Tenant
 
 GRACE_HOURS = 24  # default without a plan
 TERMS_DAYS = 14  # default without a plan
@@ -219,6 +220,7 @@ class InvoiceBuilder:
             )
         }
         periods = {period.id: period for period in self.periods}
+        names = _names(self.session, {each.invoice.tenant_id for each in drafts})
         for each in drafts:
             plan = self.plan_of(periods[each.invoice.period_id])
             account = self.accounts[each.invoice.tenant_id]
@@ -228,6 +230,7 @@ class InvoiceBuilder:
             seller = rows[each.invoice.seller_id]
             before = self.issued_before(each.invoice)
             _make_final(each.invoice, seller, account, self.now, terms)
+            each.invoice.billed_to |= names.of(each)
             if before is not None and before.seller_id == seller.id:
                 _number_again(each.invoice, before, self.now)
             else:
@@ -356,6 +359,27 @@ def _make_final(
     invoice.status = FINAL
     if invoice.due_minor == 0:
         invoice.status, invoice.settled_at = PAID, now
+
+
+@dataclass(frozen=True, slots=True)
+class _Names:
+    tenants: dict[str, str]
+    projects: dict[str, str]
+
+    def of(self, draft: InvoiceDraft) -> dict[str, Any]:
+        """What exports go on to call the organisation and its projects, whatever they are named later."""
+        used = {line.project_id for line in draft.computed_lines} & self.projects.keys()
+        shown = self.tenants.get(draft.invoice.tenant_id, "")
+        return {"account": shown, "projects": {each: self.projects[each] for each in sorted(used)}}
+
+
+def _names(session: Session, tenant_ids: set[str]) -> _Names:
+    shown = select(Tenant.id, Tenant.display_name).where(Tenant.id.in_(tenant_ids))
+    projects = select(Project.id, Project.name).where(Project.tenant_id.in_(tenant_ids))
+    return _Names(
+        {row[0]: row[1] for row in session.execute(shown)},
+        {row[0]: row[1] for row in session.execute(projects)},
+    )
 
 
 def _number(invoice: Invoice, seller: Seller) -> None:

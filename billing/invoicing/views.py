@@ -40,7 +40,7 @@ def invoice_json(session: Session, invoice: Invoice) -> dict[str, Any]:
         "final_at": invoice.final_at.isoformat() if invoice.final_at else None,
         "due_at": invoice.due_at.isoformat() if invoice.due_at else None,
         "seller": invoice.issued_by or issuer(session.get_one(Seller, invoice.seller_id)),
-        "billed_to": invoice.billed_to or _account(session, invoice.tenant_id),
+        "billed_to": _buyer(invoice) or _account(session, invoice.tenant_id),
         "lines": shown,
         "by_project": _by_project(lines, currency, projects),
         "usage": _usage(lines),
@@ -151,6 +151,12 @@ def project_names(session: Session, ids: set[str]) -> dict[str, str]:
 def _tenant_name(session: Session, tenant_id: str) -> str:
     tenant = session.get(Tenant, tenant_id)
     return tenant.name if tenant else tenant_id
+
+
+def _buyer(invoice: Invoice) -> dict[str, Any]:
+    """As of when it became final, without the names that are for exports alone."""
+    kept = invoice.billed_to.items()
+    return {name: value for name, value in kept if name not in ("account", "projects")}
 
 
 def _account(session: Session, tenant_id: str) -> dict[str, Any]:

@@ -2,11 +2,13 @@
 
 from datetime import datetime
 
-from sqlalchemy import CheckConstraint, ForeignKey, Index, String, Text, UniqueConstraint
+from sqlalchemy import CheckConstraint, ForeignKey, Index, String, Text, UniqueConstraint, text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from billing.columns import CURRENCY, ID
 from core.database import Base, BigKey, Units, UtcDateTime
+
+_VOIDS = text("kind = 'void'")
 
 
 class LedgerAccount(Base):
@@ -30,7 +32,10 @@ class LedgerTransaction(Base):
     """Append-only. `reference` names the cause and is unique, so each cause is posted once."""
 
     __tablename__ = "ledger_transactions"
-    __table_args__ = (Index("ix_ledger_transactions_tenant_at", "tenant_id", "at"),)
+    __table_args__ = (
+        Index("ix_ledger_transactions_tenant_at", "tenant_id", "at"),
+        Index("ix_ledger_transactions_voids", "at", postgresql_where=_VOIDS, sqlite_where=_VOIDS),
+    )
 
     id: Mapped[str] = mapped_column(ID, primary_key=True)
     tenant_id: Mapped[str] = mapped_column(ID)

@@ -1,6 +1,6 @@
 """Exports: files of usage, charges, invoices and ledger, downloaded or written on a schedule."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -10,7 +10,15 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from billing.exports import schedules as schedules_of
-from billing.exports.encoding import chunks_of, format_of
+from billing.exports.encoding import FOCUS, Export, chunks_of, column_names, export_of, format_of
+from billing.exports.focus.tables import (
+    BILLING_PERIOD,
+    CONTRACT_COMMITMENT,
+    COST_AND_USAGE,
+    DEFAULT_VERSION,
+    INVOICE_DETAIL,
+    VERSIONS,
+)
 from billing.exports.formats import Format
 from billing.exports.subjects import Period
 from billing.exports.tables import ExportJob, ExportSchedule
@@ -38,7 +46,14 @@ WHAT = {
     "charges": "Charges: one row per request, by price component",
     "invoices": "Invoices with their lines",
     "ledger": "Ledger entries",
-    "focus": "FOCUS 1.2, for FinOps tools",
+    "focus": "FOCUS, for FinOps tools",
+}
+VERSIONS_OF_FOCUS = {each: f"FOCUS {each}" for each in (DEFAULT_VERSION, *VERSIONS)}
+DATASETS_OF_FOCUS = {
+    COST_AND_USAGE: "Cost and Usage",
+    INVOICE_DETAIL: "Invoice Detail",
+    BILLING_PERIOD: "Billing Period",
+    CONTRACT_COMMITMENT: "Contract Commitment",
 }
 FORMATS = {"csv": "CSV", "jsonl": "JSON Lines", "parquet": "Parquet"}
 MAX_ROWS = 100
@@ -109,11 +124,36 @@ _NO_JOB = "None yet. Files that you download above are not listed here."
 def _download(first: str, last: str) -> Form:
     inputs = [
         Input("what", "What", "select", "usage", list(WHAT.items())),
+        *_focus_inputs(),
+        Input(
+            "columns", "Columns of FOCUS", required=False, hint="all, or names separated by commas"
+        ),
         Input("form", "Format", "select", "csv", list(FORMATS.items())),
         Input("from", "From", "date", first),
         Input("to", "To (inclusive)", "date", last),
     ]
     return Form("/exports/file", "Download", inputs=inputs, title="Download a file", method="get")
+
+
+def _focus_inputs(version: str = DEFAULT_VERSION, dataset: str = COST_AND_USAGE) -> list[Input]:
+    return [
+        Input(
+            "focus_version",
+            "FOCUS version",
+            "select",
+            version,
+            list(VERSIONS_OF_FOCUS.items()),
+        ),
+        Input("dataset", "FOCUS dataset", "select", dataset, list(DATASETS_OF_FOCUS.items())),
+    ]
+
+
+def _chosen(what: str, fields: Mapping[str, str]) -> Export:
+    """The forms show the choices of FOCUS for any export; they count for FOCUS alone."""
+    if what != FOCUS:
+        return export_of(what)
+    columns = column_names(fields.get("columns", ""))
+    return export_of(what, fields.get("focus_version", ""), fields.get("dataset", ""), columns)
 
 
 def file(request: Request) -> Response:
@@ -122,19 +162,20 @@ def file(request: Request) -> Response:
     span = date_range(request, deps.clock.now(), deps.clock.now().day)
     what = choice(request, "what", tuple(WHAT), "usage")
     form = format_of(choice(request, "form", tuple(FORMATS), "csv"))
-    name = f"tollhouse-{what}-{span.first}-{span.last}.{form.value}"
+    export = _chosen(what, request.query_params)
+    name = f"tollhouse-{export.stem}-{span.first}-{span.last}.{form.value}"
     return StreamingResponse(
-        _rows(deps, viewer.scope, what, form, Period(span.start, span.end)),
+        _rows(deps, viewer.scope, export, form, Period(span.start, span.end)),
         media_type=form.media_type,
         headers={"content-disposition": f'attachment; filename="{name}"'},
     )
 
 
 def _rows(
-    deps: DashboardDeps, scope: TenantScope, what: str, form: Format, period: Period
+    deps: DashboardDeps, scope: TenantScope, export: Export, form: Format, period: Period
 ) -> Iterator[bytes]:
     with deps.database.report(fresh=True) as session:
-        yield from chunks_of(session, what, form, scope, period)
+        yield from chunks_of(session, export, form, scope, period)
 
 
 def _job(each: ExportJob, root: str) -> dict[str, Any]:
@@ -156,14 +197,19 @@ def _job(each: ExportJob, root: str) -> dict[str, Any]:
 
 def _schedule(each: ExportSchedule, can_edit: bool) -> dict[str, Any]:
     name = f"{each.what}, {each.format}"
+    table = schedules_of.export_of_options(each.what, each.options).table
+    shown = name if table is None else f"{name}, {table.version} {table.dataset}"
     fields = {"schedule": each.id}
     turn = ("resume", "Resume") if each.paused_at else ("pause", "Pause")
     acts = [
         Form(PATH, turn[1], {"act": turn[0], **fields}),
         Form(PATH, "Delete", {"act": "end", **fields}, confirm=name, danger=True),
     ]
+    if table is not None:
+        chosen = _focus_inputs(table.version, table.dataset)
+        acts.insert(1, Form(PATH, "Change", {"act": "change", **fields}, chosen))
     return {
-        "what": name,
+        "what": shown,
         "every": each.every,
         "to": each.destination,
         "state": "paused" if each.paused_at else "active",
@@ -178,6 +224,7 @@ def _new_schedule(viewer: Viewer) -> Form:
     hint = "directory or s3://bucket/path" if viewer.operator else "a name for your folder"
     inputs = [
         Input("what", "What", "select", "focus", list(WHAT.items())),
+        *_focus_inputs(),
         Input("form", "Format", "select", "parquet", list(FORMATS.items())),
         Input("every", "Every", "select", "month", [(each, each) for each in schedules_of.EVERY]),
         Input("delay_hours", "Hours after the period ends", "number", "2", hint="for late usage"),
@@ -196,7 +243,7 @@ def _create(request: Request, form_fields: Fields) -> Response:
             session,
             deps.clock,
             deps.backend.export_store,
-            what=form_fields.get("what", ""),
+            what=_chosen(form_fields.get("what", ""), form_fields),
             form=form_fields.get("form", ""),
             destination=form_fields.get("destination", ""),
             every=form_fields.get("every", ""),
@@ -245,9 +292,30 @@ def _changing(act: str) -> FormHandler:
     return _change
 
 
+def _change_table(request: Request, form_fields: Fields) -> Response:
+    viewer, deps = viewer_of(request, "exports", "write"), deps_of(request)
+    export = _chosen(FOCUS, form_fields)
+    with deps.database.transaction() as session:
+        found = schedules_of.find(session, form_fields.get("schedule", ""), viewer.scope.tenant_id)
+        before = schedule_json(found)
+        schedules_of.change_table(found, export)
+        audit.record(
+            session,
+            viewer.scope,
+            deps.clock,
+            "export_schedule.change",
+            found.id,
+            before=before,
+            after=schedule_json(found),
+        )
+    return redirect_with_notice(request, PATH, "schedule-change")
+
+
 _ACTS = {name: _changing(name) for name in ("pause", "resume", "end")}
 ROUTES = [
     Route(PATH, page_of, methods=["GET"]),
-    Route(PATH, form_handler(page_of, create=_create, **_ACTS), methods=["POST"]),
+    Route(
+        PATH, form_handler(page_of, create=_create, change=_change_table, **_ACTS), methods=["POST"]
+    ),
     Route(f"{PATH}/file", file),
 ]

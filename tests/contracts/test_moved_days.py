@@ -11,7 +11,7 @@ from billing.archive import erasure
 from billing.archive.clickhouse import ClickHouseArchive
 from billing.audit import reconcile
 from billing.closing import closing, moving
-from billing.exports.encoding import columns_of, rows_of
+from billing.exports.encoding import export_of, rows_of
 from billing.exports.subjects import Period
 from billing.invoicing import invoice_run
 from billing.rating import rerating
@@ -32,9 +32,12 @@ LATER = moving.DROPPED_AFTER
 
 
 def exported(made: Deployment, what: str = "usage") -> list[dict[str, Any]]:
-    names = [column.name for column in columns_of(what)]
+    names = [column.name for column in export_of(what).columns]
     with made.database.read() as session:
-        return [dict(zip(names, row, strict=True)) for row in rows_of(session, what, None, WHOLE)]
+        return [
+            dict(zip(names, row, strict=True))
+            for row in rows_of(session, export_of(what), None, WHOLE)
+        ]
 
 
 def ids(made: Deployment) -> list[str]:

@@ -16,7 +16,7 @@ from billing.archive.clickhouse import ClickHouseArchive
 from billing.archive.opening import make_archive
 from billing.audit import reconcile
 from billing.closing import moving
-from billing.exports.encoding import columns_of, rows_of
+from billing.exports.encoding import export_of, rows_of
 from billing.exports.subjects import Period
 from billing.usage import partitions, service_rollups, usage_buckets
 from billing.usage.raw_rows import RawArchive
@@ -44,10 +44,11 @@ class Bench:
     def rows(
         self, what: str, scope: TenantScope | None, period: Period = WHOLE
     ) -> list[dict[str, Any]]:
-        names = [column.name for column in columns_of(what)]
+        names = [column.name for column in export_of(what).columns]
         with self.deployment.database.read() as session:
             return [
-                dict(zip(names, row, strict=True)) for row in rows_of(session, what, scope, period)
+                dict(zip(names, row, strict=True))
+                for row in rows_of(session, export_of(what), scope, period)
             ]
 
     def buckets(self, tenant: str, **query: Any) -> list[tuple[datetime, dict[str, Any], Any]]:

@@ -34,10 +34,16 @@ class NewExportSchedule(Body):
         examples=["books"],
     )
     delay_hours: int = Field(2, description="Wait after the period ends, for late usage.")
+    focus_version: str = Field("", description="Of FOCUS: without it the default version.")
+    dataset: str = Field("", description="Of FOCUS: without it cost-and-usage.")
+    columns: list[str] = Field([], description="Of FOCUS: only these columns.")
 
 
 class ExportScheduleChange(Body):
-    paused: bool
+    paused: bool | None = None
+    focus_version: str | None = Field(None, description="Of FOCUS: write this version from now on.")
+    dataset: str = ""
+    columns: list[str] = []
 
 
 class NewCredit(Body):

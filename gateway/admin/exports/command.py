@@ -1,4 +1,4 @@
-"""`tollhouse export`: writes usage, charges, invoices, ledger or FOCUS 1.2, now or on a schedule."""
+"""`tollhouse export`: writes usage, charges, invoices, ledger or FOCUS, now or on a schedule."""
 
 import argparse
 import hashlib
@@ -11,7 +11,8 @@ from rich.console import Console
 from rich.progress import DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 from sqlalchemy.orm import Session
 
-from billing.exports.encoding import NAMES, chunks_of, columns_of, format_of
+from billing.exports.encoding import FOCUS, NAMES, chunks_of, export_of, format_of
+from billing.exports.focus.tables import DATASETS, VERSIONS, table_of
 from billing.exports.formats import Format
 from billing.exports.subjects import Period
 from billing.rating.rating_worker import rate_all
@@ -20,12 +21,13 @@ from core.tenants.scope import scope_of_operator
 from gateway.admin.console.context import command_context
 from gateway.admin.console.output import add_json, say, show
 from gateway.admin.console.tenants import tenant_id_of
+from gateway.admin.exports.options import add_focus, export_named
 from gateway.admin.exports.schedules_command import add_export_schedules
 from gateway.admin.ledger.journal_command import add_journal
 from gateway.edge.datetimes import parse_datetime
 from gateway.metering.spool_watch import wait_until_shipped
 
-HELP = "write usage, charges, invoices, the ledger or FOCUS 1.2, now or on a schedule"
+HELP = "write usage, charges, invoices, the ledger or FOCUS, now or on a schedule"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -35,6 +37,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     write = verbs.add_parser("run", help="write one export")
     write.add_argument("what", choices=NAMES)
     write.add_argument("--tenant", help="name or id; default: all tenants")
+    add_focus(write)
     write.add_argument("--format", choices=list(Format), default="csv")
     write.add_argument("--from", dest="start", metavar="DATE", help="first day, UTC")
     write.add_argument("--to", dest="end", metavar="DATE", help="day after the last, UTC")
@@ -48,13 +51,21 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def _list(arguments: argparse.Namespace) -> int:
     rows = [
-        {"what": name, "columns": [column.name for column in columns_of(name)]} for name in NAMES
+        {"what": name, "columns": [column.name for column in export_of(name).columns]}
+        for name in NAMES
+        if name != FOCUS
     ]
+    for version in VERSIONS:
+        for dataset in DATASETS:
+            table = table_of(version, dataset)
+            if table is not None:
+                rows.append({"what": f"focus {version} {dataset}", "columns": [*table.names]})
     show(rows, as_json=arguments.json, title="exports")
     return 0
 
 
 def _run(arguments: argparse.Namespace) -> int:
+    export_named(arguments)  # refuses a wrong choice before anything is read
     with command_context() as tools:
         wait_until_shipped(tools.settings)
         rate_all(tools.database, tools.clock)
@@ -74,7 +85,7 @@ def _run(arguments: argparse.Namespace) -> int:
 def _chunks(session: Session, arguments: argparse.Namespace, period: Period) -> Iterator[bytes]:
     tenant = arguments.tenant
     scope = scope_of_operator(tenant_id_of(session, tenant), "command line") if tenant else None
-    return chunks_of(session, arguments.what, format_of(arguments.format), scope, period)
+    return chunks_of(session, export_named(arguments), format_of(arguments.format), scope, period)
 
 
 def _write(path: Path, chunks: Iterator[bytes]) -> dict[str, object]:

@@ -7,9 +7,11 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends
 
 from billing.exports import schedules
+from billing.exports.encoding import FOCUS, export_of
 from billing.exports.tables import ExportSchedule
 from billing.exports.views import schedule_json
 from billing.stores import Store, open_store
+from core.errors import BadRequest
 from core.tenants import audit
 from gateway.admin.access import AdminContext, RequirePermission
 from gateway.admin.billing.schemas import ExportScheduleChange, NewExportSchedule
@@ -48,7 +50,7 @@ def create_schedule(
             ctx.clock,
             _store_of,
             tenant_id=ctx.scope.tenant_id,
-            what=body.what,
+            what=export_of(body.what, body.focus_version, body.dataset, body.columns),
             form=body.format,
             destination=body.destination,
             every=body.every,
@@ -68,10 +70,20 @@ def create_schedule(
 
 
 @router.patch("/export-schedules/{schedule_id}")
-def pause_or_resume(
+def change_schedule(
     schedule_id: str, body: ExportScheduleChange, ctx: WriteAccess
 ) -> dict[str, Any]:
-    """Pause or resume a schedule. Exports that fall due while it is paused are skipped."""
+    """Pause or resume a schedule, or change its FOCUS version, dataset and columns. Exports that fall
+    due while it is paused are skipped."""
+    if body.focus_version is not None:
+        export = export_of(FOCUS, body.focus_version, body.dataset, body.columns)
+        changed = _changed(
+            ctx, schedule_id, "change", lambda row, now: schedules.change_table(row, export)
+        )
+        if body.paused is None:
+            return changed
+    if body.paused is None:
+        raise BadRequest("Nothing is changed.", next_step="Give paused or focus_version.")
     if body.paused:
         return _changed(ctx, schedule_id, "pause", schedules.pause)
     return _changed(ctx, schedule_id, "resume", schedules.resume)

@@ -6,7 +6,7 @@ from typing import Any
 from sqlalchemy import select
 
 from billing.exports import schedules
-from billing.exports.encoding import NAMES
+from billing.exports.encoding import FOCUS, NAMES
 from billing.exports.formats import Format
 from billing.exports.tables import ExportJob
 from billing.exports.views import job_json, schedule_json
@@ -15,6 +15,7 @@ from core.tenants.scope import scope_of_operator
 from gateway.admin.console.context import command_context
 from gateway.admin.console.output import add_json, say, show
 from gateway.admin.console.tenants import tenant_id_of
+from gateway.admin.exports.options import add_focus, export_named
 
 
 def add_export_schedules(verbs: Any) -> None:
@@ -24,6 +25,7 @@ def add_export_schedules(verbs: Any) -> None:
         "--to", dest="destination", required=True, help="directory, or s3://bucket/path"
     )
     schedule_verb.add_argument("--every", choices=schedules.EVERY, default="day")
+    add_focus(schedule_verb)
     schedule_verb.add_argument("--format", choices=list(Format), default="csv")
     schedule_verb.add_argument("--tenant", help="name or id; default: all tenants")
     schedule_verb.add_argument(
@@ -41,9 +43,14 @@ def add_export_schedules(verbs: Any) -> None:
         "resume", help="resume a paused schedule; exports that fell due meanwhile are skipped"
     )
     resume.set_defaults(run=_change, change=schedules.resume, done_label="resumed")
+    change = verbs.add_parser(
+        "change", help="write another FOCUS version, dataset or choice of columns"
+    )
+    add_focus(change)
+    change.set_defaults(run=_change_table, what=FOCUS)
     end = verbs.add_parser("unschedule", help="end a schedule")
     end.set_defaults(run=_change, change=schedules.end, done_label="ended")
-    for each in (pause, resume, end):
+    for each in (pause, resume, change, end):
         each.add_argument("schedule", help="the schedule's id")
     jobs = verbs.add_parser("jobs", help="list export jobs, newest first")
     jobs.add_argument("--status", choices=("pending", "running", "done", "parked"))
@@ -52,17 +59,18 @@ def add_export_schedules(verbs: Any) -> None:
     retry = verbs.add_parser("retry", help="retry parked export jobs now")
     retry.add_argument("job", nargs="?", help="the job's id; default: all")
     retry.set_defaults(run=_retry)
-    for each in (schedule_verb, list_verb, pause, resume, end, jobs, retry):
+    for each in (schedule_verb, list_verb, pause, resume, change, end, jobs, retry):
         add_json(each)
 
 
 def _schedule(arguments: argparse.Namespace) -> int:
+    export = export_named(arguments)
     with command_context() as tools, tools.database.transaction() as session:
         created = schedules.schedule(
             session,
             tools.clock,
             lambda destination: open_store(destination, tools.settings),
-            what=arguments.what,
+            what=export,
             form=arguments.format,
             destination=arguments.destination,
             every=arguments.every,
@@ -85,6 +93,16 @@ def _change(arguments: argparse.Namespace) -> int:
     with command_context() as tools, tools.database.transaction() as session:
         arguments.change(schedules.find(session, arguments.schedule), tools.clock.now())
     say(f"{arguments.schedule} is {arguments.done_label}.")
+    return 0
+
+
+def _change_table(arguments: argparse.Namespace) -> int:
+    export = export_named(arguments)
+    with command_context() as tools, tools.database.transaction() as session:
+        found = schedules.find(session, arguments.schedule)
+        schedules.change_table(found, export)
+        shown = schedule_json(found)
+    show(shown, as_json=arguments.json, title="schedule")
     return 0
 
 

@@ -1,6 +1,7 @@
 """/v1/organization/usage and /costs in OpenAI's format, and /v1/exports as streamed files."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Annotated, Any
 
@@ -10,7 +11,16 @@ from fastapi.responses import Response, StreamingResponse
 from sqlalchemy import select
 
 from billing.exports import schedules
-from billing.exports.encoding import NAMES, check_name, chunks_of, format_of
+from billing.exports.encoding import (
+    NAMES,
+    Export,
+    chunks_of,
+    column_names,
+    export_of,
+    format_of,
+)
+from billing.exports.focus.metadata import schema_json
+from billing.exports.focus.tables import DATASETS, DEFAULT_VERSION, VERSIONS, choose
 from billing.exports.formats import Format
 from billing.exports.subjects import Period
 from billing.exports.tables import ExportJob
@@ -43,24 +53,59 @@ def costs(request: Request, ctx: CostReadAccess) -> Response:
     return _json(costs_of(ctx, _parameters(request)))
 
 
+_FocusVersion = Annotated[
+    str,
+    Query(description=f"Of FOCUS: {', '.join(VERSIONS)}; without it {DEFAULT_VERSION}."),
+]
+_Dataset = Annotated[
+    str, Query(description=f"Of FOCUS: {', '.join(DATASETS)}; without it the first.")
+]
+
+
+@dataclass(frozen=True, slots=True)
+class FocusChoice:
+    version: str = ""
+    dataset: str = ""
+    columns: tuple[str, ...] = ()
+
+
+def focus_choice(
+    focus_version: _FocusVersion = "",
+    dataset: _Dataset = "",
+    columns: Annotated[
+        str, Query(description="Of FOCUS: only these columns, separated by commas.")
+    ] = "",
+) -> FocusChoice:
+    return FocusChoice(focus_version, dataset, column_names(columns))
+
+
 @router.get("/exports")
 def export(
     ctx: ExportReadAccess,
+    focus: Annotated[FocusChoice, Depends(focus_choice)],
     what: Annotated[str, Query(description=f"One of {', '.join(NAMES)}.")] = "usage",
     format: Annotated[str, Query(description="csv, jsonl or parquet.")] = "csv",
     start: Annotated[str | None, Query(description="First day or time, UTC, inclusive.")] = None,
     end: Annotated[str | None, Query(description="Last day or time, UTC, exclusive.")] = None,
 ) -> StreamingResponse:
-    """Download the tenant's usage, charges, invoices or ledger, or a FOCUS 1.2 file."""
-    check_name(what)
+    """Download the tenant's usage, charges, invoices or ledger, or a FOCUS dataset."""
+    export = export_of(what, focus.version, focus.dataset, focus.columns)
     form = format_of(format)
     period = _period(ctx.clock.now(), start, end)
-    name = f"tollhouse-{what}-{period.start:%Y%m%d}-{period.end:%Y%m%d}.{form.value}"
+    name = f"tollhouse-{export.stem}-{period.start:%Y%m%d}-{period.end:%Y%m%d}.{form.value}"
     return StreamingResponse(
-        _rows(ctx, what, form, period),
+        _rows(ctx, export, form, period),
         media_type=form.media_type,
         headers={"content-disposition": f'attachment; filename="{name}"'},
     )
+
+
+@router.get("/exports/focus/schema")
+def focus_schema(
+    ctx: ExportReadAccess, focus_version: _FocusVersion = "", dataset: _Dataset = ""
+) -> dict[str, Any]:
+    """The columns of a FOCUS dataset: their types, whether they may be null, and their values."""
+    return schema_json(choose(focus_version, dataset))
 
 
 @router.get("/exports/schedules")
@@ -97,9 +142,9 @@ def costs_of(ctx: AdminContext, parameters: dict[str, list[str]]) -> dict[str, A
     return shapes.costs_page(_buckets(ctx, query, ()), groups)
 
 
-def _rows(ctx: AdminContext, what: str, form: Format, period: Period) -> Iterator[bytes]:
+def _rows(ctx: AdminContext, export: Export, form: Format, period: Period) -> Iterator[bytes]:
     with ctx.database.report(fresh=True) as session:
-        yield from chunks_of(session, what, form, ctx.scope, period)
+        yield from chunks_of(session, export, form, ctx.scope, period)
 
 
 def _buckets(ctx: AdminContext, query: BucketQuery, kinds: tuple[str, ...]) -> Any:

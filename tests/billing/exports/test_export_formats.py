@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from billing.exports import encoding
 from billing.exports.encoding import format_of
-from billing.exports.focus_columns import NAMES
+from billing.exports.focus.tables import choose
 from billing.exports.formats import BATCH_ROWS, Column, Format, Kind, encode
 from billing.exports.subjects import SUBJECTS
 from core.errors import BadRequest, MissingExtra
@@ -121,9 +121,9 @@ def test_texts_amounts_and_times_as_they_are_written() -> None:
     )
     zone = datetime.fromisoformat("2026-01-01T01:00:00.000005+01:00")
     rows = [
-        ("=x", 1, 2, True, 15 * 10**11, zone),
+        ("=x", 1, 2 * 10**12, True, 15 * 10**11, zone),
         (None,) * 6,
-        ("a", 0, -3, False, -1, datetime(2026, 1, 1, tzinfo=UTC)),
+        ("a", 0, -3 * 10**12, False, -1, datetime(2026, 1, 1, tzinfo=UTC)),
     ]
 
     def _text(form: Format) -> str:
@@ -134,9 +134,9 @@ def test_texts_amounts_and_times_as_they_are_written() -> None:
         "a,0,-3.0,false,-0.000000000001,2026-01-01T00:00:00Z\r\n"
     )
     assert _text(Format.JSONL) == (
-        '{"t":"=x","w":1,"d":2,"f":true,"u":"1.5","m":"2026-01-01T00:00:00.000005Z"}\n'
+        '{"t":"=x","w":1,"d":"2.0","f":true,"u":"1.5","m":"2026-01-01T00:00:00.000005Z"}\n'
         '{"t":null,"w":null,"d":null,"f":null,"u":null,"m":null}\n'
-        '{"t":"a","w":0,"d":-3,"f":false,"u":"-0.000000000001","m":"2026-01-01T00:00:00Z"}\n'
+        '{"t":"a","w":0,"d":"-3.0","f":false,"u":"-0.000000000001","m":"2026-01-01T00:00:00Z"}\n'
     )
     kinds = [each.media_type for each in Format]
     assert kinds == [
@@ -148,9 +148,9 @@ def test_texts_amounts_and_times_as_they_are_written() -> None:
 
 def test_names_and_formats_of_exports() -> None:
     assert encoding.NAMES == ("usage", "charges", "invoices", "ledger", "focus")
-    assert [each.name for each in encoding.columns_of("focus")] == list(NAMES)
-    assert encoding.columns_of("ledger") == SUBJECTS["ledger"].columns
-    for ask in (encoding.check_name, encoding.columns_of):
+    assert [each.name for each in encoding.export_of("focus").columns] == list(choose().names)
+    assert encoding.export_of("ledger").columns == SUBJECTS["ledger"].columns
+    for ask in (encoding.check_name, encoding.export_of):
         with pytest.raises(
             BadRequest, match="what is 'all'; it must be one of usage, charges"
         ) as told:
@@ -161,7 +161,7 @@ def test_names_and_formats_of_exports() -> None:
     ) as told:
         encoding.format_of("xls")
     assert told.value.param == "format"
-    kinds = {each.name: each.kind for each in encoding.columns_of("ledger")}
+    kinds = {each.name: each.kind for each in encoding.export_of("ledger").columns}
     assert kinds == {
         "entry_id": Kind.WHOLE,
         "transaction_id": Kind.TEXT,
@@ -175,5 +175,5 @@ def test_names_and_formats_of_exports() -> None:
         "units": Kind.UNITS,
         "currency": Kind.TEXT,
     }
-    flags = [each.name for each in encoding.columns_of("usage") if each.kind is Kind.FLAG]
+    flags = [each.name for each in encoding.export_of("usage").columns if each.kind is Kind.FLAG]
     assert flags == ["streamed"]

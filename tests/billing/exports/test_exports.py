@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 from sqlalchemy import func, select
 
-from billing.exports.focus import focus_rows
-from billing.exports.focus_columns import COLUMNS
-from billing.exports.formats import Format, Kind, encode
+from billing.exports.encoding import chunks_of, export_of
+from billing.exports.formats import Format, Kind
 from billing.exports.subjects import SUBJECTS, Period
 from billing.invoicing import invoice_run
 from billing.invoicing.tables import Invoice
@@ -21,9 +20,10 @@ from billing.usage.usage_buckets import BucketQuery, Width, usage_buckets
 from core.clock import FakeClock
 from core.database import Database
 from core.errors import BadRequest
-from core.money import Money, units_of_minor
+from core.money import PICO, Money, units_of_minor
 from core.tenants.scope import TenantScope, scope_of_key, scope_of_operator
 from tests.billing.conftest import Deployment, deployment_of
+from tests.billing.exports.focus_reading import focus_of
 from tests.conftest import SPECS
 
 JANUARY = Period(datetime(2026, 1, 1, tzinfo=UTC), datetime(2026, 2, 1, tzinfo=UTC))
@@ -39,10 +39,11 @@ def rows(
         return [dict(zip(names, row, strict=True)) for row in subject.rows(session, scope, period)]
 
 
-def focus(deployment: Deployment, period: Period = YEAR) -> list[dict[str, Any]]:
+def focus(
+    deployment: Deployment, period: Period = YEAR, version: str = "1.2"
+) -> list[dict[str, Any]]:
     with deployment.database.read() as session:
-        names = [column.name for column in COLUMNS]
-        return [dict(zip(names, row, strict=True)) for row in focus_rows(session, None, period)]
+        return focus_of(session, None, period, version)
 
 
 @pytest.fixture
@@ -121,8 +122,8 @@ def test_effective_cost_is_exact_and_equal_to_the_charges(busy: Deployment) -> N
 def test_rows_of_usage_name_the_key_that_used_it(busy: Deployment) -> None:
     found: dict[tuple[str, str | None], int] = defaultdict(int)
     for row in focus(busy):
-        if row["ChargeCategory"] == "Usage" and row["SkuMeter"] == "output":
-            found[row["BillingAccountId"], row["x_KeyId"]] += row["ConsumedQuantity"]
+        if row["ChargeCategory"] == "Usage" and row["SkuMeter"] == "Output Tokens":
+            found[row["BillingAccountId"], row["x_KeyId"]] += row["ConsumedQuantity"] // PICO
     event = UsageEventRow
     query = select(event.tenant_id, event.key_id, func.sum(event.output_tokens))
     with busy.database.read() as session:
@@ -152,7 +153,7 @@ def test_focus_is_what_its_specification_says(busy: Deployment) -> None:
     if not path.exists():
         pytest.skip(f"no FOCUS columns at {path}; TOLLHOUSE_SPECS_DIR names their folder")
     specified = {row["column"]: row for row in csv.DictReader(path.read_text().splitlines())}
-    ours = {column.name: column for column in COLUMNS}
+    ours = {column.name: column for column in export_of("focus", "1.2").columns}
     for name, spec in specified.items():
         if spec["feature_level"] == "Mandatory":
             assert name in ours, f"{name} is mandatory"
@@ -290,7 +291,14 @@ def test_a_tenant_that_crosses_a_volume_tier_ends_nobodys_export(lite: Deploymen
     found = focus(lite)
     assert {row["BillingAccountId"] for row in found} == {"acme", "birch"}
     bulk = [row for row in found if row["SkuId"] == "bulk/output"]
-    assert [row["EffectiveCost"] for row in bulk] == [1_800_000_000_000, -700_000_000_000]
+    costs = {
+        (row["ChargePeriodStart"].day, row["SkuPriceId"]): row["EffectiveCost"] for row in bulk
+    }
+    assert costs == {
+        (1, "bulk/output/volume-1"): 1_800_000_000_000,
+        (2, "bulk/output/volume-1"): -1_800_000_000_000,  # 900,000 tokens are priced again
+        (2, "bulk/output/volume-2"): 1_100_000_000_000,
+    }
     assert sum(row["BilledCost"] for row in bulk) == 1_100_000_000_000
 
 
@@ -307,11 +315,11 @@ def test_list_cost_is_at_the_list_price(lite: Deployment, by: str) -> None:
     lite.rate()
     lite.clock.advance(days=40)
     invoice_run.run(lite.database, lite.clock, current=False)
-    (row,) = [row for row in focus(lite) if row["SkuMeter"] == "output"]
-    paid = 480_000 if by == "discount" else 300_000  # picounits a token
-    assert (row["ListUnitPrice"], row["ListCost"]) == (600_000, 600_000_000_000)
-    assert (row["ContractedUnitPrice"], row["ContractedCost"]) == (paid, paid * 1_000_000)
-    assert row["EffectiveCost"] == paid * 1_000_000
+    (row,) = [row for row in focus(lite) if row["SkuMeter"] == "Output Tokens"]
+    paid = (480 if by == "discount" else 300) * 10**9  # picounits for a million tokens
+    assert (row["ListUnitPrice"], row["ListCost"]) == (600_000_000_000, 600_000_000_000)
+    assert (row["ContractedUnitPrice"], row["ContractedCost"]) == (paid, paid)
+    assert row["EffectiveCost"] == paid
 
 
 def test_what_the_list_does_not_charge_has_no_list_cost(lite: Deployment) -> None:
@@ -323,8 +331,8 @@ def test_what_the_list_does_not_charge_has_no_list_cost(lite: Deployment) -> Non
     lite.clock.advance(days=40)
     invoice_run.run(lite.database, lite.clock, current=False)
     costs = {row["SkuMeter"]: (row["ListCost"], row["EffectiveCost"]) for row in focus(lite)}
-    assert costs["request"] == (0, 10_000_000_000)
-    assert costs["output"] == (600_000_000_000, 600_000_000_000)
+    assert costs["Requests"] == (0, 10_000_000_000)
+    assert costs["Output Tokens"] == (600_000_000_000, 600_000_000_000)
 
 
 def test_the_list_cost_of_a_tiered_price_is_before_the_discount(lite: Deployment) -> None:
@@ -343,9 +351,10 @@ def test_the_list_cost_of_a_tiered_price_is_before_the_discount(lite: Deployment
     lite.rate()
     lite.clock.advance(days=40)
     invoice_run.run(lite.database, lite.clock, current=False)
-    (row,) = [row for row in focus(lite) if row["SkuMeter"] == "output"]
-    assert (row["ListUnitPrice"], row["ListCost"]) == (None, 2_500_000_000_000)
-    assert row["EffectiveCost"] == 1_875_000_000_000
+    first, second = [row for row in focus(lite) if row["SkuMeter"] == "Output Tokens"]
+    assert (first["ListUnitPrice"], first["ListCost"]) == (2 * PICO, 2 * PICO)
+    assert (second["ListUnitPrice"], second["ListCost"]) == (PICO, PICO // 2)
+    assert first["EffectiveCost"] + second["EffectiveCost"] == 1_875_000_000_000
 
 
 def test_focus_rules_that_a_validator_checks(busy: Deployment) -> None:
@@ -360,6 +369,8 @@ def test_focus_rules_that_a_validator_checks(busy: Deployment) -> None:
     assert len(skus) > 1 and all(len(each) == 1 for each in skus.values())
     assert any(row["InvoiceId"] for row in found if row["x_InvoiceStatus"] == "draft")
     with busy.database.read() as session:
-        data = b"".join(encode(focus_rows(session, None, YEAR), COLUMNS, Format.CSV)).decode()
+        data = b"".join(
+            chunks_of(session, export_of("focus", "1.2"), Format.CSV, None, YEAR)
+        ).decode()
     written = [row["PricingQuantity"] for row in csv.DictReader(data.splitlines())]
-    assert any(written) and all(each.endswith(".0") for each in written if each)
+    assert any(written) and all("." in each for each in written if each)

@@ -1,26 +1,29 @@
 """Rows of the FOCUS export, column by column, of invoices that are written here."""
 
+import json
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import update
 from sqlalchemy.orm import Session
 
 from billing.accounts.accounts import DEFAULT_SELLER_ID
 from billing.accounts.tables import Seller
-from billing.exports import focus
-from billing.exports.focus import focus_rows
-from billing.exports.focus_columns import NAMES
-from billing.exports.list_prices import ListPrices
+from billing.exports.focus import cost_and_usage
+from billing.exports.focus.charges import split_billed
+from billing.exports.focus.list_prices import ListPrices
+from billing.exports.focus.tier_parts import points_of
 from billing.exports.subjects import Period
 from billing.invoicing.tables import CreditNote, Invoice, InvoiceLine
 from billing.pricing import prices
+from billing.pricing.pricing import Component
 from billing.usage.tables import DailyUsage
-from core.tenants.models import Project, Tenant
+from core.money import PICO
+from core.tenants.models import ApiKey, Project, Tenant
 from core.tenants.scope import TenantScope, scope_of_operator
 from tests.billing.conftest import START, Deployment
+from tests.billing.exports.focus_reading import focus_of
 from tests.billing.payments.provider_rows import invoice_row
 
 DAY, CENT = timedelta(days=1), 10**10
@@ -68,14 +71,14 @@ def _use(session: Session, day: datetime, key_id: str = "k1", **sums: int) -> No
 
 
 def _rows(
-    session: Session, scope: TenantScope | None = None, period: Period = JANUARY
+    session: Session,
+    scope: TenantScope | None = None,
+    period: Period = JANUARY,
+    version: str = "1.4",
 ) -> list[dict[str, Any]]:
     session.flush()
-    found = list(focus_rows(session, scope, period))
-    return [
-        {name: value for name, value in zip(NAMES, row, strict=True) if value is not None}
-        for row in found
-    ]
+    found = focus_of(session, scope, period, version)
+    return [{name: value for name, value in row.items() if value is not None} for row in found]
 
 
 USAGE = {
@@ -96,31 +99,25 @@ OF_ALL = {
     "BillingCurrency": "USD",
     "BillingPeriodStart": START,
     "BillingPeriodEnd": END,
+    "HostProviderName": "Seller Ltd",
     "InvoiceId": "TH-01",
     "InvoiceIssuerName": "Seller Ltd",
-    "PricingCurrency": "USD",
-    "ProviderName": "Seller Ltd",
-    "PublisherName": "Seller Ltd",
     "ServiceCategory": "AI and Machine Learning",
     "ServiceName": "Tollhouse inference",
+    "ServiceProviderName": "Seller Ltd",
     "ServiceSubcategory": "Generative AI",
     "Tags": "{}",
     "x_InvoiceStatus": "draft",
 }
+COSTS = ("BilledCost", "EffectiveCost", "ContractedCost", "ListCost")
 
 
-def _costs(billed: int, exact: int, listed: int | None = None) -> dict[str, int]:
-    return {
-        "BilledCost": billed,
-        "ContractedCost": exact,
-        "EffectiveCost": exact,
-        "PricingCurrencyEffectiveCost": exact,
-        "ListCost": exact if listed is None else listed,
-    }
+def _costs(billed: int) -> dict[str, int]:
+    return dict.fromkeys(COSTS, billed)
 
 
 def test_usage_is_a_row_for_each_day_and_key(books: Session) -> None:
-    """0.03 of 3,000,000,007 picounits a token, over two days, rounded by the largest remainder."""
+    """0.03 of 3 tokens at 0.005 and 2 at 0.01, rounded by the largest remainder."""
     _draft(books)
     _line(books, 3, **USAGE, position=4)
     _use(books, START + DAY, output_tokens=2, output_amount=2 * CENT)
@@ -128,49 +125,41 @@ def test_usage_is_a_row_for_each_day_and_key(books: Session) -> None:
     _use(books, START + 2 * DAY, output_tokens=0, output_amount=0, input_tokens=5, input_amount=7)
     _use(books, START, "k3", output_tokens=9, output_amount=CENT, model="other")
     first, second = _rows(books)
-    assert second == OF_ALL | _costs(2 * CENT, 2 * CENT) | {
+    assert second == OF_ALL | _costs(2 * CENT) | {
         "ChargeCategory": "Usage",
         "ChargeDescription": "Output tokens",
         "ChargeFrequency": "Usage-Based",
         "ChargePeriodStart": START + DAY,
         "ChargePeriodEnd": START + 2 * DAY,
-        "ConsumedQuantity": 2,
-        "ConsumedUnit": "token",
-        "ContractedUnitPrice": CENT,
+        "ConsumedQuantity": 2 * PICO,
+        "ConsumedUnit": "Tokens",
+        "ContractedUnitPrice": CENT * 10**6,
+        "InvoiceDetailId": "line-4",
+        "ListUnitPrice": CENT * 10**6,
         "PricingCategory": "Standard",
-        "PricingCurrencyContractedUnitPrice": CENT,
-        "PricingQuantity": 2,
-        "PricingUnit": "token",
+        "PricingQuantity": 2 * PICO // 10**6,
+        "PricingUnit": "1000000 Tokens",
         "ResourceId": "pirate",
         "ResourceName": "pirate",
         "ResourceType": "LoRA adapter",
         "SkuId": "demo/output",
-        "SkuMeter": "output",
-        "SkuPriceId": "pv/demo/output",
+        "SkuMeter": "Output Tokens",
+        "SkuPriceDetails": '{"x_ModelId":"demo","x_TokenDirection":"Output","x_AdapterId":"pirate"}',
+        "SkuPriceId": "demo:pirate/output/standard",
         "SubAccountId": "p1",
         "SubAccountName": "Search",
         "SubAccountType": "Project",
+        "Tags": '{"key":"k1","project":"Search"}',
         "x_KeyId": "k1",
         "x_LineKind": "usage",
         "x_LinePosition": 4,
+        "x_PriceVersionId": "pv",
     }
     assert (first["ChargePeriodStart"], first["x_KeyId"], first["BilledCost"]) == (
         START,
         "k2",
         CENT,
     )
-    assert first["PricingQuantity"] == 3 and "ContractedUnitPrice" not in first, "it is not whole"
-
-
-def test_a_day_that_only_lowers_the_price_is_a_row(books: Session) -> None:
-    """Of a volume tier: the day has an amount of its own, and what it counts may be nothing."""
-    _draft(books)
-    _line(books, 3, **USAGE)
-    _use(books, START, output_tokens=4, output_amount=5 * CENT)
-    _use(books, START + DAY, output_tokens=0, output_amount=-2 * CENT)
-    _use(books, START + 2 * DAY, output_tokens=1, output_amount=0)
-    found = [(row["PricingQuantity"], row["EffectiveCost"]) for row in _rows(books)]
-    assert found == [(4, 5 * CENT), (0, -2 * CENT), (1, 0)]
 
 
 def test_each_component_has_its_own_days_and_late_usage_is_a_correction(books: Session) -> None:
@@ -186,54 +175,58 @@ def test_each_component_has_its_own_days_and_late_usage_is_a_correction(books: S
     }
     _use(books, START, usage_period_id="per_00", **sums)
     found = [
-        (row["SkuMeter"], row["PricingQuantity"], row["EffectiveCost"], row["ChargeClass"])
+        (row["SkuMeter"], row["ConsumedQuantity"] // PICO, row["BilledCost"], row["ChargeClass"])
         for row in _rows(books)
     ]
     assert found == [
-        ("input", 5, 5 * CENT, "Correction"),
-        ("cached_input", 4, 7 * CENT, "Correction"),
+        ("Input Tokens", 5, 5 * CENT, "Correction"),
+        ("Cached Input Tokens", 4, 7 * CENT, "Correction"),
     ]
+
+
+def test_usage_without_days_is_a_row_of_the_line(books: Session) -> None:
+    """So that no amount of the invoice is lost."""
+    _draft(books)
+    _line(books, 3, **USAGE, quantity=4, exact=3 * CENT)
+    (row,) = _rows(books)
+    assert (row["BilledCost"], row["ConsumedQuantity"]) == (3 * CENT, 4 * PICO)
+    assert "x_KeyId" not in row
 
 
 @pytest.mark.parametrize(
-    ("kind", "category", "frequency", "corrects"),
+    ("kind", "category", "frequency", "sku"),
     [
-        ("adjustment", "Adjustment", "One-Time", True),
-        ("base_fee", "Purchase", "Recurring", False),
-        ("seats", "Purchase", "Recurring", False),
-        ("add_on", "Purchase", "Recurring", False),
-        ("commitment", "Purchase", "One-Time", False),
-        ("included", "Credit", "Recurring", False),
-        ("tax", "Tax", "One-Time", False),
-        ("markup", "Purchase", "Recurring", False),
-        ("transfer", "Adjustment", "Recurring", False),
-        ("child", "Purchase", "Recurring", False),
-        ("child_markup", "Adjustment", "Recurring", False),
+        ("adjustment", "Adjustment", "One-Time", None),
+        ("included", "Credit", "Recurring", None),
+        ("tax", "Tax", "One-Time", None),
+        ("transfer", "Adjustment", "Recurring", None),
+        ("child_markup", "Adjustment", "Recurring", None),
+        ("metered", "Adjustment", "Usage-Based", None),
+        ("markup", "Purchase", "Recurring", "organisation/markup"),
+        ("child", "Purchase", "Recurring", "organisation/charges"),
+        ("commitment", "Purchase", "One-Time", "plan/none/commitment-shortfall"),
+        ("base_fee", "Purchase", "Recurring", "base_fee/change"),
+        ("seats", "Purchase", "Recurring", "seats/change"),
+        ("add_on", "Purchase", "Recurring", "add_on/change"),
     ],
 )
 def test_a_line_that_is_no_usage_is_one_row(
-    books: Session, kind: str, category: str, frequency: str, corrects: bool
+    books: Session, kind: str, category: str, frequency: str, sku: str | None
 ) -> None:
+    """Without a price of its own what is bought is priced by its amount; the rest has no SKU."""
     _draft(books, label=None)
-    _line(books, 5, kind=kind, quantity=2, unit="seat", exact=49_999_999_999, position=3)
-    counted = {"PricingQuantity": 2, "PricingUnit": "seat"} if kind != "tax" else {}
-    correction = {"ChargeClass": "Correction"} if corrects else {}
-    assert _rows(books) == [
-        OF_ALL
-        | _costs(5 * CENT, 49_999_999_999)
-        | counted
-        | correction
-        | {
-            "InvoiceId": "inv_01",
-            "ChargeCategory": category,
-            "ChargeDescription": "x",
-            "ChargeFrequency": frequency,
-            "ChargePeriodStart": START,
-            "ChargePeriodEnd": END,
-            "x_LineKind": kind,
-            "x_LinePosition": 3,
-        }
-    ]
+    _line(books, 5, kind=kind, exact=49_999_999_999, position=3, usage_period_id="per_01")
+    (row,) = _rows(books)
+    assert {name: row[name] for name in COSTS} == _costs(5 * CENT)
+    assert (row["ChargeCategory"], row["ChargeFrequency"]) == (category, frequency)
+    assert (row["InvoiceId"], row["InvoiceDetailId"]) == ("inv_01", "line-3")
+    assert "ChargeClass" not in row and "ConsumedQuantity" not in row
+    if sku is None:
+        assert not row.keys() & {"SkuId", "SkuPriceId", "PricingUnit", "PricingQuantity"}
+        assert not row.keys() & {"ListUnitPrice", "ContractedUnitPrice", "PricingCategory"}
+    else:
+        assert (row["SkuId"], row["SkuPriceId"], row["PricingUnit"]) == (sku, f"{sku}/USD", "USD")
+        assert (row["PricingQuantity"], row["ContractedUnitPrice"]) == (5 * CENT, PICO)
 
 
 def test_included_usage_of_an_earlier_period_is_a_correction(books: Session) -> None:
@@ -255,7 +248,14 @@ def test_included_usage_of_an_earlier_period_is_a_correction(books: Session) -> 
     ]
 
 
-def test_promotional_credit_and_credit_notes_are_rows_of_their_own(books: Session) -> None:
+def test_an_adjustment_of_its_own_open_period_is_no_correction(books: Session) -> None:
+    _draft(books)
+    for position, period in enumerate(("per_01", "per_00")):
+        _line(books, 1, kind="adjustment", usage_period_id=period, position=position)
+    assert [row.get("ChargeClass") for row in _rows(books)] == [None, "Correction"]
+
+
+def test_a_credit_note_is_in_the_period_that_is_open_when_it_is_issued(books: Session) -> None:
     _draft(books, promo_minor=40)
     for number, net, tax in ((2, 100, 0), (1, 0, 19)):
         names = {
@@ -274,56 +274,85 @@ def test_promotional_credit_and_credit_notes_are_rows_of_their_own(books: Sessio
             reason="late",
             reference=f"n{number}",
             transaction_id="t",
-            issued_at=END,
+            issued_at=END + DAY,
             **names,
         )
         books.add(note)
-    promo, tax_, net_ = _rows(books)
-    span = {"ChargePeriodStart": START, "ChargePeriodEnd": END, "x_LinePosition": 0}
-    assert promo == OF_ALL | span | _costs(-40 * CENT, -40 * CENT) | {
-        "ChargeCategory": "Credit",
-        "ChargeDescription": "Promotional credit",
-        "ChargeFrequency": "One-Time",
-        "x_LineKind": "promo",
-    }
-    noted = OF_ALL | span | {"ChargeDescription": "Credit note: late", "ChargeClass": "Correction"}
-    noted |= {"ChargeFrequency": "One-Time", "x_CorrectsInvoiceId": "TH-01"}
-    assert tax_ == noted | _costs(-19 * CENT, -19 * CENT) | {
-        "InvoiceId": "CN-1",
-        "ChargeCategory": "Tax",
-        "x_LineKind": "tax",
-    }
-    assert net_ == noted | _costs(-100 * CENT, -100 * CENT) | {
-        "InvoiceId": "CN-2",
-        "ChargeCategory": "Adjustment",
-        "x_LineKind": "credit_note",
-    }
+    (promo,) = _rows(books)
+    assert {name: promo[name] for name in COSTS} == _costs(-40 * CENT)
+    assert (promo["ChargeCategory"], promo["InvoiceDetailId"]) == ("Credit", "promo")
+    february = Period(END, END + timedelta(days=28))
+    tax_, net_ = _rows(books, period=february)
+    for row in (tax_, net_):
+        assert (row["BillingPeriodStart"], row["BillingPeriodEnd"]) == (
+            february.start,
+            february.end,
+        )
+        assert (row["ChargePeriodStart"], row["ChargePeriodEnd"]) == (START, END)
+        assert (row["ChargeClass"], row["x_CorrectsInvoiceId"]) == ("Correction", "TH-01")
+        assert row["x_InvoiceStatus"] == "final"
+    assert (tax_["InvoiceId"], tax_["ChargeCategory"], tax_["BilledCost"]) == (
+        "CN-1",
+        "Tax",
+        -19 * CENT,
+    )
+    assert (net_["InvoiceId"], net_["ChargeCategory"], net_["BilledCost"]) == (
+        "CN-2",
+        "Adjustment",
+        -100 * CENT,
+    )
 
 
-def test_invoices_that_overlap_the_time_and_are_not_void(
+def test_invoices_of_billing_periods_that_overlap_the_time(
     books: Session, lite: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lite_tenant = Tenant(id="birch", name="birch", display_name="Birch", created_at=START)
     books.add(lite_tenant)
-    for number, start, end, status, tenant in (
-        (1, START - DAY, START, "draft", "acme"),
-        (2, START - DAY, START + timedelta(seconds=1), "draft", "acme"),
-        (3, END - timedelta(seconds=1), END + DAY, "draft", "birch"),
-        (4, END, END + DAY, "draft", "acme"),
-        (5, START, END, "void", "acme"),
-        (6, START, END, "draft", "acme"),
+    for number, start, end, tenant in (
+        (1, START - DAY, START, "acme"),
+        (2, START - DAY, START + timedelta(seconds=1), "acme"),
+        (3, END - timedelta(seconds=1), END + DAY, "birch"),
+        (4, END, END + DAY, "acme"),
+        (6, START, END, "acme"),
     ):
         _draft(books, number, tenant_id=tenant, period_end=end)
         _line(books, 1, number, kind="base_fee")
-        change = update(Invoice).where(Invoice.id == f"inv_{number:02}")
-        books.execute(change.values(period_start=start))
-        if status == "void":
-            books.execute(change.values(status="void"))
+        books.get_one(Invoice, f"inv_{number:02}").period_start = start
     for at_once in (50, 1):
-        monkeypatch.setattr(focus, "INVOICES_AT_ONCE", at_once)
+        monkeypatch.setattr(cost_and_usage, "DOCUMENTS_AT_ONCE", at_once)
         assert [row["InvoiceId"] for row in _rows(books)] == ["TH-02", "TH-06", "TH-03"]
     own = _rows(books, scope_of_operator("acme"))
     assert [row["InvoiceId"] for row in own] == ["TH-02", "TH-06"]
+
+
+def test_names_are_those_that_the_invoice_froze(books: Session) -> None:
+    _draft(
+        books,
+        issued_by={"name": "Old Seller"},
+        billed_to={"name": "", "account": "Old Acme", "projects": {"p1": "Old Search"}},
+    )
+    _line(books, 3, **USAGE, quantity=4)
+    (row,) = _rows(books)
+    assert row["InvoiceIssuerName"] == row["ServiceProviderName"] == "Old Seller"
+    assert (row["BillingAccountName"], row["SubAccountName"]) == ("Old Acme", "Old Search")
+
+
+def test_version_1_5_names_models_and_tokens_itself(books: Session) -> None:
+    owner = {"tenant_id": "acme", "project_id": "p1", "secret_sha256": "s", "last_four": "1234"}
+    books.flush()
+    books.add(ApiKey(id="k1", name="nightly", created_at=START, member_id="mem_1", **owner))
+    _draft(books)
+    _line(books, 3, **USAGE | {"component": "cached_input"})
+    _use(books, START, input_tokens=4, cached_tokens=4, cached_amount=3 * CENT)
+    (row,) = _rows(books, version="1.5-draft")
+    assert json.loads(row["SkuPriceDetails"]) == {
+        "ModelId": "demo",
+        "TokenDirection": "Input",
+        "TokenCacheAction": "Read",
+        "x_AdapterId": "pirate",
+    }
+    assert (row["CredentialId"], row["PrincipalId"]) == ("k1", "mem_1")
+    assert json.loads(row["Tags"]) == {"key": "nightly", "project": "Search"}
 
 
 @pytest.mark.parametrize(
@@ -335,13 +364,15 @@ def test_invoices_that_overlap_the_time_and_are_not_void(
         (10, [0, 0], [0, 0], [5, 5]),
         (10, [12, -3], [1, 0], [13, -3]),
         (9, [12, -3], [0, 0], [12, -3]),
+        (-9, [-12, 2], [1, 0], [-11, 2]),
+        (-9, [-12, 4], [1, 0], [-13, 4]),
         (0, [0, 5], [0, 0], [0, 0]),
     ],
 )
 def test_how_a_rounded_amount_is_split(
     whole: int, exact: list[int], quantities: list[int], parts: list[int]
 ) -> None:
-    assert focus._split(whole, exact, quantities) == parts
+    assert split_billed(whole, exact, quantities) == parts
 
 
 def test_the_list_price_of_what_was_used(session: Session, lite: Deployment) -> None:
@@ -350,24 +381,27 @@ def test_the_list_price_of_what_was_used(session: Session, lite: Deployment) -> 
         return prices.save(session, lite.clock, draft).id
 
     tiers = {"scheme": "graduated", "tiers": [{"up_to": 10, "price": "2"}, {"price": "1"}]}
-    first = _save({"output": "0.50", "image": tiers}, start=START)
-    _save({"output": "0.60", "image": tiers}, start=START + DAY)
+    other = {"scheme": "graduated", "tiers": [{"up_to": 5, "price": "3"}, {"price": "1.5"}]}
+    first = _save({"output": "0.50", "image": tiers, "request": "0.1"}, start=START)
+    _save({"output": "0.60", "image": tiers, "request": "0.1"}, start=START + DAY)
+    packs = {"scheme": "package", "size": 100, "price": "7"}
     own = _save(
-        {"output": "0.30", "input": "1", "image": tiers}, tenant_id="acme", discount_percent="25"
+        {"output": "0.30", "input": "1", "image": other, "request": packs},
+        tenant_id="acme",
+        discount_percent="25",
     )
     listed = ListPrices(prices.load_price_book(session))
 
-    def _price(
-        component: str, version: str, quantity: int, exact: int, at: datetime = START
-    ) -> Any:
-        line = InvoiceLine(model="demo2", adapter="", price_version=version, component=component)
-        return listed.price(line, at, quantity, exact)
+    def _unit(component: str, version: str, point: int = 0, at: datetime = START) -> Any:
+        found = listed.book.by_id[version]
+        part = Component(component)
+        rate = found.rates.get(part)
+        return listed.unit(("demo2", "", part), found, points_of(rate)[point], at)
 
-    assert _price("output", own, 3, 1) == (500_000, 1_500_000)
-    assert _price("output", own, 3, 1, START + DAY) == (600_000, 1_800_000)
-    assert _price("output", first, 3, 1, START + DAY) == (500_000, 1_500_000), "it is a list price"
-    assert _price("input", own, 3, 9) == (0, 0), "the list has none"
-    assert _price("output", own, 3, 900_000, START - DAY) == (300_000, 900_000), "nothing is listed"
-    assert _price("image", own, 20, 75) == (None, 100), "75 after a quarter less"
-    assert _price("image", own, 20, 76) == (None, 101)
-    assert _price("output", "gone", 3, 7) == (None, 7)
+    assert _unit("output", own) == 500_000
+    assert _unit("output", own, at=START + DAY) == 600_000
+    assert _unit("output", first, at=START + DAY) == 500_000, "it is a list price"
+    assert _unit("input", own) == 0, "the list has none"
+    assert _unit("output", own, at=START - DAY) == 300_000, "nothing is listed"
+    assert [_unit("image", own, tier) for tier in (0, 1)] == [2 * PICO, PICO], "of the same tier"
+    assert _unit("request", own) == 100 * PICO // 10, "a package of a hundred"

@@ -10,7 +10,6 @@ from sqlalchemy import select
 from billing.archive import frozen_sums
 from billing.audit import reconcile
 from billing.columns import AMOUNT_COLUMNS, QUANTITY_COLUMNS
-from billing.exports.focus import NAMES, focus_rows
 from billing.exports.subjects import Period
 from billing.invoicing import invoice_run
 from billing.invoicing.tables import InvoiceLine
@@ -23,6 +22,7 @@ from core.errors import BadRequest
 from core.events import UsageEvent, UsageKind
 from core.money import PICO
 from tests.billing.conftest import START, Deployment
+from tests.billing.exports.focus_reading import focus_of
 
 # Dollars a second, a million characters and an image, and 2 cents a request.
 WRITTEN = {"audio_second": "0.0001", "character": "15", "image": "0.04", "request": "0.02"}
@@ -67,7 +67,7 @@ def test_units_are_charged_rolled_up_and_invoiced(deployment: Deployment) -> Non
         found = {(each.component, each.unit, each.quantity): each.exact for each in lines}
         report = reconcile.audit(session)
         period = Period(START, START + timedelta(days=40))
-        rows = [dict(zip(NAMES, row, strict=True)) for row in focus_rows(session, None, period)]
+        rows = focus_of(session, None, period)
     assert {key: exact for key, exact in found.items() if key[0] not in ("request", "")} == {
         ("audio_second", "seconds", 61): 61 * PICO // 10_000,
         ("character", "characters", 4_096): 4_096 * 15 * PICO // 10**6,
@@ -75,10 +75,10 @@ def test_units_are_charged_rolled_up_and_invoiced(deployment: Deployment) -> Non
     }
     assert report.clean, report.differences
     units = {row["ConsumedUnit"]: row["ConsumedQuantity"] for row in rows if row["ConsumedUnit"]}
-    assert {name: int(units[name]) for name in ("seconds", "characters", "images")} == {
-        "seconds": 61,
-        "characters": 4_096,
-        "images": 3,
+    assert {name: units[name] // PICO for name in ("Seconds", "Characters", "Images")} == {
+        "Seconds": 61,
+        "Characters": 4_096,
+        "Images": 3,
     }
 
 

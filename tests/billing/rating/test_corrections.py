@@ -8,8 +8,6 @@ import pytest
 from sqlalchemy import select
 
 from billing.audit import reconcile
-from billing.exports.focus import focus_rows
-from billing.exports.focus_columns import COLUMNS
 from billing.exports.subjects import Period
 from billing.invoicing import invoice_run
 from billing.invoicing.tables import Invoice, InvoiceLine
@@ -26,6 +24,7 @@ from core.errors import BadRequest
 from core.money import Money, units_of
 from core.tenants.scope import scope_of_operator
 from tests.billing.conftest import Deployment
+from tests.billing.exports.focus_reading import focus_of
 from tests.billing.invoicing.test_invoices import clean
 
 JANUARY = datetime(2026, 1, 1, tzinfo=UTC)
@@ -68,17 +67,13 @@ def test_a_correction_is_on_page_costs_export_and_invoice_alike(deployment: Depl
         lines = session.scalars(select(InvoiceLine).where(InvoiceLine.invoice_id == invoice_id))
         sums["invoice"] = sum(line.exact for line in lines)
         sums["draft sum"] = session.get_one(Invoice, invoice_id).exact
-        names = [column.name for column in COLUMNS]
-        rows = [
-            dict(zip(names, row, strict=True))
-            for row in focus_rows(session, scope, Period(JANUARY, FEBRUARY))
-        ]
+        rows = focus_of(session, scope, Period(JANUARY, FEBRUARY), "1.2")
         sums["FOCUS"] = sum(row["EffectiveCost"] for row in rows)
         sums["ledger"] = -balance(session, "acme", AccountKind.REVENUE, "USD")
         assert len(set(sums.values())) == 1, sums
-        assert {row["ChargeClass"] for row in rows if row["x_LineKind"] == "adjustment"} == {
-            "Correction"
-        }
+        again = [row for row in rows if row["x_LineKind"] == "adjustment"]
+        assert again and {row["ChargeClass"] for row in again} == {None}, "its period is open"
+        assert sum(row["ConsumedQuantity"] for row in again) == 0, "reversed and entered again"
         assert reconcile.audit(session).clean
 
 

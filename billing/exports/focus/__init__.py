@@ -1,0 +1,1 @@
+"""The FOCUS export (FinOps Open Cost and Usage Specification), in every version from one model."""

@@ -1,0 +1,165 @@
+"""What the rows of some documents are made of, read with a fixed number of statements."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TypeVar
+
+from sqlalchemy import select
+from sqlalchemy.orm import InstrumentedAttribute, Session
+
+from billing.exports.focus.commitments import Commitment, read_commitments
+from billing.exports.focus.documents import Document
+from billing.exports.focus.list_prices import ListPrices
+from billing.invoicing.tables import InvoiceLine
+from billing.pricing.pricing import Component, PriceBook
+from billing.rating.tables import Rerate
+from billing.rating.tiers import ONLY, scope_of
+from billing.subscriptions.tables import AddOn, Plan, Subscription
+from billing.usage.daily_sums import SUMS
+from billing.usage.rollups import ADJUSTMENT
+from billing.usage.tables import DailyUsage
+from core.tenants.models import ApiKey, Project
+
+_Row = TypeVar("_Row", Plan, AddOn, Rerate)
+SLOT = {component.value: 2 * index for index, (component, _, _) in enumerate(SUMS)}
+# Of daily usage: bill period, usage period, project, model, adapter, price version and kind.
+DayKey = tuple[str, str, str, str, str, str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Day:
+    at: datetime
+    key_id: str
+    sums: tuple[int, ...]  # quantity and picounits of each component, from `SLOT` on
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    name: str
+    owner: str | None  # who answers for it, or created it
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    lines: dict[str, list[InvoiceLine]]  # by invoice
+    days: dict[DayKey, list[Day]]
+    projects: dict[str, str]
+    keys: dict[str, Key]
+    plans: dict[str, Plan]
+    add_ons: dict[str, AddOn]
+    subscriptions: dict[int, Subscription]
+    commitments: dict[str, list[Commitment]]  # by tenant
+    rerates: dict[str, Rerate]
+    rerated: dict[str, list[DayKey]]  # of adjusted usage: by usage period, the keys of `days`
+    book: PriceBook
+    listed: ListPrices
+    _before: dict[tuple[DayKey, str, datetime, str], int] = field(default_factory=dict)
+
+    def before(self, key: DayKey, component: Component, day: Day) -> int:
+        """Units of the component that the tenant's period had on earlier days under this price's scope,
+        in the order of days: where the usage of the day most likely begins on the tiers."""
+        if not self._before:
+            self._place()
+        return self._before.get((key, component.value, day.at, day.key_id), 0)
+
+    def _place(self) -> None:
+        """Number the usage of prices that depend on what was used before."""
+        at: dict[tuple[object, ...], int] = defaultdict(int)
+        ordered = sorted(
+            ((day.at, key, day) for key, days in self.days.items() for day in days),
+            key=lambda each: (each[0], each[1], each[2].key_id),
+        )
+        for moment, key, day in ordered:
+            version = self.book.by_id.get(key[5])
+            if version is None:
+                continue
+            for component, rate in version.rates.items():
+                quantity = day.sums[SLOT[component.value]]
+                if rate.is_linear or not quantity or ONLY.get(key[6], component) is not component:
+                    continue
+                spot = (key[1], scope_of(version), component)
+                self._before[(key, component.value, moment, day.key_id)] = at[spot]
+                at[spot] += quantity
+        self._before.setdefault((("",) * 7, "", datetime.min.replace(tzinfo=UTC), ""), 0)
+
+
+def read(
+    session: Session, documents: Sequence[Document], book: PriceBook, listed: ListPrices
+) -> Inputs:
+    invoices = {each.invoice.id: each.invoice for each in documents}
+    row = InvoiceLine
+    lines: dict[str, list[InvoiceLine]] = defaultdict(list)
+    ordered = select(row).where(row.invoice_id.in_(invoices)).order_by(row.invoice_id, row.position)
+    for line in session.scalars(ordered):
+        lines[line.invoice_id].append(line)
+    every = [line for found in lines.values() for line in found]
+    tenants = {each.tenant_id for each in invoices.values()}
+    days = _days(session, DailyUsage.bill_period_id, {i.period_id for i in invoices.values()})
+    rerates = _by_id(session, Rerate, _named(every, "rerate"))
+    corrected = {line.usage_period_id for line in every if line.details.get("rerate")}
+    rerated: dict[str, list[DayKey]] = defaultdict(list)
+    if corrected:
+        of_usage = _days(session, DailyUsage.usage_period_id, corrected)
+        days |= of_usage
+        for key in of_usage:
+            rerated[key[1]].append(key)
+        rerates |= _earlier(session, rerates.values())
+    keys = {day.key_id for found in days.values() for day in found}
+    owners = select(ApiKey.id, ApiKey.name, ApiKey.member_id, ApiKey.created_by)
+    projects = select(Project.id, Project.name).where(Project.tenant_id.in_(tenants))
+    subscribed = {int(each) for each in _named(every, "subscription")}
+    held = select(Subscription).where(Subscription.id.in_(subscribed))
+    return Inputs(
+        lines,
+        days,
+        {each[0]: each[1] for each in session.execute(projects)},
+        {
+            key_id: Key(name, member or creator or None)
+            for key_id, name, member, creator in session.execute(owners.where(ApiKey.id.in_(keys)))
+        },
+        _by_id(session, Plan, _named(every, "plan")),
+        _by_id(session, AddOn, _named(every, "add_on")),
+        {each.id: each for each in session.scalars(held)},
+        read_commitments(session, tenants) if any(e.kind == "commitment" for e in every) else {},
+        rerates,
+        rerated,
+        book,
+        listed,
+    )
+
+
+def _named(lines: Iterable[InvoiceLine], name: str) -> set[str]:
+    return {str(line.details[name]) for line in lines if line.details.get(name)}
+
+
+def _by_id(session: Session, table: type[_Row], ids: set[str]) -> dict[str, _Row]:
+    return {each.id: each for each in session.scalars(select(table).where(table.id.in_(ids)))}
+
+
+def _earlier(session: Session, known: Iterable[Rerate]) -> dict[str, Rerate]:
+    """All re-ratings of the same versions: what a later one reverses."""
+    versions = {each.from_version for each in known}
+    query = select(Rerate).where(Rerate.from_version.in_(versions))
+    return {each.id: each for each in session.scalars(query)}
+
+
+def _days(
+    session: Session, period: InstrumentedAttribute[str], ids: set[str]
+) -> dict[DayKey, list[Day]]:
+    use = DailyUsage
+    key = (
+        *(use.bill_period_id, use.usage_period_id, use.project_id, use.model, use.adapter),
+        *(use.price_version, use.kind),
+    )
+    sums = [column for _, count, amount in SUMS for column in (count, amount)]
+    rows = session.execute(
+        select(*key, use.at, use.key_id, *sums)
+        .where(period.in_(ids), use.kind != ADJUSTMENT)
+        .order_by(use.at, use.key_id)
+    )
+    found: dict[DayKey, list[Day]] = defaultdict(list)
+    for row in rows:
+        found[row[:7]].append(Day(row[7], row[8], tuple(row[9:])))
+    return found
