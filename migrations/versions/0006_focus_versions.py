@@ -7,8 +7,8 @@ from alembic import op
 
 from core.database import Json
 
-revision = "0005_focus_versions"
-down_revision = "0004_end_user_keys"
+revision = "0006_focus_versions"
+down_revision = "0005_safety_keys"
 branch_labels = None
 depends_on = None
 _SCHEDULES = sa.table(
