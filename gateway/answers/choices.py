@@ -21,6 +21,7 @@ from gateway.answers.upstream_reasoning import UpstreamReasoning, with_reasoning
 from gateway.catalog.codec.tokenizing import TextCodec
 from gateway.request.engine import Chunk, TextChunk, calls_text
 from gateway.request.output_guard import OutputGuard
+from gateway.request.thoughts import Annotation, Detail
 
 _OPENAI_REASON: dict[str, str] = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
 _REASONS = frozenset({"stop", "length", "tool_calls", "content_filter", "function_call"})
@@ -41,13 +42,16 @@ class Delta(Struct):
     upstream_logprobs: list[dict[str, Any]] = []
     calls: list[ToolCall] = []
     reasoning: str = ""  # before the text
+    # Of the reasoning up to here, before the text: see `request/thoughts.py`.
+    details: list[Detail] = []
+    annotations: list[Annotation] = []  # an upstream's citations
     refused: bool = False  # the text is an upstream's refusal
     tokens: int = 0  # of the choice so far; 0 for text engines, which count at the end
 
     @property
     def empty(self) -> bool:
         said = self.text or self.calls or self.reasoning  # no log probability comes without
-        return not said and self.finish_reason is None
+        return not (said or self.details or self.annotations) and self.finish_reason is None
 
 
 class ChoiceOutput:
@@ -59,6 +63,7 @@ class ChoiceOutput:
     received = 0  # tokens received from the engine, including those after the end
     delivered = 0
     refused = False  # the upstream refuses: its text is the reason
+    upstream_stop: str | None = None  # the stop string that an upstream says ended the choice
     reasoning_tokens = 0  # of those whose text was released
     _released = 0  # tokens whose text may be sent
     _marking: UpstreamReasoning | None = None
@@ -87,6 +92,8 @@ class ChoiceOutput:
         self.text: list[str] = []  # released so far
         self.calls: list[ToolCall] = []
         self.reasoning: list[str] = []  # released so far
+        self.details: list[Detail] = []  # the same
+        self.annotations: list[Annotation] = []  # the same
         self.vectors: list[Any] = []
         self.scores: list[float] = []
         self.prompt_logprobs: list[PromptLogprob] = []  # of a prompt's first choice
@@ -102,12 +109,16 @@ class ChoiceOutput:
         self._keeps_ids = keeps_ids
         self._logprobs = LogprobQueue(guard, codec.token_text if codec else lambda _token: "")
         self._delta = Delta(index, "")
+        self._ready: list[Delta] = []  # before it: reasoning begins a new one after text or a call
+        self._parts: list[Delta] = []  # of an answer that is not streamed
+        # Details and annotations with their place in the text, until the text before them is released.
+        self._beside: deque[tuple[int, TextChunk]] = deque()
         self._texts: list[str] = []  # of the delta
 
     @property
     def stop_matched(self) -> str | None:
         """The stop string that ended the choice, if one did."""
-        return self._stops.matched if self._stops else None
+        return self._stops.matched if self._stops else self.upstream_stop
 
     @property
     def over(self) -> bool:
@@ -197,8 +208,20 @@ class ChoiceOutput:
         tail = self._stops.flush() if self._stops else ""
         self._finish(tail, _OPENAI_REASON.get(reason, str(reason)))
 
+    def take_all(self) -> list[Delta]:
+        """The new output since the last call, in order."""
+        ready, self._ready = self._ready, []
+        last = self.take()
+        return ready if last is None else [*ready, last]
+
+    def parts(self) -> list[Delta]:
+        """The whole output in order, of an answer that is not streamed; the same at each call."""
+        self._parts += self.take_all()
+        return self._parts
+
     def take(self) -> Delta | None:
-        """The new output since the last call; None if there is none."""
+        """The new output since the last call, after the deltas that are ready; None if there is
+        none."""
         delta = self._delta
         delta.text, self._texts = "".join(self._texts), []
         delta.refused = self.refused
@@ -243,6 +266,7 @@ class ChoiceOutput:
         self.vectors = chunk.vectors or self.vectors
         self.scores = chunk.scores or self.scores
         self.refused |= chunk.refused
+        self.upstream_stop = chunk.stop or self.upstream_stop
         text = chunk.text
         if chunk.reasoning and self._marking is None:
             self._marking, self._reader = UpstreamReasoning(), with_reasoning(self._reader)
@@ -252,6 +276,8 @@ class ChoiceOutput:
         if self._reader is not None:
             text += self._complete_calls(chunk)
         self._logprobs.add_upstream(chunk.logprobs, text)
+        if chunk.details or chunk.annotations:
+            self._beside.append((self._decoded + len(text), chunk))
         reason = chunk.finish_reason
         if self._process(text, last=reason is not None) and reason is not None:
             self._finish("", _known_reason(reason))
@@ -308,12 +334,13 @@ class ChoiceOutput:
         return True
 
     def _release(self, text: str) -> None:
+        if self._beside:
+            text = self._release_parts(text)
         if self._reader is not None:
             text = self._add_calls(*self._reader.feed(text))
         if text:
             self._add_text(text)
-        held = (self._stops.held if self._stops else 0) + (self._guard.held if self._guard else 0)
-        held += self._reader.held if self._reader else 0
+        held = self._held_before + (self._reader.held if self._reader else 0)
         reached = self._reached = self._decoded - held
         if self._detokenizer is None:
             added = self._marking.marks if self._marking is not None else 0
@@ -328,6 +355,47 @@ class ChoiceOutput:
             if offset <= end:
                 self.reasoning_tokens = self._released
 
+    @property
+    def _held_before(self) -> int:
+        """Characters that the steps before the reader hold back."""
+        return (self._stops.held if self._stops else 0) + (self._guard.held if self._guard else 0)
+
+    def _release_parts(self, text: str) -> str:
+        """Release the text up to each place that has something beside it; returns the rest."""
+        reached = self._decoded - self._held_before
+        start = reached - len(text)
+        while self._beside and self._beside[0][0] <= reached:
+            place = self._beside[0][0]
+            part, text = text[: max(0, place - start)], text[max(0, place - start) :]
+            start += len(part)
+            if self._reader is not None:
+                part = self._add_calls(*self._reader.feed(part))
+            if part:
+                self._add_text(part)
+            self._add_beside(place)
+        return text
+
+    def _add_beside(self, reached: float) -> None:
+        """Details and annotations of the text that is released up to `reached`."""
+        while self._beside and self._beside[0][0] <= reached:
+            chunk = self._beside.popleft()[1]
+            if chunk.details:
+                self._begin_part()
+                self.details += chunk.details
+                self._delta.details += chunk.details
+            if chunk.annotations:
+                self.annotations += chunk.annotations
+                self._delta.annotations += chunk.annotations
+
+    def _begin_part(self) -> None:
+        """Reasoning, and what belongs to it, comes first in a delta."""
+        if not (self._texts or self._delta.calls):
+            return
+        self._delta.text, self._texts = "".join(self._texts), []
+        self._delta.refused = self.refused
+        self._ready.append(self._delta)
+        self._delta = Delta(self.index, "")
+
     def _add_text(self, text: str) -> None:
         self._texts.append(text)
         self.text.append(text)
@@ -335,6 +403,7 @@ class ChoiceOutput:
     def _add_calls(self, text: str, calls: list[ToolCall]) -> str:
         if self._reader is not None and (reasoning := self._reader.take_reasoning()):
             self.reasoning.append(reasoning)
+            self._begin_part()
             self._delta.reasoning += reasoning
         calls = calls[: 1 - len(self.calls)] if self._single_tool_call else calls
         if self._guard is not None and calls:
@@ -357,6 +426,8 @@ class ChoiceOutput:
         self._conclude(tail, reason)
 
     def _conclude(self, tail: str, reason: str) -> None:
+        if self._beside:
+            tail = self._release_parts(tail)
         if self._reader is not None:
             before = self._add_calls(*self._reader.feed(tail))
             tail = before + self._add_calls(*self._reader.flush(cut=reason == "length"))
@@ -365,6 +436,7 @@ class ChoiceOutput:
             reason = "content_filter" if self._call_blocked else reason
         if tail:
             self._add_text(tail)
+        self._add_beside(inf)
         self._released, self._reached = self.generated, inf
         end = self._reader.reasoning_end if self._reader is not None else 0
         self.reasoning_tokens = max(

@@ -159,6 +159,7 @@ class Delivery:
         if self._exchange.disconnected:
             raise ClientDisconnected
         self._generation = await generate(replica.client, job)
+        self._meter.approximated = getattr(self._generation, "notes", ())
         route.sent(self._generation)
         return self._generation
 
@@ -271,7 +272,7 @@ class Delivery:
                 await self._write(KEEP_ALIVE)
 
     async def _write_deltas(self, writer: StreamWriter) -> None:
-        deltas = [delta for choice in self.choices if (delta := choice.take())]
+        deltas = [delta for choice in self.choices for delta in choice.take_all()]
         if not deltas:
             return
         self._meter.first_token()
@@ -370,7 +371,8 @@ class Delivery:
         if receipt is not None and self._request.prediction is not None:
             guessed = (min(receipt.accepted, output), receipt.rejected)
         counts = (event.input_tokens, event.cached_tokens, output)
-        return Usage(*counts, min(output, reasoning), *guessed)
+        uncached = event.input_tokens - event.cached_tokens
+        return Usage(*counts, min(output, reasoning), *guessed, *_written(receipt, uncached))
 
     def _line_answer(self, event: UsageEvent) -> list[Statement]:
         """A batch line's result commits with its usage, so a crash does not run the line again."""
@@ -457,6 +459,14 @@ class Delivery:
             paid_by=paid_by,
             counted_by=self._counted_by,
         )
+
+
+def _written(receipt: Receipt | None, most: int) -> tuple[int, int]:
+    """What a provider wrote into its cache, for its usual time and for an hour."""
+    if not isinstance(receipt, UpstreamReceipt):
+        return 0, 0
+    long = min(most, receipt.cache_write_long)
+    return min(most - long, receipt.cache_write), long
 
 
 def with_retry(event: bytes, error: TollhouseError) -> bytes:

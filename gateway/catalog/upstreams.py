@@ -5,11 +5,13 @@ of a file with one.
 """
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from core.errors import SettingError
+from gateway.catalog.providers import PROVIDERS, problem_with_options
 
 WIRE = ("tcp://", "ipc://")
 HTTP = ("http://", "https://")
@@ -65,6 +67,9 @@ class Upstream:
     # Whether the reasoning of the turns of a tool loop goes back to it, which some models need
     # (DeepSeek's): as `reasoning_content` of the assistant's messages after the last of the user's.
     reasoning_back: bool = False
+    # Whose API it speaks, of `catalog/providers.py`; empty: OpenAI's, as self-hosted servers do.
+    provider: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)  # of the provider
 
     @property
     def replica_name(self) -> str:
@@ -78,8 +83,10 @@ class Upstream:
 
     def shares_cache_as(self, kind: str) -> bool:
         """Whether tenants share the prefix cache of a server of that kind."""
-        if not self.is_http:
-            return False
+        if not self.is_http or self.provider:
+            return (
+                False  # a provider keeps its customers apart; tenants share the operator's account
+            )
         return bool(self.shared_cache) or kind not in ISOLATING_ENGINES
 
     @property
@@ -117,6 +124,7 @@ def _parse_entry(given: Any, index: int) -> Upstream:
     for name in given:
         if name not in known:
             raise _invalid(f"entry {index} has the unknown field {name!r}; known: {sorted(known)}")
+    given = _with_address(given, index)
     if not isinstance(given.get("url"), str):
         raise _invalid(f"entry {index} has no url")
     listed = {
@@ -153,6 +161,28 @@ def _parse_entry(given: Any, index: int) -> Upstream:
     if share is not None and not (type(share) is int and 0 <= share <= 100):
         raise _invalid(f"canary_percent of {upstream.url} is {share!r}, not between 0 and 100")
     return upstream
+
+
+def _with_address(given: Mapping[str, Any], index: int) -> Mapping[str, Any]:
+    """The entry, with the address of its provider where it has none of its own."""
+    name = given.get("provider", "")
+    if not name:
+        if given.get("options"):
+            raise _invalid(f"entry {index} has options, but no provider that reads them")
+        return given
+    if name not in PROVIDERS:
+        known = ", ".join(PROVIDERS)
+        raise _invalid(f"entry {index} has the unknown provider {name!r}; known: {known}")
+    if problem := problem_with_options(name, given.get("options", {})):
+        raise _invalid(f"entry {index}: {problem}")
+    if not (given.get("api_key") or PROVIDERS[name].keyless):
+        raise _invalid(f"entry {index} has no api_key, which {name} needs")
+    for field_name in ("engine", "public_key"):
+        if given.get(field_name):
+            raise _invalid(f"entry {index} has {field_name}, which {name} does not read")
+    if "url" in given or not PROVIDERS[name].url:
+        return given
+    return {"url": PROVIDERS[name].url, "name": f"{name}:{given.get('model', '')}", **given}
 
 
 def _check_shared_cache(upstream: Upstream) -> None:

@@ -12,21 +12,26 @@ from gateway.engines.call_pieces import CallPieces, whole_calls
 from gateway.engines.surrogates import SplitPairs, whole_text
 from gateway.engines.upstream_usage import UsageCounter
 from gateway.request.engine import TextChunk, calls_text
+from gateway.request.thoughts import Annotation, Detail
 
 
 class Said(Struct):
-    index: int
-    text: str
-    reasoning: str
-    refusal: str
-    calls: list[dict[str, Any]] | None
-    reason: str | None
-    logprobs: dict[str, Any] | None
+    index: int = 0
+    text: str = ""
+    reasoning: str = ""
+    refusal: str = ""
+    calls: list[dict[str, Any]] | None = None
+    reason: str | None = None
+    logprobs: dict[str, Any] | None = None
+    # Of providers that have them: see `TextChunk`.
+    details: list[Detail] | None = None
+    annotations: list[Annotation] | None = None
+    stop: str | None = None
 
     @property
     def empty(self) -> bool:
         said = self.text or self.reasoning or self.refusal or self.calls
-        return not said and self.reason is None
+        return not (said or self.details or self.annotations) and self.reason is None
 
     def count(self, usage: UsageCounter) -> None:
         if text := self.text + self.refusal:
@@ -48,6 +53,9 @@ class Said(Struct):
             self.calls,
             reasoning=self.reasoning,
             refused=bool(self.refusal),
+            details=self.details,
+            annotations=self.annotations,
+            stop=self.stop,
         )
 
 

@@ -24,6 +24,7 @@ from gateway.catalog.upstreams import Upstream
 from gateway.engines.model_identity import ModelIdentity
 from gateway.engines.openai import OpenAIEngine
 from gateway.engines.openai_body import KINDS
+from gateway.engines.ports.client import ProviderEngine
 from gateway.engines.remote import RemoteEngine
 from gateway.engines.upstream_limits import UpstreamLimits
 from gateway.engines.upstream_usage import CountTokens
@@ -86,7 +87,8 @@ def make_engines(
             limits = UpstreamLimits(
                 upstream, counters or MemoryCounters(clock), clock, processes=settings.workers
             )
-            client = OpenAIEngine(
+            kind = ProviderEngine if upstream.provider else OpenAIEngine
+            client = kind(
                 upstream, upstream.upstream_model or name, limits, _token_count(models[name].codec)
             )
         else:

@@ -69,8 +69,11 @@ class HttpPool:
         self._connections: set[Connection] = set()
         self.last_byte_at = 0.0  # monotonic time of the last byte received
 
-    async def post(self, path: str, body: bytes, receiver: Receiver) -> Callable[[], None]:
+    async def post(
+        self, path: str, body: bytes, receiver: Receiver, headers: bytes = b""
+    ) -> Callable[[], None]:
         """Send a request whose response goes to `receiver`. Returns a function that cancels the call.
+        `headers`: lines of this call alone, each with its end.
 
         Raises OSError or TimeoutError if no connection can be made.
         """
@@ -78,7 +81,7 @@ class HttpPool:
         if head is None:
             line = b"POST %b%b HTTP/1.1\r\n" % (self._prefix, path.encode("ascii"))
             head = self._heads[path] = line + self._headers + b"content-length: "
-        call = Call(receiver, b"%b%d\r\n\r\n%b" % (head, len(body), body))
+        call = Call(receiver, b"%b%d\r\n%b\r\n%b" % (head, len(body), headers, body))
         connection = self._idle_connection()
         if connection is None:
             self._dispatch(call, await self._connect())

@@ -25,16 +25,19 @@ class JoinedTexts:
         text = event.text
         if not text:
             return False
-        index = event.choices[0].index or 0
+        self.take_text(event.choices[0].index or 0, text)
+        if event.usage:  # which is of the text so far
+            self._count()
+            self._usage.report(event.usage, final=False)
+        return True
+
+    def take_text(self, index: int, text: str) -> None:
+        """A piece of the text of the choice with this index."""
         if not (self._joins and index == self._choice and self._size < _LONGEST):
             self.put()
             self._choice = index
         self._pieces.append(text)
         self._size += len(text)
-        if event.usage:  # which is of the text so far
-            self._count()
-            self._usage.report(event.usage, final=False)
-        return True
 
     def take_first(self, events: list[PlainEvent]) -> int:
         """How many events at the beginning `take` took."""

@@ -128,6 +128,21 @@ class OpenAIEngine:
 
     async def generate(self, job: Job) -> Generation:
         request_id = job.engine_request.request_id
+        path, body, notes = self._call_of(job)
+        permit = await self._limits.acquire() if self._is_limited else None
+        mailbox = Mailbox(request_id, self._cancel, self._report)
+        on_close = partial(self._release, permit)
+        mailbox.notes = notes
+        answer = self._parser_of(job, mailbox, on_close)
+        if job.request.clamp_max_tokens and "max_tokens" in body:
+            answer.retry = partial(self._retry, path, body, answer)
+        answer.shown = self._shown
+        self._running[request_id] = answer
+        await self._post(path, body, answer)
+        return mailbox
+
+    def _call_of(self, job: Job) -> tuple[str, Any, tuple[str, ...]]:
+        """Path and body of the request, and what of it is only approximated."""
         upstream = self._upstream
         body = upstream_body(
             job,
@@ -136,20 +151,24 @@ class OpenAIEngine:
             shared_cache=bool(upstream.shared_cache),
             reasoning_back=upstream.reasoning_back,
         )
-        permit = await self._limits.acquire() if self._is_limited else None
-        mailbox = Mailbox(request_id, self._cancel, self._report)
-        on_close = partial(self._release, permit)
-        answer = ResponseParser(self.engine_id, job, mailbox, on_close, self._count_tokens)
-        if job.request.clamp_max_tokens and "max_tokens" in body:
-            answer.retry = partial(self._retry, path_of(job.request), body, answer)
-        answer.shown = self._shown
-        self._running[request_id] = answer
-        await self._post(path_of(job.request), body, answer)
-        return mailbox
+        return path_of(job.request), body, ()
+
+    def _parser_of(
+        self, job: Job, mailbox: Mailbox, on_close: Callable[[str], None]
+    ) -> ResponseParser:
+        return ResponseParser(self.engine_id, job, mailbox, on_close, self._count_tokens)
+
+    async def _headers_of(self, path: str, body: bytes) -> bytes:
+        """Lines of headers for this call alone, beside those of the connection."""
+        return b""
 
     async def _post(self, path: str, body: dict[str, Any], answer: ResponseParser) -> None:
         try:
-            terminate = await self._pool.post(path, orjson.dumps(body), answer)
+            sent = orjson.dumps(body)
+            headers = await self._headers_of(path, sent)
+            terminate = await self._pool.post(path, sent, answer, headers)
+        except TollhouseError as error:
+            answer.refuse(error)
         except (OSError, TimeoutError) as error:
             answer.on_error(error)
         except asyncio.CancelledError:  # while it connected: nothing was sent, or is to be paid

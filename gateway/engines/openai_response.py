@@ -14,7 +14,7 @@ import msgspec
 
 from core.errors import TollhouseError
 from engine.protocol import FinishReason, Receipt
-from gateway.engines.answer_fields import StreamedChoices, whole_choice
+from gateway.engines.answer_fields import Said, StreamedChoices, whole_choice
 from gateway.engines.answer_shapes import (
     Completion,
     Embeddings,
@@ -152,6 +152,10 @@ class ResponseParser:
         else:
             self._task = asyncio.create_task(self._parse_in_thread(body))
 
+    def refuse(self, error: TollhouseError) -> None:
+        """The request could not be sent, for a reason of ours."""
+        self._fail(error)
+
     def on_error(self, error: Exception) -> None:
         failure = engine_unavailable(self._engine_id, str(error) or type(error).__name__)
         self._after_lines(partial(self._fail, failure))
@@ -284,7 +288,7 @@ class ResponseParser:
         if text:
             usage.add(index, "text", text)
         usage.report(answer.usage, final=True)
-        text, reason = _capped(usage, [text], choice.finish_reason or "stop")[0]
+        text, reason = capped(usage, [text], choice.finish_reason or "stop")[0]
         chunk = TextChunk(self._mailbox.request_id, index, text, usage.grown(), reason)
         self._take_answer(usage, (chunk,), usage.receipt(_STOP))
         return True
@@ -376,10 +380,14 @@ class ResponseParser:
         if event.get("error"):
             raise error_of_event(self._engine_id, self._mailbox.request_id, event["error"])
         said = [self._choices.read(choice) for choice in event.get("choices") or ()]
+        self._put(said, event.get("usage"), final=not said)
+
+    def _put(self, said: Sequence[Said], usage: Any, *, final: bool) -> None:
+        """Put what an event says, with the usage that it reports, if any."""
         for each in said:
             each.count(self._usage)
-        if event.get("usage"):
-            self._usage.report(event["usage"], final=not said)
+        if usage:
+            self._usage.report(usage, final=final)
         for each in said:
             beyond = min(len(each.text), self._usage.beyond_cap()) if each.text else 0
             if beyond > 0:
@@ -399,8 +407,8 @@ class ResponseParser:
             each.count(usage)
         usage.report(answer.usage, final=True)
         reasons = [each.reason or "stop" for each in said]
-        capped = _capped(usage, [each.text for each in said], *reasons)
-        for each, (text, reason) in zip(said, capped, strict=True):
+        kept = capped(usage, [each.text for each in said], *reasons)
+        for each, (text, reason) in zip(said, kept, strict=True):
             each.text, each.reason = text, reason
         return [each.chunk(self._mailbox.request_id, usage.grown()) for each in said]
 
@@ -417,7 +425,7 @@ class ResponseParser:
         return [TextChunk(self._mailbox.request_id, 0, "", 0, "stop", vectors=vectors)]
 
 
-def _capped(usage: UsageCounter, texts: Sequence[str], *reasons: str) -> list[tuple[str, str]]:
+def capped(usage: UsageCounter, texts: Sequence[str], *reasons: str) -> list[tuple[str, str]]:
     """The texts of a whole answer up to its cap, with their finish reasons."""
     beyond = usage.beyond_cap()
     total = sum(map(len, texts)) if beyond > 0 else 0

@@ -85,6 +85,11 @@ def error_of_event(engine_id: str, request_id: str, detail: Any) -> TollhouseErr
     return _error(engine_id, request_id, int(code) if numeric else 500, detail, None)  # type: ignore[arg-type]
 
 
+def error_of_reported(engine_id: str, request_id: str, status: int, detail: Any) -> TollhouseError:
+    """The error that a provider reports inside of an answer, with the status that it stands for."""
+    return _error(engine_id, request_id, status, detail, None)
+
+
 def _error(
     engine_id: str, request_id: str, status: int, detail: Any, retry_after_s: float | None
 ) -> TollhouseError:

@@ -40,6 +40,9 @@ class _Report(Struct, frozen=True):
     completion: int
     reasoning: int
     characters: int  # received when the report came, including those of reasoning
+    cache_write: int = 0  # of the prompt, beside `cached`
+    cache_write_long: int = 0  # the same, kept for an hour
+    searches: int = 0
 
 
 class UsageCounter:
@@ -197,7 +200,17 @@ class UsageCounter:
             reasoning=(reasoning := self._reasoning(generated)),
             characters=self._visible + self._hidden,
             silent=0 if self._hidden else reasoning,
+            cache_write=(written := self._written(prompt - cached))[0],
+            cache_write_long=written[1],
+            searches=report.searches if report is not None else 0,
         )
+
+    def _written(self, most: int) -> tuple[int, int]:
+        """Of at most so many tokens, those that the provider keeps for its usual time and for an hour."""
+        if (report := self._report) is None:
+            return 0, 0
+        long = min(most, report.cache_write_long)
+        return min(most - long, report.cache_write), long
 
     def _generated(self) -> tuple[int, CountedBy]:
         if (reported := self._reported()) is not None:
@@ -265,7 +278,16 @@ def _read(usage: dict[str, Any], characters: int) -> _Report:
     completion = _number(usage, "completion_tokens")
     cached = _number(prompt_details, "cached_tokens") if prompt_details else 0
     reasoning = min(completion, _number(details, "reasoning_tokens")) if details else 0
-    return _Report(_number(usage, "prompt_tokens"), cached, completion, reasoning, characters)
+    return _Report(
+        _number(usage, "prompt_tokens"),
+        cached,
+        completion,
+        reasoning,
+        characters,
+        _number(prompt_details, "cache_write_tokens") if prompt_details else 0,
+        _number(prompt_details, "cache_write_long_tokens") if prompt_details else 0,
+        _number(usage, "searches"),
+    )
 
 
 def _number(holder: Any, name: str) -> int:

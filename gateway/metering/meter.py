@@ -113,6 +113,7 @@ class Meter:
     routed: str | None = None
     fallback_from: tuple[str, ...] = ()  # models that failed before this one
     canary_of = ""
+    approximated: tuple[str, ...] = ()  # what the upstream was only told approximately
     event: UsageEvent | None = None
 
     def __init__(

@@ -22,6 +22,7 @@ _NEEDS = {
     "score": "score",
     "images": "images",
     "audio": "audio",
+    "documents": "documents",
 }
 _RESPONSES = "/v1/responses"
 _ROUTES = {"embeddings": "embeddings", "rerank": "/v1/rerank", "score": "/v1/score"}

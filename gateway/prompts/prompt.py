@@ -89,6 +89,8 @@ async def prepare_for(
     if "store" in request.extra:
         check_may_store(principal)
     notes: list[str] = [*request.extra.get("notes", ()), *effort]
+    if "reasoning" not in target.model.capabilities:
+        notes += request.extra.get("thinking_notes", ())
     if request.engine_parameters:
         notes += check_capabilities(request, target.model)
         if target.model.parameters is None:  # our own engine

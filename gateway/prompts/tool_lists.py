@@ -11,7 +11,10 @@ import orjson
 from gateway.prompts.json_text import json_text
 from gateway.prompts.prompt_order import sort_tools
 
-GATEWAY_MARKS = frozenset(("cache_control", "volatile", "rank"))  # hidden from models
+# Hidden from models, but for providers that read them: see `engines/ports`.
+GATEWAY_MARKS = frozenset(
+    ("cache_control", "volatile", "rank", "reasoning_details", "of_call", "is_error")
+)
 _MOST_BYTES = 16_384  # of one list
 _MOST_LISTS = 256  # of at most 0.1 MB each, parsed
 

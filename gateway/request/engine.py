@@ -22,6 +22,7 @@ from engine.protocol import (
 )
 from engine.protocol import TokenChunk as TokenChunk  # re-exported: part of the interface
 from gateway.request.inference import InferenceRequest
+from gateway.request.thoughts import Annotation, Detail
 
 log = logging.getLogger("tollhouse.upstream")
 
@@ -40,6 +41,10 @@ class TextChunk(Struct, frozen=True):
     scores: list[float] | None = None  # of /v1/rerank and /v1/score, in the documents' order
     reasoning: str = ""  # before the text
     refused: bool = False  # the server marked the text as a refusal
+    # Reasoning up to here as its provider wants it back: see `request/thoughts.py`.
+    details: list[Detail] | None = None
+    annotations: list[Annotation] | None = None  # OpenAI's objects: citations of the text so far
+    stop: str | None = None  # the stop string that ended the choice, where the server says it
 
     @property
     def characters(self) -> int:
@@ -58,6 +63,8 @@ class TextChunk(Struct, frozen=True):
             and self.vectors is None
             and self.scores is None
             and not self.refused
+            and self.details is None
+            and self.annotations is None
         )
 
 
@@ -196,6 +203,7 @@ class Mailbox:
     # Whether the connection to the engine was lost: the receipt may come on the next one.
     lost = False
     given_up = False  # nobody waits for the receipt any more
+    notes: tuple[str, ...] = ()  # what of the request the upstream was only told approximately
     _error: TollhouseError | None = None
     _fault: Exception | None = None  # of `pass_chunks`
     _over = False

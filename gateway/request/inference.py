@@ -111,6 +111,8 @@ class Usage(Struct, frozen=True):
     # ones, which cost nothing.
     accepted: int = 0
     rejected: int = 0
+    cache_write: int = 0  # of the uncached prompt: kept in a provider's cache for its usual time
+    cache_write_long: int = 0  # the same, kept for an hour
 
     @property
     def total(self) -> int:

@@ -1,4 +1,4 @@
-"""Image and audio parts of a chat, for upstreams that declare `images` or `audio`.
+"""Images, audio and documents in a chat, for upstreams that declare `images`, `audio` or `documents`.
 
 The gateway passes them on unread: they are neither screened nor counted, and the upstream's usage
 bills them.
@@ -10,14 +10,21 @@ from typing import Any
 
 from core.errors import BadRequest
 
-KINDS: Mapping[str, str] = MappingProxyType({"image_url": "images", "input_audio": "audio"})
+Part = dict[str, Any]
+KINDS: Mapping[str, str] = MappingProxyType(
+    {"image_url": "images", "input_audio": "audio", "file": "documents"}
+)
 CAPABILITIES = frozenset(KINDS.values())
 RESERVED_TOKENS = 2_000  # for each part, until the upstream reports what it counted
 _SCHEMES = ("https://", "data:image/")
-_FIELDS = {"image_url": {"url", "detail"}, "input_audio": {"data", "format"}}
+_FIELDS = {
+    "image_url": {"url", "detail"},
+    "input_audio": {"data", "format"},
+    "file": {"file_data", "file_id", "filename", "url", "text", "context"},
+}
 
 
-def checked(where: str, kind: str, value: Any) -> dict[str, Any]:
+def checked(where: str, kind: str, value: Any) -> Part:
     if isinstance(value, str) and kind == "image_url":
         value = {"url": value}
     if not isinstance(value, dict) or not all(
@@ -28,10 +35,12 @@ def checked(where: str, kind: str, value: Any) -> dict[str, Any]:
         raise _wrong(where, "an image with a data: or https: URL")
     if kind == "input_audio" and not value.get("data"):
         raise _wrong(where, "audio with data")
+    if kind == "file" and not {"file_data", "file_id", "url", "text"} & value.keys():
+        raise _wrong(where, "a file with file_data")
     return {"type": kind, kind: value}
 
 
-def of_anthropic(where: str, source: Any) -> dict[str, Any]:
+def of_anthropic(where: str, source: Any) -> Part:
     """The part of an `image` block: its source holds base64 or names a URL."""
     given = source if isinstance(source, dict) else {}
     kind, names = given.get("type"), set(given)
@@ -43,6 +52,29 @@ def of_anthropic(where: str, source: Any) -> dict[str, Any]:
     if not isinstance(url, str):
         raise _wrong(f"{where}.source", "of type base64 with media_type and data, or url with url")
     return checked(f"{where}.source", "image_url", url)
+
+
+def document_of_anthropic(where: str, block: Mapping[str, Any]) -> Part:
+    """The part of a `document` block, whose source holds base64 or text, or names a URL. `citations`
+    stay with it, for a provider that makes them."""
+    source = block.get("source")
+    given = source if isinstance(source, dict) else {}
+    kind, file = given.get("type"), Part()
+    if kind == "base64" and isinstance(given.get("data"), str):
+        file["file_data"] = f"data:{given.get('media_type')};base64,{given['data']}"
+    elif kind == "text":
+        file["text"] = given.get("data")
+    elif kind == "url":
+        file["url"] = given.get("url")
+    for name, to in (("title", "filename"), ("context", "context")):
+        if block.get(name) is not None:
+            file[to] = block[name]
+    if not file.keys() & {"file_data", "text", "url"}:
+        raise _wrong(f"{where}.source", "of type base64, text or url")
+    part = checked(f"{where}.source", "file", file)
+    if (citations := block.get("citations")) is not None:
+        part["file"]["citations"] = citations
+    return part
 
 
 def needed(media: Mapping[str, str]) -> dict[str, bool]:

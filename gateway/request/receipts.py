@@ -16,6 +16,9 @@ class UpstreamReceipt(Receipt):
     reasoning: int = 0  # of `generated`
     characters: int = 0  # of the reasoning, text and tool calls that the server sent
     silent: int = 0  # of `generated`: reasoning whose text the server kept
+    cache_write: int = 0  # of `computed`: kept in the provider's cache for its usual time
+    cache_write_long: int = 0  # of `computed`: kept for an hour
+    searches: int = 0  # of the web, by the provider's own tool
 
     def billed(self, delivered: int, *, answered: bool) -> int:
         """Tokens to bill when `delivered` characters reached the client. `answered`: the request
@@ -65,6 +68,9 @@ _TOKENS = (
     "busy_us",
     "dropped",
 )
-_TEXT_COUNTS = ("reasoning", "characters", "silent")
+_TEXT_COUNTS = (
+    *("reasoning", "characters", "silent"),
+    *("cache_write", "cache_write_long", "searches"),
+)
 _INEXACTNESS = (CountedBy.UPSTREAM, CountedBy.TOKENIZER, CountedBy.ESTIMATE)
 _TIMES = ("queue_s", "prefill_s", "decode_s")

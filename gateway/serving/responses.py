@@ -19,6 +19,7 @@ from gateway.answers.deadlines import Deadlines
 from gateway.answers.delivery import Delivery
 from gateway.answers.surface import ResponseInfo
 from gateway.edge.decoding import nested_too_deeply
+from gateway.engines.ports.port import APPROXIMATED_HEADER
 from gateway.engines.routing.fallbacks import CANARY_HEADER, fallback_headers
 from gateway.metering.meter import Meter
 from gateway.prompts.prompt import TRUNCATION_HEADER, Prompt
@@ -77,7 +78,7 @@ class Responses:
             meter=meter,
             reservation=ctx.reservation,
             headers=lambda: response_headers(
-                ctx.request_id, self._elapsed_ms(ctx), _with_dropped(extra, meter.event)
+                ctx.request_id, self._elapsed_ms(ctx), _with_notes(extra, meter)
             ),
             keep_alive_s=keep_alive_s,
             deadlines=self.deadlines,
@@ -143,6 +144,15 @@ def _prompts(prompt: Prompt) -> list[list[int]]:
     if not prompt.request.return_token_ids:
         return []
     return [part.ids for part in prompt.parts] or [prompt.ids]
+
+
+def _with_notes(headers: Headers, meter: Meter) -> Headers:
+    """What an upstream was only told approximately, and what the engine dropped."""
+    headers = _with_dropped(headers, meter.event)
+    if not meter.approximated:
+        return headers
+    said = " ".join(meter.approximated).encode("ascii", "replace")
+    return [*headers, (APPROXIMATED_HEADER.encode(), said)]
 
 
 def _with_dropped(headers: Headers, event: UsageEvent | None) -> Headers:

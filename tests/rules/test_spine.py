@@ -19,6 +19,7 @@ EDGES = (
     "gateway/serving/api/",
     "gateway/admin/",
     "gateway/edge/",
+    "gateway/engines/ports/",
     "gateway/cli/",
 )
 KERNELS = ("engine/backends/gpu/", "engine/decoding/sampler/")

@@ -31,7 +31,7 @@ from gateway.formats.sampling import (
 from gateway.formats.structured import structured_of
 from gateway.prompts.predictions import text_of
 from gateway.prompts.template_variables import checked
-from gateway.request import media_parts
+from gateway.request import media_parts, thoughts
 from gateway.request.inference import InferenceRequest
 from gateway.request.parameters import PASSED
 from gateway.request.plain_messages import plain_messages
@@ -76,6 +76,9 @@ class Message(Request):
     refusal: str | None = None
     reasoning_content: str | None = None  # of an earlier answer: see `tool_reasoning`
     reasoning: str | None = None  # the same by its other name
+    reasoning_details: list[Any] | None = (
+        None  # of an earlier answer, for the provider that wrote it
+    )
     audio: Any = None
     annotations: Any = None
     cache_control: Any = None
@@ -321,7 +324,10 @@ def _invalid(name: str, form: str) -> BadRequest:
     )
 
 
-_OPTIONAL_FIELDS = ("name", "tool_call_id", "refusal", "cache_control", "volatile")
+_OPTIONAL_FIELDS = (
+    *("name", "tool_call_id", "refusal", "cache_control", "volatile"),
+    thoughts.FIELD,
+)
 _optional_fields = attrgetter(*_OPTIONAL_FIELDS)
 _NO_OPTIONAL_FIELDS = (None,) * len(_OPTIONAL_FIELDS)
 # Fields of a message other than role and content; most messages have none of them.
@@ -358,6 +364,9 @@ def parse_message(
         converted |= {
             n: value for n, value in zip(_OPTIONAL_FIELDS, rest, strict=True) if value is not None
         }
+    if message.reasoning_details:
+        details = thoughts.checked(message.reasoning_details)
+        converted[thoughts.FIELD] = thoughts.indexed(details)
     if message.function_call is not None:
         converted["function_call"] = msgspec.to_builtins(message.function_call)
     return converted

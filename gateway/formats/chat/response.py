@@ -15,6 +15,7 @@ from gateway.edge.openai_errors import error_object
 from gateway.formats.chat.request import ROUTE, parse_chat
 from gateway.formats.prompt_logprobs import prompt_logprobs_object
 from gateway.request.inference import InferenceRequest, Usage
+from gateway.request.thoughts import FIELD
 
 DONE = b"data: [DONE]\n\n"
 
@@ -113,6 +114,7 @@ class ChatStream:
             ]
         if delta.calls and not text and "content" in content:
             content["content"] = None
+        content |= _beside(delta, reasons=self._reasons)
         if self._running is not None:
             self._tail = self._running.tail(delta)
         parts = []
@@ -129,6 +131,7 @@ class ChatStream:
             delta.text
             and delta.finish_reason is None
             and not (delta.reasoning or delta.calls or self._logprobs or self._ids)
+            and not (delta.details or delta.annotations)
             and not delta.refused
             and self._running is None
             and delta.choice in self._begun
@@ -250,6 +253,16 @@ def echoed(request: InferenceRequest) -> str:
     return "".join(part.get("text", "") for part in content)
 
 
+def _beside(delta: Delta, *, reasons: bool) -> dict[str, Any]:
+    """Signed reasoning, in OpenRouter's field, and citations."""
+    content: dict[str, Any] = {}
+    if delta.details and reasons:
+        content[FIELD] = delta.details
+    if delta.annotations:
+        content["annotations"] = delta.annotations
+    return content
+
+
 def _thoughts(reasoning: str) -> dict[str, str]:
     """By the name that most clients read, and by vLLM's newer one."""
     return {"reasoning_content": reasoning, "reasoning": reasoning}
@@ -288,15 +301,17 @@ def _choice(
         calls = {"tool_calls": [call_object(each) for each in choice.calls]}
     reasoning = "".join(choice.reasoning) if request.include_reasoning else ""
     thoughts = _thoughts(reasoning) if reasoning else {"reasoning": None}
+    details = {FIELD: choice.details} if choice.details and request.include_reasoning else {}
     return {
         "index": choice.index,
         "message": {
             "role": "assistant",
             "content": text if (text or not calls) and not choice.refused else None,
             "refusal": text if choice.refused else None,
-            "annotations": [],
+            "annotations": choice.annotations,
             **calls,
             **thoughts,
+            **details,
         },
         "logprobs": logprobs_object(
             delta.logprobs,

@@ -10,6 +10,7 @@ from core.errors import BadRequest, UnsupportedParameter
 from gateway.edge.anthropic_errors import ROUTE
 from gateway.edge.decoding import Request, check_label, check_range, decode, refuse_unsupported
 from gateway.formats.chat.request import MAX_MESSAGES
+from gateway.formats.messages.thinking import details_of, with_details
 from gateway.formats.sampling import Positive, stops_of
 from gateway.request import media_parts
 from gateway.request.inference import InferenceRequest
@@ -32,6 +33,8 @@ class Block(Request):
     thinking: str | None = None
     signature: str | None = None
     data: str | None = None  # of a redacted thought
+    title: str | None = None  # of a document, as is the next
+    context: str | None = None
 
 
 class Message(Request):
@@ -94,10 +97,10 @@ _NAMED = {
     "strict": "tools[].strict",
     "continue_final_message": "a conversation that ends with the assistant's message",
 }
-# Thoughts of earlier turns are not shown to the model again, as on Anthropic's API; those of a tool
-# loop are `tool_reasoning`.
+# Thoughts of earlier turns are not shown to the model again, unless its provider signed them
+# (`thinking.py`); those of a tool loop are `tool_reasoning`.
 _OWN_BLOCKS: dict[str, tuple[str, ...]] = {
-    "user": ("text", "image"),
+    "user": ("text", "image", "document"),
     "system": ("text",),
     "assistant": ("text", "tool_use", "thinking", "redacted_thinking"),
 }
@@ -139,7 +142,7 @@ def parse_messages(raw: bytes) -> InferenceRequest:
 def parse_count(raw: bytes) -> InferenceRequest:
     body = decode(_count_decoder, raw)
     refuse_unsupported(body, _COUNT_IGNORED_VALUES)
-    _notes_of(body)
+    _check_options(body)
     media: dict[str, str] = {}
     return InferenceRequest(
         route=f"{ROUTE}/count_tokens",
@@ -164,10 +167,19 @@ def _constraints(body: MessagesBody, media: dict[str, str]) -> dict[str, Any]:
         engine_parameters["strict"] = True
     if form := (body.output_config or {}).get("format"):
         engine_parameters["response_format"] = _output_format(form)
+    _check_options(body)
+    extra: dict[str, Any] = {"named": _NAMED | media, "thinking_notes": _thinking_notes(body)}
+    for name, value in (
+        ("thinking", body.thinking),
+        ("effort", (body.output_config or {}).get("effort")),
+        ("cache_control", body.cache_control),
+    ):
+        if value is not None:
+            extra[name] = value
     return {
         "single_tool_call": given.get("disable_parallel_tool_use") is True,
         "engine_parameters": engine_parameters,
-        "extra": {"named": _NAMED | media, "notes": _notes_of(body)},
+        "extra": extra,
     }
 
 
@@ -244,22 +256,33 @@ def _message(where: str, message: Message, media: dict[str, str]) -> list[dict[s
         if block.type == "tool_result":
             content, images = _result(here, block, media)
             parts += images
-            result = {"role": "tool", "tool_call_id": block.tool_use_id or "", "content": content}
-            if block.cache_control is not None:
-                result["cache_control"] = block.cache_control
-            converted.append(result)
+            result: dict[str, Any] = {"role": "tool", "content": content}
+            result["tool_call_id"] = block.tool_use_id or ""
+            if block.is_error:
+                result["is_error"] = True
+            converted.append(_marked(result, block))
         elif block.type not in _OWN_BLOCKS[message.role]:
             raise _not_text(here)
         elif block.type == "image":
-            parts.append(_image(here, block.source, media))
+            parts.append(_marked(_image(here, block.source, media), block))
+        elif block.type == "document":
+            media.setdefault("documents", here)
+            document = {"source": block.source, "title": block.title, "context": block.context}
+            given = media_parts.document_of_anthropic(
+                here, {**document, "citations": block.citations}
+            )
+            parts.append(_marked(given, block))
         elif block.type == "text":
             parts.append(_text(here, block))
     if parts or calls:
         own: dict[str, Any] = {"role": message.role, "content": parts or None}
-        if any(block.cache_control is not None for block in calls):
-            own["cache_control"] = {"type": "ephemeral"}
+        marks = [each.cache_control for each in calls if each.cache_control is not None]
+        if marks:
+            own["cache_control"] = marks[-1]
         if calls:
             own["tool_calls"] = [_call(block) for block in calls]
+        if message.role == "assistant":
+            own = with_details(own, details_of(message.content))
         converted.append(own)
     return converted
 
@@ -286,10 +309,13 @@ def _texts(where: str, content: str | list[Block]) -> str | list[dict[str, Any]]
 def _text(where: str, block: Block) -> dict[str, Any]:
     if block.type != "text" or block.text is None:
         raise _not_text(where)
-    part: dict[str, Any] = {"type": "text", "text": block.text}
+    return _marked({"type": "text", "text": block.text}, block)
+
+
+def _marked(holder: dict[str, Any], block: Block) -> dict[str, Any]:
     if block.cache_control is not None:
-        part["cache_control"] = block.cache_control
-    return part
+        holder["cache_control"] = block.cache_control
+    return holder
 
 
 def _image(where: str, source: Any, media: dict[str, str]) -> dict[str, Any]:
@@ -308,7 +334,8 @@ def _result(where: str, block: Block, media: dict[str, str]) -> tuple[str, list[
     for index, each in enumerate(content if isinstance(content, list) else [None]):
         here = f"{where}.content[{index}]"
         if isinstance(each, dict) and each.get("type") == "image":
-            images.append(_image(here, each.get("source"), media))
+            image = _image(here, each.get("source"), media)
+            images.append({**image, "of_call": block.tool_use_id or ""})
         elif isinstance(each, dict) and isinstance(each.get("text"), str):
             texts.append(each["text"])
         else:
@@ -338,6 +365,8 @@ def _tools(body: CountBody) -> list[dict[str, Any]] | None:
         function: dict[str, Any] = {"name": tool.name, "parameters": tool.input_schema}
         if tool.description is not None:
             function["description"] = tool.description
+        if tool.strict is not None:
+            function["strict"] = tool.strict
         converted: dict[str, Any] = {"type": "function", "function": function}
         if tool.cache_control is not None:
             converted["cache_control"] = tool.cache_control
@@ -369,18 +398,13 @@ def _not_text(where: str) -> UnsupportedParameter:
     )
 
 
-def _notes_of(body: CountBody) -> list[str]:
-    """What has no effect of what coding agents ask for beside the answer: thinking, effort and the
-    editing of their context. An answer without them is valid, so the request is served."""
-    notes = []
+def _check_options(body: CountBody) -> None:
+    """Raises UnsupportedParameter or BadRequest for what no model here does of what coding agents ask for
+    beside the answer: thinking, effort and the editing of their context."""
     _refuse_thread(body.thread)
     _check_diagnostics(body.diagnostics)
-    if body.thinking is not None:
-        kind = body.thinking.get("type")
-        if kind not in _THINKING:
-            raise _invalid("thinking.type", f"one of {', '.join(_THINKING)}")
-        if kind == "enabled":
-            notes.append("thinking is returned in blocks of its own if the model marks it.")
+    if body.thinking is not None and body.thinking.get("type") not in _THINKING:
+        raise _invalid("thinking.type", f"one of {', '.join(_THINKING)}")
     config = body.output_config or {}
     for name in config.keys() - {"format", "effort"}:
         raise UnsupportedParameter(
@@ -388,11 +412,20 @@ def _notes_of(body: CountBody) -> list[str]:
             next_step=f"Remove output_config.{name}.",
             param=f"output_config.{name}",
         )
-    if (effort := config.get("effort")) is not None:
-        if effort not in _EFFORTS:
-            raise _invalid("output_config.effort", f"one of {', '.join(_EFFORTS)}")
-        notes.append("output_config.effort has no effect on this model.")
+    effort = config.get("effort")
+    if effort is not None and effort not in _EFFORTS:
+        raise _invalid("output_config.effort", f"one of {', '.join(_EFFORTS)}")
     _check_edits(body.context_management or {})
+
+
+def _thinking_notes(body: CountBody) -> list[str]:
+    """What has no effect on a model whose thinking cannot be set. An answer without it is valid, so the
+    request is served."""
+    notes = []
+    if (body.thinking or {}).get("type") == "enabled":
+        notes.append("thinking is returned in blocks of its own if the model marks it.")
+    if (body.output_config or {}).get("effort") is not None:
+        notes.append("output_config.effort has no effect on this model.")
     return notes
 
 

@@ -1,6 +1,6 @@
 """/v1/messages: responses, stream events, usage and errors in Anthropic's format.
 
-Anthropic's `input_tokens` excludes tokens read from the cache.
+Anthropic's `input_tokens` excludes tokens read from the cache and written into it.
 """
 
 import json
@@ -18,7 +18,9 @@ from gateway.answers.surface import ResponseInfo
 from gateway.answers.tool_calls import ToolCall
 from gateway.edge.anthropic_errors import ROUTE, anthropic_error
 from gateway.formats.messages.request import parse_messages
+from gateway.formats.messages.thinking import OWN_SIGNATURE
 from gateway.request.inference import InferenceRequest, Usage
+from gateway.request.thoughts import ANTHROPIC, pack
 
 _STOP_REASONS = {
     "length": "max_tokens",
@@ -26,7 +28,6 @@ _STOP_REASONS = {
     "stop": "end_turn",
     "tool_calls": "tool_use",
 }
-_SIGNATURE = "dG9sbGhvdXNl"  # opaque, as Anthropic's are
 
 
 class MessagesSurface:
@@ -48,13 +49,9 @@ class MessagesSurface:
         usage: Usage,
     ) -> dict[str, Any]:
         choice = choices[0]
-        text = "".join(choice.text)
-        content: list[dict[str, Any]] = []
-        if choice.reasoning:
-            content.append(_thinking("".join(choice.reasoning)))
-        if text or not (choice.calls or choice.reasoning):
-            content.append({"type": "text", "text": text})
-        content += [{**_call(each), "input": _input(each)} for each in choice.calls]
+        content = [block for delta in choice.parts() for block in _blocks(delta)]
+        if not content:
+            content.append({"type": "text", "text": ""})
         return _message(info, content, _ending(choice), usage)
 
     def error(self, error: TollhouseError, request_id: str) -> dict[str, Any]:
@@ -93,12 +90,15 @@ class MessageStream:
                 self._thinking = True
             thought = {"type": "thinking_delta", "thinking": delta.reasoning}
             parts.append(self._block_delta(thought))
+        for detail in delta.details:
+            parts.append(self._sign(detail))
         if delta.text:
             if self._thinking:
                 parts.append(self._close_block())
             if not self._open:
                 parts.append(self._open_block())
             parts.append(self._block_delta({"type": "text_delta", "text": delta.text}))
+        parts += self._cite(delta)
         for call in delta.calls:
             parts.append(self._close_block())
             parts.append(self._start_block({**_call(call), "input": {}}))
@@ -107,6 +107,29 @@ class MessageStream:
             )
             parts.append(self._close_block())
         return b"".join(parts)
+
+    def _sign(self, detail: dict[str, Any]) -> bytes:
+        """The end of a thought that its provider signed, or a block for one whose text is not shown."""
+        block = _signed(detail)
+        if block["type"] == "thinking" and self._thinking:
+            return self._close_block(block["signature"])
+        closed = self._close_block()
+        if block["type"] == "redacted_thinking":
+            return closed + self._start_block(block) + self._close_block()
+        started = self._start_block({**block, "thinking": "", "signature": ""})
+        self._thinking = True
+        if block["thinking"]:
+            started += self._block_delta({"type": "thinking_delta", "thinking": block["thinking"]})
+        return closed + started + self._close_block(block["signature"])
+
+    def _cite(self, delta: Delta) -> list[bytes]:
+        listed = [each["anthropic"] for each in delta.annotations if "anthropic" in each]
+        if not listed:
+            return []
+        before = [] if self._open else [self._open_block()]
+        return before + [
+            self._block_delta({"type": "citations_delta", "citation": each}) for each in listed
+        ]
 
     def end(self, usage: Usage, choices: Sequence[ChoiceOutput]) -> bytes:
         reason, sequence = _ending(choices[0])
@@ -131,12 +154,12 @@ class MessageStream:
     def _block_delta(self, delta: dict[str, Any]) -> bytes:
         return _event({"type": "content_block_delta", "index": self._block, "delta": delta})
 
-    def _close_block(self) -> bytes:
+    def _close_block(self, signature: str = OWN_SIGNATURE) -> bytes:
         if not self._open:
             return b""
         signed = b""
         if self._thinking:
-            signed = self._block_delta({"type": "signature_delta", "signature": _SIGNATURE})
+            signed = self._block_delta({"type": "signature_delta", "signature": signature})
         self._open = self._thinking = False
         self._block += 1
         return signed + _event({"type": "content_block_stop", "index": self._block - 1})
@@ -146,13 +169,20 @@ class MessageStream:
 
 
 def usage_object(usage: Usage) -> dict[str, Any]:
-    return {
-        "input_tokens": usage.prompt - usage.cached,
+    written = usage.cache_write + usage.cache_write_long
+    shown = {
+        "input_tokens": usage.prompt - usage.cached - written,
         "cache_read_input_tokens": usage.cached,
-        "cache_creation_input_tokens": 0,
+        "cache_creation_input_tokens": written,
         "output_tokens": usage.output,
         "service_tier": "standard",
     }
+    if written:
+        shown["cache_creation"] = {
+            "ephemeral_5m_input_tokens": usage.cache_write,
+            "ephemeral_1h_input_tokens": usage.cache_write_long,
+        }
+    return shown
 
 
 def _message(
@@ -173,10 +203,35 @@ def _message(
     }
 
 
+def _blocks(delta: Delta) -> list[dict[str, Any]]:
+    """The blocks of an answer that is not streamed, of one part of it."""
+    blocks = [_signed(each) for each in delta.details]
+    if delta.reasoning and not any(each.get("thinking") for each in blocks):
+        if blocks and blocks[0]["type"] == "thinking":  # of a provider that signs other things
+            blocks[0] = {**blocks[0], "thinking": delta.reasoning}
+        else:
+            blocks.insert(0, _thinking(delta.reasoning))
+    if delta.text:
+        text: dict[str, Any] = {"type": "text", "text": delta.text}
+        listed = [each["anthropic"] for each in delta.annotations if "anthropic" in each]
+        blocks.append({**text, "citations": listed} if listed else text)
+    return blocks + [{**_call(each), "input": _input(each)} for each in delta.calls]
+
+
+def _signed(detail: dict[str, Any]) -> dict[str, Any]:
+    """A thought as the provider's own block; another provider's is packed into its signature."""
+    text = str(detail.get("text") or "")
+    if detail.get("format") != ANTHROPIC:
+        return {"type": "thinking", "thinking": text, "signature": pack([detail])}
+    if detail["type"] == "reasoning.encrypted":
+        return {"type": "redacted_thinking", "data": detail["data"]}
+    return {"type": "thinking", "thinking": text, "signature": detail["signature"]}
+
+
 def _thinking(text: str) -> dict[str, Any]:
     """Clients drop a block without a signature, or send its text as the prompt's. Ours is opaque, and
     is not verified when the block comes back."""
-    return {"type": "thinking", "thinking": text, "signature": _SIGNATURE}
+    return {"type": "thinking", "thinking": text, "signature": OWN_SIGNATURE}
 
 
 def _call(call: ToolCall) -> dict[str, Any]:

@@ -34,7 +34,7 @@ from gateway.request.prompt_references import reference_of
 
 ROUTE = "/v1/responses"
 LOGPROBS = "message.output_text.logprobs"  # value of `include`
-ENCRYPTED_REASONING = "reasoning.encrypted_content"  # of reasoning items, which no response has
+ENCRYPTED_REASONING = "reasoning.encrypted_content"  # of reasoning items, of providers that sign it
 
 
 class ResponsesBody(Request, kw_only=True):
@@ -172,6 +172,7 @@ def parse_responses(raw: bytes) -> InferenceRequest:
             "instructions": body.instructions,
             "metadata": body.metadata or {},
             "notes": notes,
+            "encrypted_reasoning": ENCRYPTED_REASONING in (body.include or ()),
             "labels": {
                 name: value
                 for name in ("user", "safety_identifier", "prompt_cache_key")

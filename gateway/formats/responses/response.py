@@ -13,6 +13,7 @@ from gateway.edge.openai_errors import error_object
 from gateway.formats.chat.response import logprobs_object
 from gateway.formats.responses.request import ROUTE, parse_responses
 from gateway.request.inference import InferenceRequest, Usage
+from gateway.request.thoughts import OPENAI, pack
 
 _INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
 # Codes of errors that clients act on; any other failure is `server_error`.
@@ -40,15 +41,18 @@ class ResponsesSurface:
     ) -> dict[str, Any]:
         choice = choices[0]
         delta = choice.take() or Delta(choice.index, "")
+        sealed = sealed_of(choice.details) if request.extra.get("encrypted_reasoning") else None
         text = "".join(choice.text)
         incomplete_reason = _INCOMPLETE.get(choice.finish_reason or "stop")
         status = "incomplete" if incomplete_reason else "completed"
         output = []
-        if choice.reasoning:
-            output.append(_reasoning(info, "".join(choice.reasoning)))
+        if choice.reasoning or sealed:
+            output.append(_sealed(_reasoning(info, "".join(choice.reasoning)), sealed))
         if text or not choice.calls:
             logprobs = _logprobs(info, request, delta)
             part = _refusal(text) if choice.refused else _part(text, logprobs)
+            if choice.annotations:
+                part["annotations"] = annotations_of(choice.annotations)
             output.append(_message(_item_id(info), status, part))
         output += [_call(each, "completed", request) for each in choice.calls]
         return _finished(info, request, output, incomplete_reason, usage)
@@ -74,6 +78,9 @@ class ResponseStream:
         self._text: list[str] | None = None  # of the open message
         self._thought: list[str] | None = None  # of the open reasoning item
         self._refused = False  # whether the open message is a refusal
+        self._seals = bool(request.extra.get("encrypted_reasoning"))
+        self._details: list[dict[str, Any]] = []  # of the open reasoning item
+        self._annotations: list[dict[str, Any]] = []  # of the open message
         self._logprobs: list[dict[str, Any]] = []  # of its tokens, when requested
         self._output: list[dict[str, Any]] = []
 
@@ -89,6 +96,9 @@ class ResponseStream:
         if delta.reasoning:
             parts.append(self._reason(delta.reasoning))
             logprobs = logprobs if delta.text else []
+        if delta.details and self._seals:
+            parts.append(self._reason(""))  # which opens an item for them
+            self._details += delta.details
         if delta.text or logprobs:
             parts.append(self._close_reasoning())
             if self._text is None:
@@ -102,6 +112,12 @@ class ResponseStream:
             else:
                 payload["logprobs"] = logprobs
                 parts.append(self._event("response.output_text.delta", **payload))
+        if delta.annotations and self._text is not None:
+            for each in annotations_of(delta.annotations):
+                place = {"annotation_index": len(self._annotations), **self._position()}
+                self._annotations.append(each)
+                name = "response.output_text.annotation.added"
+                parts.append(self._event(name, annotation=each, **place))
         for call in delta.calls:
             parts.append(self._close_reasoning())
             parts += [self._close_message("completed"), self._add_function_call(call)]
@@ -131,6 +147,8 @@ class ResponseStream:
             ) + self._event(
                 "response.content_part.added", part=_thought(""), **self._thought_position()
             )
+        if not text:
+            return begun
         self._thought.append(text)
         return begun + self._event(
             "response.reasoning_text.delta", delta=text, **self._thought_position()
@@ -140,8 +158,8 @@ class ResponseStream:
         if self._thought is None:
             return b""
         text, position, index = "".join(self._thought), self._thought_position(), len(self._output)
-        item = _reasoning(self._info, text, index)
-        self._thought = None
+        item = _sealed(_reasoning(self._info, text, index), sealed_of(self._details))
+        self._thought, self._details = None, []
         self._output.append(item)
         return (
             self._event("response.reasoning_text.done", text=text, **position)
@@ -156,6 +174,7 @@ class ResponseStream:
 
     def _open_message(self, *, refused: bool = False) -> bytes:
         self._text, self._logprobs, self._refused = [], [], refused
+        self._annotations = []
         part = _refusal("") if refused else _part("")
         item = {**_message(self._item(), "in_progress", part), "content": []}
         return self._event(
@@ -167,6 +186,8 @@ class ResponseStream:
             return b""
         text, position, index = "".join(self._text), self._position(), len(self._output)
         part = _refusal(text) if self._refused else _part(text, self._logprobs)
+        if self._annotations:
+            part["annotations"] = self._annotations
         item = _message(self._item(), status, part)
         self._text = None
         self._output.append(item)
@@ -238,7 +259,10 @@ def _finished(
 def usage_object(usage: Usage) -> dict[str, Any]:
     return {
         "input_tokens": usage.prompt,
-        "input_tokens_details": {"cached_tokens": usage.cached, "cache_write_tokens": 0},
+        "input_tokens_details": {
+            "cached_tokens": usage.cached,
+            "cache_write_tokens": usage.cache_write + usage.cache_write_long,
+        },
         "output_tokens": usage.output,
         "output_tokens_details": {"reasoning_tokens": usage.reasoning},
         "total_tokens": usage.total,
@@ -304,6 +328,27 @@ def _reasoning(info: ResponseInfo, text: str, index: int = 0) -> dict[str, Any]:
         "content": [_thought(text)],
         "status": "completed",
     }
+
+
+def sealed_of(details: list[dict[str, Any]]) -> str | None:
+    """`encrypted_content`: OpenAI's own as it is, another provider's packed."""
+    if not details:
+        return None
+    if len(details) == 1 and details[0].get("format") == OPENAI and "data" in details[0]:
+        return str(details[0]["data"])
+    return pack(details)
+
+
+def _sealed(item: dict[str, Any], sealed: str | None) -> dict[str, Any]:
+    return item if sealed is None else {**item, "encrypted_content": sealed}
+
+
+def annotations_of(annotations: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A chat's citations as those of a response, whose fields lie flat."""
+    return [
+        {"type": each["type"], **each["url_citation"]} if "url_citation" in each else each
+        for each in annotations
+    ]
 
 
 def _thought(text: str) -> dict[str, Any]:

@@ -1,0 +1,43 @@
+"""The providers of models that have a port of their own, by the name in an upstream's `provider`.
+
+An entry with a provider may leave its `url` out where the provider has one address.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Provider:
+    url: str = ""  # its public address; empty where each customer has one
+    options: frozenset[str] = frozenset()  # fields of an entry's `options`
+    required: frozenset[str] = frozenset()  # those of them that an entry must have
+    keyless: bool = False  # credentials may come from elsewhere than `api_key`
+
+
+PROVIDERS: Mapping[str, Provider] = MappingProxyType(
+    {
+        "anthropic": Provider(
+            "https://api.anthropic.com",
+            frozenset(("version", "beta", "max_tokens", "thinking")),
+        ),
+    }
+)
+
+
+def problem_with_options(name: str, options: Any) -> str:
+    """What is wrong with the options of an entry of this provider; empty if nothing is."""
+    provider = PROVIDERS[name]
+    if not isinstance(options, dict):
+        return "options is not an object"
+    for option in options.keys() - provider.options:
+        known = ", ".join(sorted(provider.options)) or "none"
+        return f"options has the unknown field {option!r}; {name} has {known}"
+    for option in sorted(provider.required - options.keys()):
+        return f"options.{option} is missing, which {name} needs"
+    for option, value in options.items():
+        if not isinstance(value, str | int | bool) or value == "":
+            return f"options.{option} is {value!r}, not a text, number or truth value"
+    return ""

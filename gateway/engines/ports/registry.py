@@ -1,0 +1,14 @@
+"""The port of each provider."""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+from gateway.catalog.upstreams import Upstream
+from gateway.engines.ports.anthropic.port import AnthropicPort
+from gateway.engines.ports.port import Port
+
+PORTS: Mapping[str, Callable[[Upstream], Port]] = MappingProxyType({"anthropic": AnthropicPort})
+
+
+def port_of(upstream: Upstream) -> Port:
+    return PORTS[upstream.provider](upstream)
