@@ -16,7 +16,7 @@ from billing.closing import closing, moving
 from billing.exports import schedules
 from billing.invoicing import invoice_run, invoices, recognition
 from billing.ledger import expiry
-from billing.notices import budgets, outbox
+from billing.notices import budgets, outbox, sealing
 from billing.payments import commands, compare, dunning, inbox, meters, push, top_ups
 from billing.payments.base import PaymentProvider, TryLater
 from billing.payments.manual import ManualPayments
@@ -273,6 +273,11 @@ def watch_budgets(context: TaskContext) -> int:
         tenants,
         lambda session, tenant_id: budgets.send_alerts(session, context.clock, tenant_id),
     )
+
+
+@task("billing.seal_secrets", queue="messages", every_s=600.0)
+def seal_secrets(context: TaskContext) -> int:
+    return sealing.seal_secrets(context.database)
 
 
 @task("billing.deliver_messages", queue="messages", every_s=15.0)

@@ -158,6 +158,11 @@ class Settings(BaseSettings):
         None, description="File with the gateway's CURVE key pair for engine sockets."
     )
     admin_token: str = Field("", description="Operator's token; empty: generated at first start.")
+    previous_admin_token: str = Field(
+        "",
+        description="The operator's token before a change: secrets of webhooks that it sealed are "
+        "read, and sealed with the new one within ten minutes.",
+    )
     metrics_token: str = Field(
         "",
         description="Bearer token that `/metrics` and the parts in `/readyz` require; empty: both are "

@@ -5,14 +5,20 @@ from billing.usage.raw_rows import RawArchive
 from core.database import Database
 from core.errors import SettingError
 from core.extras import imports_of
+from core.sealed_columns import ColumnKeys, seal_columns
 from core.settings import Settings
+from core.tenants.operator import known_operator_token
 
 SCHEMES = ("clickhouse://", "clickhouses://")
 
 
 def open_database(settings: Settings) -> Database:
-    """Sessions carry the store in their `info`, where `archive_of` finds it."""
+    """Sessions carry the store in their `info`, where `archive_of` finds it. Secrets are sealed with the
+    operator's token, where this machine has one."""
     archive = make_archive(settings)
+    if token := known_operator_token(settings):
+        older = [settings.previous_admin_token] if settings.previous_admin_token else []
+        seal_columns(ColumnKeys(token, *older))
     return Database(
         settings.effective_database_url,
         read_url=settings.read_database_url,

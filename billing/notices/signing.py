@@ -8,6 +8,8 @@ import hmac
 import secrets
 from datetime import datetime
 
+from core.sealed_columns import check_opened
+
 _PREFIX = "whsec_"
 _BYTES = 24
 
@@ -17,8 +19,10 @@ def new_secret() -> str:
 
 
 def headers(secret: str, message_id: str, at: datetime, body: bytes) -> dict[str, str]:
-    """Signature headers. `at` is the time of sending, which receivers check against replays."""
+    """Signature headers. `at` is the time of sending, which receivers check against replays.
+    Unavailable for a secret that could not be decrypted."""
     moment = str(int(at.timestamp()))
+    check_opened(secret, "The secret that signs the message")
     key = base64.b64decode(secret.removeprefix(_PREFIX))
     digest = hmac.digest(key, f"{message_id}.{moment}.".encode() + body, "sha256")
     return {

@@ -9,6 +9,7 @@ from sqlalchemy.orm import Mapped, mapped_column
 from billing.columns import CURRENCY, ID, NAME
 from core import lengths
 from core.database import Base, BigKey, Json, Units, UtcDateTime
+from core.sealed_columns import SealedText
 
 
 class Budget(Base):
@@ -34,8 +35,8 @@ class Budget(Base):
     emails: Mapped[list[str]] = mapped_column(Json, default=list)
     created_at: Mapped[datetime] = mapped_column(UtcDateTime)
     ended_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
-    # Signs the messages to `webhooks`, so it is stored in plain text.
-    webhook_secret: Mapped[str | None] = mapped_column(String(80))
+    # Signs the messages to `webhooks`.
+    webhook_secret: Mapped[str | None] = mapped_column(SealedText("budgets.webhook_secret"))
 
 
 class OutboxMessage(Base):
@@ -65,7 +66,7 @@ class OutboxMessage(Base):
 
 
 class WebhookEndpoint(Base):
-    """A tenant's webhook URL. Its secret signs each message, so it is stored in plain text."""
+    """A tenant's webhook URL. Its secret signs each message."""
 
     __tablename__ = "webhook_endpoints"
     __table_args__ = (Index("ix_webhook_endpoints_tenant", "tenant_id"),)
@@ -73,11 +74,11 @@ class WebhookEndpoint(Base):
     id: Mapped[str] = mapped_column(ID, primary_key=True)
     tenant_id: Mapped[str] = mapped_column(ID)
     url: Mapped[str] = mapped_column(String(1024))
-    secret: Mapped[str] = mapped_column(String(80))
+    secret: Mapped[str] = mapped_column(SealedText("webhook_endpoints.secret"))
     events: Mapped[list[str]] = mapped_column(Json, default=list)  # empty: all events
     # Of a receiver of request records: records or otlp, and a key of its own for the header.
     format: Mapped[str] = mapped_column(String(20), server_default="records")
     sample_percent: Mapped[int] = mapped_column(server_default="100")
-    authorization: Mapped[str | None] = mapped_column(String(400))
+    authorization: Mapped[str | None] = mapped_column(SealedText("webhook_endpoints.authorization"))
     created_at: Mapped[datetime] = mapped_column(UtcDateTime)
     ended_at: Mapped[datetime | None] = mapped_column(UtcDateTime)

@@ -25,6 +25,11 @@ def operator_token(settings: Settings) -> str:
     return _read(path) or _generate(path)
 
 
+def known_operator_token(settings: Settings) -> str:
+    """As `operator_token`, but empty where none was generated yet."""
+    return settings.admin_token or _read(settings.data_dir / FILE_NAME)
+
+
 def is_operator_token(token: str, candidate: str) -> bool:
     return secrets.compare_digest(token.encode(), candidate.encode("utf-8", "replace"))
 

@@ -15,6 +15,7 @@ from billing.stores import open_store
 from core.errors import TollhouseError
 from core.ids import new_id
 from core.outbound import encode_json, post_json
+from core.sealed_columns import check_opened
 from core.settings import Settings
 from gateway.serving.request_log.otlp import traces_of
 
@@ -47,7 +48,9 @@ class Receivers:
             body = json.loads(json.dumps(body, default=str))
             headers = dict(signing.headers(sink.secret, message_id, now, encode_json(body)))
             if sink.authorization:
-                headers["authorization"] = sink.authorization
+                headers["authorization"] = check_opened(
+                    sink.authorization, "The authorization of the receiver"
+                )
             status = post_json(
                 sink.url,
                 body,
