@@ -89,7 +89,9 @@ def read_query(request: Request, today: date, usual_days: int, sees_costs: bool)
 def text_of(request: Request) -> str:
     asked = request.query_params
     shown = {"failed": "status:5xx", "refused": "status:4xx"}.get(asked.get("show", ""), "")
-    days = [f"{field}:{asked[name]}" for name, field in _TERMS.items() if asked.get(name, "").strip()]
+    days = [
+        f"{field}:{asked[name]}" for name, field in _TERMS.items() if asked.get(name, "").strip()
+    ]
     return " ".join(part for part in (asked.get("q", "").strip(), shown, *days) if part)
 
 
