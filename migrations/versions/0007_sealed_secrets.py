@@ -3,8 +3,8 @@
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0006_sealed_secrets"
-down_revision = "0005_safety_keys"
+revision = "0007_sealed_secrets"
+down_revision = "0006_focus_versions"
 branch_labels = None
 depends_on = None
 _COLUMNS = (
