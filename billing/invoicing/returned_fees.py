@@ -14,7 +14,8 @@ from billing.invoicing.tables import DRAFT, FINAL, UNCOLLECTIBLE, VOID, Invoice,
 from billing.ledger import credits
 from billing.ledger.ledger import Transaction, post
 from billing.ledger.tables import CreditGrant
-from core.money import round_to_minor, units_of_minor
+from core.errors import Conflict
+from core.money import format_minor, round_to_minor, units_of_minor
 
 PURPOSE = "invoice"  # of credit that lowers another invoice
 _FEES = ("base_fee", "seats", "add_on")
@@ -49,6 +50,19 @@ def returned_minor(session: Session, source: Invoice) -> int:
         if part[0] == source.id
     )
     return round_to_minor(units, source.currency)[0]
+
+
+def refuse_void(session: Session, invoice: Invoice) -> None:
+    """Conflict if later invoices have returned its fees: a void would return them once more."""
+    for line, by in _returns(session, invoice):
+        units = sum(part[1] for part in line.details["returned"] if part[0] == invoice.id)
+        if units:
+            amount = format_minor(round_to_minor(units, invoice.currency)[0], invoice.currency)
+            raise Conflict(
+                f"{amount} {invoice.currency} of fees of invoice {invoice.label} have been returned by "
+                f"invoice {by.label}; it cannot be voided.",
+                next_step="Issue a credit note over the rest, or write off what is unpaid.",
+            )
 
 
 def _returns(session: Session, source: Invoice) -> list[tuple[InvoiceLine, Invoice]]:

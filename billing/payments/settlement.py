@@ -259,6 +259,7 @@ def void(session: Session, invoice_id: str, at: datetime, reason: str) -> None:
             next_step="Refund its payments and issue a credit note instead.",
         )
     promoted_fees.refuse_void(session, invoice)
+    returned_fees.refuse_void(session, invoice)
     child_invoices.release(session, invoice)
     currency = invoice.currency
     used = credits.uses_in(

@@ -2,21 +2,17 @@
 drawn point while the world outside went on. What must hold is computed from Stripe's books and from the
 test's own notes of the usage."""
 
-import argparse
-import json
 import random
 import shutil
 import sqlite3
-import sys
-import tempfile
-import traceback
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from sqlalchemy import func, select
 
@@ -28,8 +24,11 @@ from billing.ledger import ledger
 from billing.ledger.ledger import AccountKind
 from billing.ledger.tables import LedgerEntry
 from billing.payments import settlement, top_ups
-from billing.payments.base import PaymentProvider
+from billing.payments.base import InvoiceState, PaymentProvider, Record, Window
+from billing.payments.stripe.provider import StripePayments
 from billing.payments.tables import DunningCase, Payment, PaymentCommand
+from billing.recovery import marks
+from billing.recovery.places import FOLDER
 from billing.recovery.recovery import Recover, Report
 from billing.restores import restores
 from core.clock import FakeClock
@@ -149,6 +148,11 @@ class Drill:
             Path(f"{self._path}{suffix}").unlink(missing_ok=True)
         shutil.copy(self.points[point], self._path)
         self.deployment.database = Database(f"sqlite:///{self._path}")
+
+    def lose_acts(self) -> None:
+        """The files that say what was done are lost, too, but for the latest mark."""
+        shutil.rmtree(self.settings.data_dir / FOLDER / marks.ACTS, ignore_errors=True)
+        self.revoked.clear()  # nobody can know of them
 
     def recover(self) -> Report:
         """As the command does: first what the receipts have."""
@@ -329,6 +333,8 @@ def _lose(drill: Drill) -> None:
     drill.restore(drill.random.randrange(len(drill.points) - 1))
     if drill.done() == present:
         return  # nothing happened since that point
+    if drill.random.random() < 0.3:
+        drill.lose_acts()
     before = len(drill.at_stripe("payment_intent")), len(drill.at_stripe("invoice"))
     drill.tick()
     assert drill.behind()
@@ -340,23 +346,11 @@ def _lose(drill: Drill) -> None:
     assert refused_keys(drill)
 
 
-def main(words: Sequence[str] | None = None) -> None:
-    """`python -m tests.billing.recovery.restore_drill --points 100` prints one JSON line."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--points", type=int, default=100)
-    parser.add_argument("--seed", type=int, default=0)
-    chosen = parser.parse_args(words)
-    failed, named = {}, Counter[str]()
-    for seed in range(chosen.seed, chosen.seed + chosen.points):
-        with tempfile.TemporaryDirectory() as folder:
-            try:
-                named.update(f"{check}: {kind}" for check, kind in play(Path(folder), seed))
-            except AssertionError as error:
-                where = traceback.extract_tb(error.__traceback__)[-1]
-                failed[seed] = f"{where.name}: {where.line} {error}"[:300]
-    result = {"points": chosen.points, "failed": failed, "named": named}
-    sys.stdout.write(f"{json.dumps(result)}\n")
+def without_invoices() -> Any:
+    """A seeded fault: what the provider says of its invoices is not read."""
+    plain = StripePayments.records
 
+    def _records(self: StripePayments, window: Window) -> Iterator[Record]:
+        return (each for each in plain(self, window) if not isinstance(each, InvoiceState))
 
-if __name__ == "__main__":
-    main()
+    return mock.patch.object(StripePayments, "records", _records)

@@ -15,7 +15,9 @@ from billing.payments.tables import DunningCase
 from core.database import Database
 from core.errors import Conflict
 from tests.billing.payments.stripe_deployment import Till
-from tests.billing.recovery.restore_drill import open_drill, play
+from tests.billing.recovery.restore_drill import open_drill, play, without_invoices
+
+FOUND_BY = 101  # a seed whose drill loses the files and has an invoice at the provider
 
 
 def test_a_restore_before_an_invoice_run_charges_nobody_again(till: Till, tmp_path: Path) -> None:
@@ -192,9 +194,17 @@ def test_nobody_pays_twice_and_no_number_is_given_twice(tmp_path: Path, seed: in
     assert {check for check, _ in named} <= {"restored invoices"}
 
 
+def test_the_drill_finds_that_the_provider_s_invoices_are_not_read(tmp_path: Path) -> None:
+    """Where the files with the numbers are lost, too, only the provider knows of them."""
+    named = play(tmp_path / "plain", FOUND_BY)
+    assert {check for check, _ in named} <= {"restored invoices"}
+    with without_invoices(), pytest.raises(AssertionError):
+        play(tmp_path / "fault", FOUND_BY)
+
+
 @pytest.mark.proof
 def test_more_restores(tmp_path: Path) -> None:
-    """`python -m tests.billing.recovery.restore_drill --points 100` plays a hundred."""
+    """`python -m benchmarks.restores` plays a hundred."""
     for seed in range(2, 12):
         named = play(tmp_path / str(seed), seed)
         assert {check for check, _ in named} <= {"restored invoices"}
