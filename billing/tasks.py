@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 
 from billing.accounts.accounts import lock_account
 from billing.audit import reconcile
-from billing.closing import closing, moving
+from billing.closing import closing, late_receipts, moving
 from billing.exports import schedules
 from billing.invoicing import invoice_run, invoices, recognition
 from billing.ledger import expiry
@@ -136,6 +136,7 @@ def expire_credit(context: TaskContext) -> int:
 
 @task("billing.rebuild_roll_ups", queue="rating", time_limit_s=3600)
 def rebuild_roll_ups(context: TaskContext) -> None:
+    late_receipts.waive_late(context.database, context.clock)
     repair.repair(context.database, context.clock)
 
 
@@ -189,6 +190,11 @@ def run_exports(context: TaskContext) -> int:
 
     done, _ = schedules.run_waiting(context.database, context.clock, _store_of, scope_of_operator)
     return done
+
+
+@task("billing.waive_late", queue="rating", every_s=1800.0, time_limit_s=600)
+def waive_late(context: TaskContext) -> int:
+    return late_receipts.waive_late(context.database, context.clock)
 
 
 @task("billing.audit", queue="invoices", every_s=3600.0, time_limit_s=3600)

@@ -8,6 +8,7 @@ from sqlalchemy import and_, func, or_, select
 from sqlalchemy.orm import Session
 
 from billing.audit.usage import first_id
+from billing.closing.late_receipts import waived_late
 from billing.closing.row_sums import (
     BY_GATEWAY,
     FAILED,
@@ -33,8 +34,9 @@ def receipts_and_events(
 ) -> list[Difference]:
     """Each receipt has an event with the same token counts, and each event that an engine counted has
     its receipt. What the gateway counted itself, as when its connection was lost, agrees in output
-    alone: billed and waived tokens are what the engine generated. Receipts come by a way of their own,
-    and before their events: with `received_before` those that have come since may still lack one.
+    alone: billed and waived tokens, with those that a late receipt waived, are what the engine
+    generated. Receipts come by a way of their own, and before their events: with `received_before`
+    those that have come since may still lack one.
     """
     if rows is not None and rows.receipts_agree:
         return []
@@ -83,7 +85,7 @@ def receipts_and_events(
             "tokens that the engine generated are neither billed nor waived, or more are",
             BY_GATEWAY
             & (E.output_tokens <= receipts.c.generated)
-            & (E.output_tokens + E.waived_tokens != receipts.c.generated),
+            & (E.output_tokens + E.waived_tokens + waived_late() != receipts.c.generated),
         ),
         (time_differs, ~BY_GATEWAY & (receipts.c.busy_us != E.busy_us)),
     ):

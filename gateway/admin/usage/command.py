@@ -6,6 +6,7 @@ from typing import Any
 
 from sqlalchemy import func, select
 
+from billing.closing.late_receipts import waive_late
 from billing.rating import repair
 from billing.rating.rating_worker import rate_all
 from billing.usage import usage
@@ -143,6 +144,7 @@ def _dismiss(arguments: argparse.Namespace) -> int:
 
 def _rebuild(arguments: argparse.Namespace) -> int:
     with command_context() as tools:
+        waive_late(tools.database, tools.clock)
         repaired = repair.repair(tools.database, tools.clock)
     show(repaired.describe(), as_json=arguments.json)
     return 0

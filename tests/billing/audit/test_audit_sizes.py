@@ -5,7 +5,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import select, text
 from sqlalchemy.orm import Session
 
 from billing import differences
@@ -24,12 +24,12 @@ from billing.audit import (
 from billing.audit import (
     usage as audit_usage,
 )
-from billing.closing import row_ranges
+from billing.closing import late_receipts, row_ranges
 from billing.closing.row_ranges import Part
 from billing.differences import EVERYTHING, Difference, Since
 from billing.invoicing import reserved_numbers as numbers
 from billing.usage import usage
-from billing.usage.tables import ParkedEvent, UsageEventRow, UsageRetention
+from billing.usage.tables import Charge, ParkedEvent, UsageEventRow, UsageRetention
 from core.database import Database
 from core.events import CountedBy, EngineCount
 from tests.billing.audit.test_audit_faults import story
@@ -323,6 +323,36 @@ def test_a_receipt_is_compared_as_its_event_was_counted(
     assert all(said in each.message for each in found)
     rows = audit_receipts.receipts_and_events(session, Since(batch=1))
     assert rows == [], "of a closed day"
+
+
+@pytest.mark.parametrize("receipts", [[59], [30, 29]], ids=["one prompt", "two prompts"])
+def test_what_a_late_receipt_adds_is_waived_once(lite: Deployment, receipts: list[int]) -> None:
+    """The gateway had closed the request by its own count, of 50 billed and 3 waived tokens."""
+    with lite.database.transaction() as session:
+        request_id = kept(session, lite, counted_by=CountedBy.GATEWAY)
+        agreeing = kept(session, lite, counted_by=CountedBy.GATEWAY)
+        receipt(session, agreeing, AGREES)
+    lite.rate()
+    assert late_receipts.waive_late(lite.database, lite.clock) == 0, "no receipt came yet"
+    with lite.database.transaction() as session:
+        for number, generated in enumerate(receipts):
+            name = request_id if len(receipts) == 1 else f"{request_id}.{number}"
+            receipt(session, name, (100, 20, generated))
+        [difference] = audit_receipts.receipts_and_events(session)
+        assert difference.request_ids == (request_id,)
+    assert late_receipts.waive_late(lite.database, lite.clock) == 1
+    assert late_receipts.waive_late(lite.database, lite.clock) == 0
+    lite.rate()
+    with lite.database.read() as session:
+        assert audit_receipts.receipts_and_events(session) == []
+        rows = session.scalars(select(UsageEventRow).order_by(UsageEventRow.request_id)).all()
+        sums = [(each.output_tokens, each.waived_tokens, each.quantity) for each in rows]
+        assert sorted(sums) == sorted([(50, 3, 1), (0, 6, 0), (50, 3, 1)])
+        charged = {each.request_id: each for each in session.scalars(select(Charge))}
+        late = charged[request_id + late_receipts.LATE]
+        assert late.waived_tokens == 6 and late.amount == 0
+    with lite.database.read() as session:
+        assert not reconcile.audit(session).differences
 
 
 def test_receipts_of_numbered_prompts_are_summed(lite: Deployment, session: Session) -> None:
