@@ -30,7 +30,7 @@ from core.database import Database
 from core.settings import load_settings
 from dashboards.navigation import SECTIONS
 from engine.demo.paths import MODEL_DIR
-from gateway.admin.dashboard.mount import make_dashboard
+from gateway.admin.dashboard import make_dashboard
 from gateway.catalog.catalog import ServedModel
 from gateway.catalog.codec.tokenizing import load_codec
 from gateway.engines.clients import Engines

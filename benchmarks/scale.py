@@ -30,8 +30,7 @@ from billing.usage.raw_rows import Rows
 from billing.usage.tables import Charge, UsageEventRow
 from gateway.metering.streams.base import StreamDown, UsageStream
 from gateway.metering.streams.messages import batch_of, read
-from gateway.metering.streams.opening import open_stream
-from gateway.metering.streams.sink import StreamSink
+from gateway.metering.streams.opening import StreamSink, open_stream
 from gateway.metering.usage_sink import SqlUsageSink
 
 A_DAY = 1_000_000_000

@@ -9,14 +9,13 @@ from starlette.routing import Route
 
 from core.sealing import Sealer
 from core.tenant_slots import TenantSlots
-from gateway.admin.adapters import vllm_routes as lora
-from gateway.admin.adapters.routes import MAX_UPLOAD_BYTES
-from gateway.admin.dashboard.mount import make_dashboard
+from gateway.admin import mcp
+from gateway.admin.adapters.routes import MAX_UPLOAD_BYTES, vllm_router
+from gateway.admin.dashboard import make_dashboard
 from gateway.admin.finance import routes as finance
-from gateway.admin.mcp import routes as mcp
 from gateway.admin.members import sso_routes as sso
 from gateway.admin.openapi import install_openapi
-from gateway.admin.payments import webhook_routes as webhooks
+from gateway.admin.payments.routes import webhook_router
 from gateway.admin.routers import ROUTERS as ADMIN_ROUTERS
 from gateway.admin.usage import routes as reported_usage
 from gateway.answers.surface import Surface
@@ -43,13 +42,13 @@ from gateway.serving.api import (
     responses,
     tokenize,
 )
+from gateway.serving.api.bodies import known_query
 from gateway.serving.api.errors import add_error_handlers
 from gateway.serving.api.files import FORM_OVERHEAD
-from gateway.serving.api.query_names import known_query
 from gateway.serving.background.storing import StoringPipeline
 from gateway.serving.idempotency import HEADER, IdempotencyHandler, IdempotencyKeys
 from gateway.serving.media.endpoint import MediaEndpoint
-from gateway.serving.media.endpoints import ENDPOINTS
+from gateway.serving.media.request import ENDPOINTS
 from gateway.serving.media.service import MediaService
 from gateway.serving.server import Server
 from gateway.serving.services import Services
@@ -158,7 +157,7 @@ def create_app(services: Services) -> TollhouseApp:
     app.include_router(finance.router, dependencies=checked)
     app.include_router(reported_usage.own_router, dependencies=checked)
     app.include_router(mcp.router, dependencies=checked)
-    app.include_router(lora.router, dependencies=checked)
+    app.include_router(vllm_router, dependencies=checked)
     app.include_router(tokenize.router, dependencies=checked)
     app.include_router(responses.router, dependencies=checked)
     app.include_router(conversations.router, dependencies=checked)
@@ -168,7 +167,7 @@ def create_app(services: Services) -> TollhouseApp:
     app.include_router(batches.router, dependencies=checked)
     app.include_router(message_batches.router, dependencies=checked)
     app.include_router(sso.router)
-    app.include_router(webhooks.router)
+    app.include_router(webhook_router)
     for router in ADMIN_ROUTERS:
         app.include_router(router, dependencies=checked)
     install_openapi(app)

@@ -32,10 +32,9 @@ from gateway.admission.limiter import Admission, Limiter
 from gateway.admission.prices import PriceList
 from gateway.admission.rejections import RejectionCounter
 from gateway.admission.seeding import SETTLE_S, Seeding
-from gateway.catalog.adapter_registry import AdapterRegistry
+from gateway.catalog.adapter_registry import AdapterRegistry, CatalogRefresher
 from gateway.catalog.adapter_store import AdapterStore
 from gateway.catalog.catalog import Catalog
-from gateway.catalog.refresher import CatalogRefresher
 from gateway.catalog.upstreams import Upstream, read_upstreams
 from gateway.edge.auth.attempts import FailedAttempts
 from gateway.edge.auth.authenticator import Authenticator

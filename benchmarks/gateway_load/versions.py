@@ -63,7 +63,7 @@ class Versions:
 
 def _version(python: str) -> str:
     """Of an interpreter: its number, and how it was built, as `tollhouse doctor` says it."""
-    said = "from gateway.cli.doctor.interpreter import running; print(running().says)"
+    said = "from gateway.cli.doctor.packages import running; print(running().says)"
     done = subprocess.run(
         [python, "-c", said], cwd=ROOT, capture_output=True, text=True, check=True
     )

@@ -9,19 +9,19 @@ from fastapi import FastAPI
 from billing.exports.formats import Format
 from core.events import UsageKind
 from gateway.admin.finance.schemas import COST_GROUPS, USAGE_GROUPS, WIDTHS, query_parameters
-from gateway.admin.mcp.routes import McpMessage
+from gateway.admin.mcp import McpMessage
 from gateway.formats.chat.request import ChatBody
 from gateway.formats.completions.request import CompletionBody
-from gateway.formats.embeddings.request import EmbeddingsBody
+from gateway.formats.embeddings import EmbeddingsBody
 from gateway.formats.messages.request import CountBody, MessagesBody
 from gateway.formats.responses.request import ItemsBody, ResponsesBody
-from gateway.formats.scores.request import RerankBody, ScoreBody
+from gateway.formats.scores import RerankBody, ScoreBody
 from gateway.serving.api.batches import BatchBody
 from gateway.serving.api.completions import MetadataBody
 from gateway.serving.api.message_batches import MessageBatchBody
 from gateway.serving.api.moderations import ModerationBody
 from gateway.serving.api.tokenize import DetokenizeBody, TokenizeBody
-from gateway.serving.media.endpoints import ENDPOINTS, FILES, Endpoint
+from gateway.serving.media.request import ENDPOINTS, FILES, Endpoint
 
 _BODIES: dict[str, tuple[type, str]] = {
     "/v1/chat/completions": (ChatBody, "Create a chat completion."),

@@ -9,17 +9,14 @@ from gateway.admin.billing import routes as billing
 from gateway.admin.engines import routes as engines
 from gateway.admin.exchange_rates import routes as exchange_rates
 from gateway.admin.exports import routes as exports
-from gateway.admin.finance import margin_routes as margin
-from gateway.admin.finance import month_end_routes as month_end
+from gateway.admin.finance import routes as finance
 from gateway.admin.keys import routes as keys
 from gateway.admin.ledger import routes as ledger
 from gateway.admin.limits import routes as limits
-from gateway.admin.members import role_routes as roles
 from gateway.admin.members import routes as members
 from gateway.admin.operators import routes as operators
 from gateway.admin.organisations import routes as organisations
 from gateway.admin.payments import routes as payments
-from gateway.admin.policies import appeal_routes as appeals
 from gateway.admin.policies import routes as policies
 from gateway.admin.prompts import routes as prompts
 from gateway.admin.request_log import routes as request_log
@@ -38,18 +35,17 @@ ROUTERS = (
     adapters.router,
     audit.router,
     policies.router,
-    appeals.router,
-    roles.router,
+    members.role_router,
     billing.router,
     payments.router,
     bank.router,
     billing_admin.router,
     subscriptions.router,
     ledger.router,
-    margin.router,
+    finance.margin_router,
     exchange_rates.router,
     money_acts.router,
-    month_end.router,
+    finance.month_router,
     operators.router,
     reported_usage.router,
     taxes.router,

@@ -2,9 +2,12 @@
 
 import asyncio
 import logging
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+
+from sqlalchemy import select
 
 from core import metrics
 from core.clock import Clock
@@ -13,9 +16,9 @@ from core.errors import ModelNotFound
 from core.storage import StorageQuotas
 from core.tenants import adapters
 from core.tenants.limits import plan_of
-from core.tenants.models import Tenant
+from core.tenants.models import Adapter, Tenant
 from core.tenants.scope import TenantScope
-from gateway.catalog.adapter_files import AdapterFiles
+from gateway.catalog.adapter_archive import AdapterFiles
 from gateway.catalog.adapter_store import AdapterStore
 from gateway.catalog.catalog import Catalog, NamedAdapter
 
@@ -129,3 +132,24 @@ def _written(writing: "asyncio.Future[None]") -> None:
     _writing.discard(writing)
     if not writing.cancelled() and (error := writing.exception()) is not None:
         log.error("a quarantine could not be stored, and ends with this process: %s", error)
+
+
+class CatalogRefresher:
+    def __init__(self, database: Database, catalog: Catalog) -> None:
+        self._database = database
+        self._catalog = catalog
+
+    def refresh(self) -> None:
+        """Blocks; run it in a thread. Also called right after an adapter is added or removed."""
+        adapters: dict[str, dict[str, NamedAdapter]] = defaultdict(dict)
+        with self._database.read() as session:
+            for row in session.scalars(select(Adapter).where(Adapter.removed_at.is_(None))):
+                adapters[row.tenant_id][row.name] = NamedAdapter(
+                    row.name,
+                    row.base_model,
+                    row.digest,
+                    row.path,
+                    row.created_at,
+                    row.quarantine_reason,
+                )
+        self._catalog.set_adapters(adapters)

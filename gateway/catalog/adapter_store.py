@@ -24,8 +24,14 @@ from safetensors import SafetensorError, safe_open
 from core.errors import BadRequest, Forbidden, PayloadTooLarge
 from engine.adapters.digest import CONFIG, WEIGHTS
 from gateway.catalog import adapter_archive
-from gateway.catalog.adapter_archive import Refused, TooLarge, copy, refuse_pickle
-from gateway.catalog.adapter_files import AdapterFiles, read_adapter
+from gateway.catalog.adapter_archive import (
+    AdapterFiles,
+    Refused,
+    TooLarge,
+    copy,
+    read_adapter,
+    refuse_pickle,
+)
 
 MAX_BYTES = 2 * 2**30  # of the weights, unpacked
 MAX_CONFIG_BYTES = 2**20

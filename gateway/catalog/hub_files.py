@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from core.errors import SettingError, TollhouseError, Unavailable
-from gateway.catalog.checksums import checksum
-from gateway.catalog.hub_download import Mismatch, prefetch
+from gateway.catalog.hub_download import Mismatch, checksum, prefetch
 
 _DESCRIPTION = ["*.json", "*.jinja", "tokenizer.model"]
 _WEIGHTS = ["*.safetensors"]

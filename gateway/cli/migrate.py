@@ -7,8 +7,7 @@ from sqlalchemy.engine import make_url
 
 from billing.usage import partitions
 from core.errors import BadRequest
-from gateway.admin.console.context import command_context
-from gateway.admin.console.output import add_json, say, show
+from gateway.admin.console import add_json, command_context, say, show
 
 HELP = "upgrade the database schema, or downgrade it to a revision"
 

@@ -5,8 +5,7 @@ from typing import Any
 
 import msgspec
 
-from gateway.request.inference import InferenceRequest
-from gateway.request.routes import RERANK_ROUTE, SCORE_ROUTE
+from gateway.request.inference import RERANK_ROUTE, SCORE_ROUTE, InferenceRequest
 
 ROUTES = (RERANK_ROUTE, SCORE_ROUTE)
 

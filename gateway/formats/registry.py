@@ -3,10 +3,10 @@
 from gateway.answers.surface import Surface
 from gateway.formats.chat.response import ChatSurface
 from gateway.formats.completions.response import CompletionsSurface
-from gateway.formats.embeddings.response import EmbeddingsSurface
+from gateway.formats.embeddings import EmbeddingsSurface
 from gateway.formats.messages.response import MessagesSurface
 from gateway.formats.responses.response import ResponsesSurface
-from gateway.formats.scores.response import RerankSurface, ScoreSurface
+from gateway.formats.scores import RerankSurface, ScoreSurface
 
 
 def inference_surfaces() -> list[Surface]:

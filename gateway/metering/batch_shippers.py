@@ -25,7 +25,7 @@ from core import logs
 from core.clock import SystemClock
 from core.database import Database
 from gateway.edge import cpu_affinity
-from gateway.metering.refusals import brief, is_permanent
+from gateway.metering.parked_records import brief, is_permanent
 from gateway.metering.spool import connect, read_outbox
 from gateway.metering.spool_records import OutboxBatch, decode_outbox
 from gateway.metering.usage_sink import UsageSink

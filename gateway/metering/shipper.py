@@ -21,7 +21,7 @@ from gateway.metering.batch_shippers import (
     ProcessShipper,
     refused_rows,
 )
-from gateway.metering.refusals import brief
+from gateway.metering.parked_records import brief
 from gateway.metering.spool import Spool, connect, count_parked
 from gateway.metering.spool_statements import Statement, delete_shipped, move_to_parked
 from gateway.metering.usage_sink import UsageSink

@@ -25,15 +25,23 @@ from pathlib import Path
 
 from core.errors import Unavailable
 from core.events import EngineCount, ModerationEvent, OpenedRequest, UsageEvent
-from gateway.metering import spool_disk
 from gateway.metering.delivered import (
     DeliveredCounts,
     StreamCount,
     delivered_path,
     read_delivered,
 )
-from gateway.metering.folding import REFUSALS, Execute, apply_singly, apply_together
-from gateway.metering.spool_log import AppendLog, keep_damaged, log_path, logs_of, read_log
+from gateway.metering.spool_log import (
+    REFUSALS,
+    AppendLog,
+    Execute,
+    apply_singly,
+    apply_together,
+    keep_damaged,
+    log_path,
+    logs_of,
+    read_log,
+)
 from gateway.metering.spool_records import OutboxRow, opened_decoder
 from gateway.metering.spool_statements import (
     Operation,
@@ -50,6 +58,36 @@ from gateway.metering.spool_statements import (
     park_opened,
     update_opened,
 )
+
+# Bytes that are left to the records of admitted requests, and to folding and shrinking: a spool that
+# has filled its disk to the last byte, while the database was away, could never empty itself.
+RESERVE = 64 * 2**20
+
+
+def has_room(folder: str, reserve: int) -> bool:
+    found = os.statvfs(folder)
+    return not found.f_blocks or found.f_bavail * found.f_frsize >= reserve
+
+
+def no_room() -> Unavailable:
+    return Unavailable(
+        "The gateway cannot record usage on its disk, so it accepts no new requests.",
+        next_step="Free disk space in TOLLHOUSE_DATA_DIR; pending records are then written.",
+        code="spool_unavailable",
+        retry_after_s=5.0,
+    )
+
+
+def shrink(connection: sqlite3.Connection, most: int) -> None:
+    """Where more than `most` bytes of the file, and most of it, are free, give them back."""
+    pages, free, size = (
+        int(connection.execute(f"pragma {name}").fetchone()[0])
+        for name in ("page_count", "freelist_count", "page_size")
+    )
+    if free * size > most and free > pages // 2:
+        connection.execute("vacuum")
+        connection.execute("pragma wal_checkpoint(truncate)")
+
 
 log = logging.getLogger("tollhouse.spool")
 
@@ -73,7 +111,7 @@ class SpoolFile:
     `waiting` is the number of records in the outbox. A count of the rows would read all of them.
     `reserve` bytes of the disk are left to records of requests that are admitted."""
 
-    def __init__(self, path: Path, *, reserve: int = spool_disk.RESERVE) -> None:
+    def __init__(self, path: Path, *, reserve: int = RESERVE) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
         self._folder = str(path.parent)
@@ -117,13 +155,13 @@ class SpoolFile:
 
     def has_room(self) -> bool:
         """Whether the disk has room for the records of another request."""
-        return spool_disk.has_room(self._folder, self._reserve)
+        return has_room(self._folder, self._reserve)
 
     def shrink(self) -> None:
         """Give back what a long outage of the database took of the disk. Called in the shipper's
         thread."""
         with self._folding:
-            spool_disk.shrink(self._connection, self._reserve // 4)
+            shrink(self._connection, self._reserve // 4)
 
     def append(self, statements: list[Statement]) -> None:
         """All of them or none, as one frame of the log; the tables have them after the next fold.
@@ -305,7 +343,7 @@ class Spool:
             if not has_room:
                 log.error("the disk of %s is full: requests are refused", self.file.path)
         if not has_room:
-            raise spool_disk.no_room()
+            raise no_room()
         await self._add([insert_opened(record)])
 
     async def reopen(self, record: OpenedRequest) -> None:
@@ -385,7 +423,7 @@ class Spool:
         if self._retry and self._loop is not None and not self._retry_waits:
             self._retry_waits = True
             self._loop.call_later(_RETRY_S, self._flush_again)
-        failure = spool_disk.no_room()
+        failure = no_room()
         for waiter in waiters:
             if not waiter.done():
                 waiter.set_exception(failure)

@@ -25,7 +25,7 @@ from gateway.metering.spool_statements import (
     Operation,
     decode_operations,
 )
-from gateway.metering.streams.watch import wait_for_stream
+from gateway.metering.streams.storing import wait_for_stream
 
 
 @dataclass(frozen=True, slots=True)

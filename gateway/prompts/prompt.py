@@ -26,11 +26,10 @@ from gateway.prompts.capabilities import (
 from gateway.prompts.embedded_texts import read_texts
 from gateway.prompts.grammars import grammar_of
 from gateway.prompts.predictions import predicted_ids, text_of
-from gateway.prompts.prompt_order import PromptOrder, Volatile, reorder
+from gateway.prompts.prompt_order import PromptOrder, Volatile, reorder, volatile_rule
 from gateway.prompts.rendering import RenderedPrompt, render_prompt
 from gateway.prompts.tool_lists import tool_list
 from gateway.prompts.truncation import counted_texts, estimate, most_tokens, texts_of, truncate
-from gateway.prompts.volatile import volatile_rule
 from gateway.request.exchange import Headers
 from gateway.request.inference import InferenceRequest
 from gateway.request.media_parts import CAPABILITIES, KINDS, RESERVED_TOKENS

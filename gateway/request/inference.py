@@ -6,6 +6,9 @@ from msgspec import Struct, field
 
 from gateway.request.prompt_references import PromptReference
 
+RERANK_ROUTE = "/v1/rerank"
+SCORE_ROUTE = "/v1/score"
+
 
 class InferenceRequest(Struct, frozen=True):
     """A validated inference request, before admission. Numbers are None when not given."""

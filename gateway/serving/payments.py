@@ -20,7 +20,7 @@ from core.outbound import check_address
 from core.settings import Settings
 from core.tenants import audit
 from core.tenants.scope import TenantScope
-from gateway.metering.streams.watch import StreamTransit
+from gateway.metering.streams.storing import StreamTransit
 
 Answer = TypeVar("Answer")
 

@@ -30,8 +30,8 @@ from gateway.screening.prompt_texts import continued_text
 from gateway.serving.context import RequestContext
 from gateway.serving.headers import error_headers, limit_headers, response_headers
 from gateway.serving.request_log.log import RequestLog
+from gateway.serving.response_cache.cache import HEADER as CACHE_HEADER
 from gateway.serving.response_cache.replay import delivery_of
-from gateway.serving.response_cache.rules import HEADER as CACHE_HEADER
 from gateway.serving.stored_responses.completions import StoredCompletions
 
 log = logging.getLogger("tollhouse.pipeline")

@@ -38,10 +38,9 @@ from gateway.screening.policy_view import PolicyView
 from gateway.screening.second_opinions import SecondOpinions
 from gateway.serving.background.responses import BackgroundResponses
 from gateway.serving.batches.runner import BatchRunner
-from gateway.serving.key_watch import watch_keys
 from gateway.serving.payments import CardPages
 from gateway.serving.pipeline import Pipeline
-from gateway.serving.running_rights import RunningRights
+from gateway.serving.running_rights import RunningRights, watch_keys
 from gateway.tasks import Runner
 from moderation.screener import Screener
 

@@ -22,7 +22,7 @@ from core.tenants.scope import scope_of_operator
 from dashboards.alerts.catalog import ALERTS
 from gateway.cli.doctor import storage
 from gateway.cli.doctor.check import Health
-from gateway.serving.background.charged_usage import with_charged_usage
+from gateway.serving.background.responses import with_charged_usage
 from tests.billing.conftest import Deployment
 from tests.contracts.test_moved_days import days_of_usage, drop, move
 

@@ -133,7 +133,7 @@ def test_only_the_composition_sees_all_services() -> None:
     """Routes and pages receive what they use; they are not handed a locator of everything."""
     composition = {
         "gateway/app.py",
-        "gateway/admin/dashboard/mount.py",
+        "gateway/admin/dashboard.py",
         "gateway/wiring.py",
         "gateway/serving/api/dependencies.py",
     }

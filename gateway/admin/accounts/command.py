@@ -8,9 +8,7 @@ from billing.adjustments import account_changes
 from billing.payments.methods import METHODS
 from core.errors import BadRequest
 from core.tenants import audit
-from gateway.admin.console.context import command_context
-from gateway.admin.console.options import add_tenant, scope_named
-from gateway.admin.console.output import add_json, show
+from gateway.admin.console import add_json, add_tenant, command_context, scope_named, show
 
 _TEXTS = ("legal_name", "address", "email", "tax_region", "tax_id", "postal_code")
 _DEFAULT = "default"

@@ -17,7 +17,7 @@ from core.money import units_of, units_of_minor
 from gateway.admin.access import OperatorContext, RequireOperator
 from gateway.admin.adjustments.routes import MoneyAccess, submitted
 from gateway.admin.billing import schemas as bodies
-from gateway.admin.billing.records import account_of, record, tenant_id_of
+from gateway.admin.billing.routes import account_of, record, tenant_id_of
 from gateway.serving.api.dependencies import SettingsDep
 
 router = APIRouter(prefix="/admin/v1", tags=["billing-admin"])

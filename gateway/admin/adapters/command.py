@@ -13,10 +13,15 @@ from core.tenants import adapters
 from core.tenants.scope import TenantScope
 from engine.errors import EngineError
 from engine.model_spec import ModelSpec
-from gateway.admin.console.context import CommandContext, command_context
-from gateway.admin.console.options import add_tenant, scope_named
-from gateway.admin.console.output import add_json, show
-from gateway.catalog.adapter_files import AdapterFiles
+from gateway.admin.console import (
+    CommandContext,
+    add_json,
+    add_tenant,
+    command_context,
+    scope_named,
+    show,
+)
+from gateway.catalog.adapter_archive import AdapterFiles
 from gateway.catalog.adapter_store import AdapterStore
 from gateway.catalog.checkpoint import read_config, spec_of
 from gateway.catalog.model_files import model_name

@@ -4,6 +4,7 @@ from contextlib import AbstractContextManager
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.datastructures import FormData, UploadFile
 
 from core.errors import BadRequest
@@ -11,7 +12,7 @@ from core.tenants import adapters
 from core.tenants.scope import TenantScope
 from gateway.admin.access import AdminContext, OperatorContext, RequireOperator, RequirePermission
 from gateway.admin.schemas import AdapterFromPath
-from gateway.catalog.adapter_files import AdapterFiles
+from gateway.catalog.adapter_archive import AdapterFiles
 from gateway.catalog.adapter_registry import AdapterRegistry
 from gateway.catalog.adapter_store import MAX_BYTES, AdapterStore
 from gateway.edge.threads import Work, run_as
@@ -97,3 +98,45 @@ def _uploaded(store: AdapterStore, form: FormData) -> AbstractContextManager[Ada
         next_step="Send an archive as `file`, or `config` and `weights`.",
         param="file",
     )
+
+
+vllm_router = APIRouter(prefix="/v1", tags=["adapters"])
+
+
+class LoadAdapter(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    lora_name: str = Field(min_length=1, max_length=120)
+    lora_path: str = Field(min_length=1, max_length=1024)
+    base_model_name: str = Field("", max_length=120, description="Default: the only model served.")
+    load_inplace: bool = Field(False, description="Replace the adapter of this name.")
+
+
+class UnloadAdapter(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    lora_name: str = Field(min_length=1, max_length=120)
+    lora_int_id: int | None = Field(None, description="Ignored: the name identifies the adapter.")
+
+
+@vllm_router.post("/load_lora_adapter")
+def load_lora_adapter(body: LoadAdapter, ctx: WriteAccess, registry: AdaptersDep) -> dict[str, Any]:
+    name = adapters.check_name(body.lora_name)
+    files = registry.store.from_path(body.lora_path)
+    base = registry.base_model(body.base_model_name)
+    if body.load_inplace and _differs(ctx, name, files.digest):
+        registry.remove(ctx.scope, name)
+    return registry.register(ctx.scope, name, base, files)
+
+
+@vllm_router.post("/unload_lora_adapter")
+def unload_lora_adapter(
+    body: UnloadAdapter, ctx: WriteAccess, registry: AdaptersDep
+) -> dict[str, Any]:
+    return registry.remove(ctx.scope, body.lora_name)
+
+
+def _differs(ctx: AdminContext, name: str, digest: str) -> bool:
+    with ctx.database.read() as session:
+        rows = adapters.all_of(session, ctx.scope)
+    return any(each.name == name and each.digest != digest for each in rows)

@@ -19,13 +19,19 @@ from billing.payments.base import TryLater
 from billing.payments.provider_snapshot import ProviderSnapshot
 from billing.rating.rating_worker import rate_all
 from core.errors import DependencyDown
-from gateway.admin.console import provider_window
-from gateway.admin.console.context import CommandContext, command_context
-from gateway.admin.console.output import add_json, say, show
+from gateway.admin.console import (
+    CommandContext,
+    add_json,
+    add_provider_window,
+    command_context,
+    fetched_from_provider,
+    say,
+    show,
+)
 from gateway.admission.held_money import held_money_differences
 from gateway.metering.receipt_files import files_and_events, receipt_files
 from gateway.metering.spool_watch import wait_until_shipped
-from gateway.metering.streams.watch import stream_state
+from gateway.metering.streams.storing import stream_state
 from gateway.serving.payments import make_payments
 
 _COUNTERS_S = 10.0  # a tenant with many running requests takes longer than a request may wait
@@ -40,7 +46,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="check only open days and the frozen sums of closed ones",
     )
-    provider_window.add_arguments(parser)
+    add_provider_window(parser)
     parser.add_argument("--no-provider", action="store_true", help="skip the payment provider")
     parser.add_argument(
         "--receipts",
@@ -139,7 +145,7 @@ def _provider_snapshot(
     if not provider.collects:
         return None
     try:
-        return provider_window.fetch(tools, provider, arguments)
+        return fetched_from_provider(tools, provider, arguments)
     except TryLater as error:
         raise DependencyDown(
             f"{provider.name} does not answer: {error}",

@@ -10,9 +10,8 @@ from billing.bank import csv_file, wires
 from billing.bank.wires import Clerk
 from billing.payments import dunning
 from core.errors import BadRequest
-from gateway.admin.adjustments.approval import actor
-from gateway.admin.console.context import CommandContext, command_context
-from gateway.admin.console.output import add_json, say, show
+from gateway.admin.adjustments.command import actor
+from gateway.admin.console import CommandContext, add_json, command_context, say, show
 
 
 def add_bank_lines(verbs: Any) -> None:

@@ -10,8 +10,7 @@ from billing.subscriptions import subscriptions
 from billing.subscriptions.tables import Plan
 from core.errors import BadRequest
 from core.money import units_of
-from gateway.admin.console.context import command_context
-from gateway.admin.console.output import add_json, show
+from gateway.admin.console import add_json, command_context, show
 
 _AMOUNTS = {
     "base_fee": "fee per interval",

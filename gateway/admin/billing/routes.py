@@ -5,9 +5,10 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends
 from fastapi.responses import HTMLResponse, Response
-from sqlalchemy import select
+from sqlalchemy import or_, select
 from sqlalchemy.orm import Session
 
+from billing.accounts import accounts
 from billing.accounts.tables import BillingAccount
 from billing.adjustments import account_changes
 from billing.amounts import money
@@ -21,12 +22,51 @@ from billing.notices.tables import Budget
 from core.errors import BadRequest, NotFound
 from core.money import Money, units_of
 from core.tenants import audit
-from core.tenants.models import ApiKey, Project
-from gateway.admin.access import AdminContext, RequirePermission
+from core.tenants.models import ApiKey, AuditEntry, Project, Tenant
+from gateway.admin.access import AdminContext, OperatorContext, RequirePermission
 from gateway.admin.billing.schemas import EndUserErasure, NewBudget
-from gateway.admin.erasures.end_users import MOST_ERASURES, erase_everywhere
+from gateway.admin.erasures import MOST_ERASURES, erase_everywhere
 from gateway.edge.threads import Work, run_queued
 from gateway.serving.api.dependencies import AlertTargetsDep, OperatorToken
+
+
+def tenant_id_of(session: Session, name_or_id: str) -> str:
+    result = session.scalar(
+        select(Tenant.id).where(or_(Tenant.name == name_or_id, Tenant.id == name_or_id))
+    )
+    if result is None:
+        raise NotFound(f"There is no tenant {name_or_id!r}.", next_step="GET /admin/v1/tenants")
+    return result
+
+
+def account_of(session: Session, ctx: OperatorContext, name_or_id: str) -> str:
+    """The tenant's id. Opens its billing account if it has none."""
+    tenant_id = tenant_id_of(session, name_or_id)
+    accounts.ensure_account(session, tenant_id, ctx.clock.now())
+    return tenant_id
+
+
+def record(
+    session: Session,
+    ctx: OperatorContext,
+    tenant_id: str,
+    action: str,
+    target: str,
+    after: dict[str, Any],
+) -> None:
+    """Write to the audit log of the tenant concerned, in the same transaction."""
+    session.add(
+        AuditEntry(
+            tenant_id=tenant_id or None,
+            at=ctx.clock.now(),
+            actor=ctx.actor.id,
+            action=action,
+            target=target,
+            before=None,
+            after=after,
+        )
+    )
+
 
 router = APIRouter(prefix="/admin/v1", tags=["billing"])
 InvoiceReadAccess = Annotated[AdminContext, Depends(RequirePermission("invoices", "read"))]

@@ -11,7 +11,7 @@ from billing.reports import revenue
 from billing.usage.day_range import Range
 from core.errors import BadRequest
 from gateway.admin.access import OperatorContext, RequireOperator
-from gateway.admin.billing.records import record
+from gateway.admin.billing.routes import record
 from gateway.admin.billing.schemas import ExchangeRateFile, NewExchangeRate
 from gateway.admin.ledger.routes import Reporting
 

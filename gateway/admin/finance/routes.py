@@ -1,12 +1,12 @@
 """/v1/organization/usage and /costs in OpenAI's format, and /v1/exports as streamed files."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from datetime import datetime, timedelta
+from dataclasses import asdict, dataclass
+from datetime import UTC, date, datetime, timedelta
 from typing import Annotated, Any
 
 import orjson
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import APIRouter, Depends, Path, Query, Request
 from fastapi.responses import Response, StreamingResponse
 from sqlalchemy import select
 
@@ -25,13 +25,19 @@ from billing.exports.formats import Format
 from billing.exports.subjects import Period
 from billing.exports.tables import ExportJob
 from billing.exports.views import job_json, schedule_json
+from billing.pricing import engine_prices
+from billing.pricing.exchange_rates import Converter
+from billing.reports import margin, month_end
 from billing.usage.usage_buckets import BucketQuery, usage_buckets
 from core.errors import BadRequest
 from core.events import UsageKind
-from gateway.admin.access import AdminContext, RequirePermission
+from gateway.admin.access import AdminContext, OperatorContext, RequireOperator, RequirePermission
+from gateway.admin.billing.routes import record
+from gateway.admin.billing.schemas import MonthSignature, NewEnginePrice
 from gateway.admin.finance import schemas as shapes
+from gateway.admin.ledger.routes import Reporting
 from gateway.edge.datetimes import parse_datetime
-from gateway.serving.api.query_names import reads_query
+from gateway.serving.api.bodies import reads_query
 
 router = APIRouter(prefix="/v1", tags=["finance"])
 UsageReadAccess = Annotated[AdminContext, Depends(RequirePermission("usage", "read"))]
@@ -179,3 +185,95 @@ def _parameters(request: Request) -> dict[str, list[str]]:
 def _json(page: dict[str, Any]) -> Response:
     # Amounts are exact decimals; OpenAI's schema requires `number`.
     return Response(orjson.dumps(page, default=float), media_type="application/json")
+
+
+margin_router = APIRouter(prefix="/admin/v1", tags=["billing-admin"])
+MarginAccess = Annotated[OperatorContext, Depends(RequireOperator("operations", "read"))]
+EnginePriceAccess = Annotated[OperatorContext, Depends(RequireOperator("prices", "write"))]
+_DAYS = 30
+
+
+@margin_router.get("/engine-prices")
+def list_engine_prices(ctx: MarginAccess) -> dict[str, Any]:
+    """By pool, newest first."""
+    with ctx.database.read() as session:
+        rows = [engine_prices.describe(each) for each in engine_prices.listed(session)]
+    return {"object": "list", "data": rows}
+
+
+@margin_router.post("/engine-prices", status_code=201)
+def save_engine_price(body: NewEnginePrice, ctx: EnginePriceAccess) -> dict[str, Any]:
+    """What an hour of an engine costs, from a day on. One of the same pool and day is replaced."""
+    start = _midnight(body.effective_from) if body.effective_from else None
+    draft = engine_prices.EnginePriceDraft(
+        body.pool, body.per_hour, body.currency, start, body.note, ctx.actor.id
+    )
+    with ctx.database.transaction() as session:
+        shown = engine_prices.describe(engine_prices.save(session, ctx.clock, draft))
+        record(session, ctx, "", "engine_price.set", draft.pool, shown)
+    return shown
+
+
+@margin_router.get("/margin")
+def get_margin(
+    ctx: MarginAccess,
+    first: Annotated[date | None, Query(alias="from", description="default: 30 days")] = None,
+    last: Annotated[date | None, Query(alias="to", description="inclusive, UTC")] = None,
+    by: Annotated[list[str] | None, Query(description="model, tenant, adapter")] = None,
+    currency: str = "USD",
+    reporting: Reporting = "",
+) -> dict[str, Any]:
+    """Revenue, engine seconds, their cost and the margin, of the tenants billed in `currency`; with
+    `reporting` of all, in that currency at the rates of the days."""
+    last = last or ctx.clock.now().date()
+    first = first or last - timedelta(_DAYS - 1)
+    if first > last:
+        raise BadRequest(
+            f"The range starts on {first}, after its end on {last}.",
+            next_step="Swap the dates.",
+            param="from",
+        )
+    start, end = _midnight(first), _midnight(last)
+    with ctx.database.read() as session:
+        converter = Converter.load(session, reporting, first, last) if reporting else None
+        report = margin.read(
+            session,
+            start,
+            end + timedelta(1),
+            tuple(by or ("model",)),
+            currency.upper(),
+            converter=converter,
+        )
+    return margin.describe(report)
+
+
+def _midnight(day: date) -> datetime:
+    return datetime(day.year, day.month, day.day, tzinfo=UTC)
+
+
+month_router = APIRouter(prefix="/admin/v1", tags=["billing-admin"])
+MonthAccess = Annotated[OperatorContext, Depends(RequireOperator("money", "read"))]
+SigningAccess = Annotated[OperatorContext, Depends(RequireOperator("money", "write"))]
+Month = Annotated[str, Path(pattern=r"^\d{4}-\d{2}$", description="such as 2026-01, in UTC")]
+
+
+@month_router.get("/months/{month}")
+def get_month(month: Month, ctx: MonthAccess) -> dict[str, Any]:
+    """The checklist as of now, and who signed. `changed`: entries reached the month after it."""
+    now = ctx.clock.now()
+    with ctx.database.read() as session:
+        checks = month_end.checklist(session, now, month_end.known_month(month, now))
+        signed = month_end.signatures(session, month)
+        return {
+            "month": month,
+            "checklist": [asdict(each) for each in checks],
+            "signatures": [month_end.describe(session, each) for each in signed],
+        }
+
+
+@month_router.post("/months/{month}/signatures", status_code=201)
+def sign_month(month: Month, body: MonthSignature, ctx: SigningAccess) -> dict[str, Any]:
+    """Sign a month off; 409 while a check is bad."""
+    with ctx.database.transaction() as session:
+        signed = month_end.sign(session, ctx.clock, month, ctx.actor.id, body.note)
+        return month_end.describe(session, signed)

@@ -13,10 +13,17 @@ from core.tenants.key_scopes import KeyScopes
 from core.tenants.models import ApiKey
 from core.tenants.roles import MEMBER_ROLES
 from core.tenants.scope import TenantScope
-from gateway.admin.console.context import CommandContext, command_context
-from gateway.admin.console.options import add_tenant, project_named, scope_named
-from gateway.admin.console.output import add_json, say, show
-from gateway.admin.models.served_command import known_names
+from gateway.admin.console import (
+    CommandContext,
+    add_json,
+    add_tenant,
+    command_context,
+    project_named,
+    say,
+    scope_named,
+    show,
+)
+from gateway.admin.models import known_names
 from gateway.edge.datetimes import parse_datetime
 
 HELP = "issue, list, rotate and revoke API keys"

@@ -7,9 +7,7 @@ from billing.ledger import account_statement, journal
 from billing.ledger.account_statement import StatementQuery
 from billing.ledger.ledger import AccountKind
 from core.errors import BadRequest
-from gateway.admin.console.context import command_context
-from gateway.admin.console.output import add_json, say, show
-from gateway.admin.console.tenants import tenant_id_of
+from gateway.admin.console import add_json, command_context, say, show, tenant_id_of
 from gateway.edge.datetimes import parse_datetime
 
 

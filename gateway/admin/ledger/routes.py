@@ -14,7 +14,7 @@ from billing.pricing.exchange_rates import Converter
 from billing.reports import receivables
 from core.errors import BadRequest
 from gateway.admin.access import OperatorContext, RequireOperator
-from gateway.admin.billing.records import tenant_id_of
+from gateway.admin.billing.routes import tenant_id_of
 
 Reporting = Annotated[
     str, Query(max_length=3, description="one currency for all, at the rate of the day")

@@ -4,9 +4,7 @@ import argparse
 
 from core.tenants import limits, organisations
 from core.tenants.plans import DAY, HOUR, MINUTE, LimitRule, Scope, Unit
-from gateway.admin.console.context import command_context
-from gateway.admin.console.options import add_tenant, scope_named
-from gateway.admin.console.output import add_json, show
+from gateway.admin.console import add_json, add_tenant, command_context, scope_named, show
 
 HELP = "show, set and remove a tenant's limits"
 _PERIODS = {"minute": MINUTE, "hour": HOUR, "day": DAY}

@@ -12,9 +12,16 @@ from core.tenants.models import Member
 from core.tenants.passwords import PasswordHash
 from core.tenants.roles import MEMBER_ROLES
 from core.tenants.scope import TenantScope
-from gateway.admin.console.context import CommandContext, command_context
-from gateway.admin.console.options import PASSWORD_SOURCE, add_tenant, password_from, scope_named
-from gateway.admin.console.output import add_json, show
+from gateway.admin.console import (
+    PASSWORD_SOURCE,
+    CommandContext,
+    add_json,
+    add_tenant,
+    command_context,
+    password_from,
+    scope_named,
+    show,
+)
 
 HELP = "add, list and change the members of a tenant"
 

@@ -9,9 +9,10 @@ from sqlalchemy.orm import Session
 from billing.notices import member_mails
 from billing.notices.alert_targets import AlertTargets
 from core.settings import Settings
-from core.tenants import invitations, members
-from gateway.admin.access import AdminContext, RequirePermission
-from gateway.admin.schemas import MemberChange, NewMember, NewPassword
+from core.tenants import invitations, members, permissions
+from core.tenants.roles import ensure_policy
+from gateway.admin.access import AdminContext, OperatorContext, RequireOperator, RequirePermission
+from gateway.admin.schemas import MemberChange, NewMember, NewPassword, Permission
 from gateway.serving.api.dependencies import AlertTargetsDep
 
 router = APIRouter(prefix="/admin/v1/members", tags=["members"])
@@ -94,3 +95,30 @@ class LinkSender:
 def _base(request: Request) -> str:
     settings: Settings = request.app.state.services.settings
     return settings.public_url or str(request.base_url)
+
+
+role_router = APIRouter(prefix="/admin/v1/roles", tags=["roles"])
+RoleAccess = Annotated[OperatorContext, Depends(RequireOperator("roles", "write"))]
+
+
+@role_router.get("")
+def list_roles(
+    ctx: Annotated[OperatorContext, Depends(RequireOperator("roles", "read"))],
+) -> dict[str, Any]:
+    with ctx.database.transaction() as session:
+        ensure_policy(session)
+        return {"object": "list", "data": permissions.list_rules(session)}
+
+
+@role_router.post("", status_code=201)
+def grant(body: Permission, ctx: RoleAccess) -> dict[str, Any]:
+    with ctx.database.transaction() as session:
+        permissions.grant(session, ctx.clock, ctx.actor.id, body.role, body.obj, body.act)
+    return body.model_dump()
+
+
+@role_router.delete("")
+def withdraw(ctx: RoleAccess, role: str, obj: str, act: str) -> dict[str, Any]:
+    with ctx.database.transaction() as session:
+        permissions.withdraw(session, ctx.clock, ctx.actor.id, role, obj, act)
+    return {"role": role, "obj": obj, "act": act}

@@ -4,9 +4,7 @@ import argparse
 
 from core.tenants import operators
 from core.tenants.roles import ACCOUNTANT, OPERATOR_ROLES
-from gateway.admin.console.context import command_context
-from gateway.admin.console.options import ACTOR
-from gateway.admin.console.output import add_json, say, show
+from gateway.admin.console import ACTOR, add_json, command_context, say, show
 
 HELP = "add, list and disable named operators"
 

@@ -8,10 +8,15 @@ from billing.adjustments import organisation_links
 from billing.organisations import organisation_usage, organisations
 from billing.rating.rating_worker import rate_all
 from core.errors import BadRequest
-from gateway.admin.console.context import command_context
-from gateway.admin.console.options import ACTOR, add_tenant, scope_named
-from gateway.admin.console.output import add_json, show
-from gateway.admin.console.tenants import tenant_id_of
+from gateway.admin.console import (
+    ACTOR,
+    add_json,
+    add_tenant,
+    command_context,
+    scope_named,
+    show,
+    tenant_id_of,
+)
 from gateway.edge.datetimes import parse_datetime
 from gateway.metering.spool_watch import wait_until_shipped
 

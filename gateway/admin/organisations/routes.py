@@ -9,7 +9,7 @@ from billing.adjustments import organisation_links
 from billing.organisations import organisation_usage, organisations
 from core.errors import BadRequest
 from gateway.admin.access import AdminContext, OperatorContext, RequireOperator, RequirePermission
-from gateway.admin.billing.records import record, tenant_id_of
+from gateway.admin.billing.routes import record, tenant_id_of
 from gateway.admin.billing.schemas import NewParent
 
 router = APIRouter(prefix="/admin/v1", tags=["tenants"])

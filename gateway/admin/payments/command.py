@@ -15,13 +15,18 @@ from billing.payments.methods import saved
 from billing.payments.provider_bills import methods_of
 from billing.payments.tables import DunningCase, Payment, PaymentCommand, PaymentWebhook
 from core.errors import Conflict, DependencyDown
-from gateway.admin.adjustments.approval import submit
+from gateway.admin.adjustments.command import submit
 from gateway.admin.bank import command as _bank_lines
-from gateway.admin.console import provider_window
-from gateway.admin.console.amounts import units_of_amount
-from gateway.admin.console.context import CommandContext, command_context
-from gateway.admin.console.output import add_json, show
-from gateway.admin.console.tenants import tenant_id_of
+from gateway.admin.console import (
+    CommandContext,
+    add_json,
+    add_provider_window,
+    command_context,
+    fetched_from_provider,
+    show,
+    tenant_id_of,
+    units_of_amount,
+)
 from gateway.serving.payments import make_payments
 
 HELP = "show and refund payments, import bank statements; retry commands to Stripe and its events"
@@ -47,7 +52,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     refund.set_defaults(run=_refund)
     sync = verbs.add_parser("sync", help="send commands and fetch missed events now")
     sync.set_defaults(run=_sync)
-    provider_window.add_arguments(sync)
+    add_provider_window(sync)
     outbox = verbs.add_parser("outbox", help="list commands that were not sent to the provider yet")
     outbox.add_argument("--all", action="store_true", help="also those that were sent")
     outbox.set_defaults(run=_outbox)
@@ -122,7 +127,7 @@ def _sync(arguments: argparse.Namespace) -> int:
             pushed = push.push(tools.database, tools.clock, provider)
             applied = inbox.apply(tools.database, tools.clock, provider)
             recovered = compare.catch_up(
-                tools.database, tools.clock, provider_window.fetch(tools, provider, arguments)
+                tools.database, tools.clock, fetched_from_provider(tools, provider, arguments)
             )
         except TryLater as error:
             raise _provider_down(provider, error) from None

@@ -1,18 +1,30 @@
 """/admin/v1: payments, refunds and payment methods."""
 
+import asyncio
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Response
+from fastapi import APIRouter, Depends, Request, Response
+from fastapi.responses import JSONResponse
 from sqlalchemy import select
 
 from billing.adjustments.act_requests import ActRequest, Kind
+from billing.payments import inbox
+from billing.payments.base import Refused
 from billing.payments.tables import Payment, PaymentMethod
 from billing.payments.views import describe_method, describe_payment
+from core import metrics
+from core.errors import BadRequest, PayloadTooLarge
 from core.money import units_of_minor
 from gateway.admin.access import AdminContext, RequirePermission
 from gateway.admin.adjustments.routes import MoneyAccess, submitted
 from gateway.admin.billing.schemas import NewRefund, SetupLink
-from gateway.serving.api.dependencies import CardPagesDep, SettingsDep
+from gateway.serving.api.dependencies import (
+    CardPagesDep,
+    ClockDep,
+    DatabaseDep,
+    PaymentsDep,
+    SettingsDep,
+)
 
 router = APIRouter(prefix="/admin/v1", tags=["payments"])
 ReadAccess = Annotated[AdminContext, Depends(RequirePermission("payments", "read"))]
@@ -87,3 +99,49 @@ def refund(
             Kind.REFUND, payment_id, f"admin:{payment_id}:{body.reference}", units, body.reason
         )
         return submitted(session, ctx, asked, settings, response)
+
+
+# Webhooks of payment providers. An event is verified on its raw body and stored before the response
+# is sent; the payment queue applies it later.
+
+
+webhook_router = APIRouter(tags=["webhooks"])
+MAX_BYTES = 2**20
+
+
+@webhook_router.post("/webhooks/stripe")
+async def stripe_event(
+    request: Request, payments: PaymentsDep, database: DatabaseDep, clock: ClockDep
+) -> JSONResponse:
+    """Receive a signed Stripe event, idempotently. 400 means that the signature is invalid."""
+    body = await _read_body(request)
+    signature = request.headers.get("stripe-signature")
+
+    def _store() -> bool:
+        event = payments.event(body, signature)
+        with database.transaction() as session:
+            return inbox.receive(session, payments.name, event, clock.now())
+
+    try:
+        new = await asyncio.to_thread(_store)
+    except Refused as error:
+        metrics.payment_events.labels("refused").inc()
+        raise BadRequest(
+            str(error),
+            next_step="Compare TOLLHOUSE_STRIPE_WEBHOOK_SECRET with the endpoint's secret at Stripe.",
+            code="invalid_webhook",
+        ) from None
+    return JSONResponse({"received": True, "new": new})
+
+
+async def _read_body(request: Request) -> bytes:
+    """The body byte for byte, since the signature covers it."""
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > MAX_BYTES:
+            raise PayloadTooLarge(
+                f"The event is larger than {MAX_BYTES >> 20} MiB.",
+                next_step="Check that the sender is Stripe.",
+            )
+    return bytes(body)

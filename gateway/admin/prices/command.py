@@ -9,18 +9,74 @@ from sqlalchemy import select
 
 from billing.amounts import money
 from billing.invoicing.views import price_json
-from billing.pricing import price_terms, prices
+from billing.pricing import exchange_rates, price_terms, prices
+from billing.pricing.exchange_rates import RateDraft
 from billing.pricing.pricing import TOKENS, Component, Counts
 from billing.pricing.tables import PriceVersionRow
 from billing.rating import price_changes, rerating
 from core.errors import BadRequest
 from core.money import decimal_of
-from gateway.admin.console.context import CommandContext, command_context
-from gateway.admin.console.output import add_json, say, show
-from gateway.admin.console.tenants import tenant_id_of
-from gateway.admin.engines import prices_command as _engine_prices
-from gateway.admin.exchange_rates import command as _exchange_rates
+from gateway.admin.console import (
+    ACTOR,
+    CommandContext,
+    add_json,
+    command_context,
+    say,
+    show,
+    tenant_id_of,
+    text_of,
+)
+from gateway.admin.engines.command import add_engine_prices
 from gateway.edge.datetimes import parse_datetime
+
+
+def add_exchange_rates(verbs: Any) -> None:
+    save = verbs.add_parser("exchange-rate", help="record the exchange rate of a day")
+    save.add_argument("base", help="such as EUR")
+    save.add_argument("quote", help="such as USD")
+    save.add_argument("rate", help="what one unit of the base is worth")
+    save.add_argument("--day", metavar="DATE", help="UTC; default: today")
+    save.set_defaults(run=_save)
+    load = verbs.add_parser("exchange-import", help="record the rates of a CSV file, or none")
+    load.add_argument("file", help="with the header day,base,quote,rate; `-` is stdin")
+    load.set_defaults(run=_import)
+    for each in (save, load):
+        each.add_argument("--replace", action="store_true", help="rates that are recorded already")
+    listing = verbs.add_parser("exchange-rates", help="list the exchange rates, newest first")
+    listing.set_defaults(run=_list_rates)
+    for each in (save, load, listing):
+        add_json(each)
+
+
+def _save(arguments: argparse.Namespace) -> int:
+    return _record(
+        arguments,
+        lambda today: [
+            RateDraft(arguments.day or today, arguments.base, arguments.quote, arguments.rate)
+        ],
+    )
+
+
+def _import(arguments: argparse.Namespace) -> int:
+    drafts = exchange_rates.parse_csv(text_of(arguments.file))
+    return _record(arguments, lambda _: drafts)
+
+
+def _record(arguments: argparse.Namespace, drafts: Any) -> int:
+    with command_context() as tools, tools.database.transaction() as session:
+        given = drafts(tools.clock.now().date().isoformat())
+        rows = exchange_rates.record(session, tools.clock, given, ACTOR, replace=arguments.replace)
+        shown = [exchange_rates.describe(each) for each in rows]
+    show(shown, as_json=arguments.json, title="exchange rates")
+    return 0
+
+
+def _list_rates(arguments: argparse.Namespace) -> int:
+    with command_context() as tools, tools.database.read() as session:
+        rows = [exchange_rates.describe(each) for each in exchange_rates.listed(session)]
+    show(rows, as_json=arguments.json, title="exchange rates")
+    return 0
+
 
 HELP = "set, list, compare and try prices; re-rate past usage"
 
@@ -54,8 +110,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--dry-run", action="store_true", help="show the difference without posting"
     )
     rerate.set_defaults(run=_rerate)
-    _engine_prices.add_engine_prices(verbs)
-    _exchange_rates.add_exchange_rates(verbs)
+    add_engine_prices(verbs)
+    add_exchange_rates(verbs)
     for each in (save, trial, listing, compare, rerate):
         add_json(each)
 

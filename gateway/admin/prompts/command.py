@@ -7,9 +7,7 @@ from typing import Any
 
 from core.errors import BadRequest
 from core.tenants import prompt_templates
-from gateway.admin.console.context import command_context
-from gateway.admin.console.options import add_tenant, scope_named
-from gateway.admin.console.output import add_json, show
+from gateway.admin.console import add_json, add_tenant, command_context, scope_named, show
 
 HELP = "create, version, list, show and remove prompt templates"
 

@@ -5,9 +5,14 @@ from typing import Any
 
 from billing.notices import request_sinks as sinks
 from billing.notices.alert_targets import AlertTargets
-from gateway.admin.console.context import CommandContext, command_context
-from gateway.admin.console.options import add_tenant, scope_named
-from gateway.admin.console.output import add_json, show
+from gateway.admin.console import (
+    CommandContext,
+    add_json,
+    add_tenant,
+    command_context,
+    scope_named,
+    show,
+)
 
 
 def add_request_log(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:

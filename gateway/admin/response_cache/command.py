@@ -4,9 +4,7 @@ import argparse
 
 from core.tenants import organisations
 from core.tenants.response_cache import ERASED, SETTING
-from gateway.admin.console.context import command_context
-from gateway.admin.console.options import add_tenant, scope_named
-from gateway.admin.console.output import add_json, show
+from gateway.admin.console import add_json, add_tenant, command_context, scope_named, show
 
 
 def add_response_cache(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:

@@ -9,16 +9,90 @@ from sqlalchemy.orm import Session
 from billing.accounts.accounts import ensure_account
 from billing.adjustments import money_acts
 from billing.adjustments.act_requests import ActRequest, Kind
+from billing.pricing.exchange_rates import check_currency
 from billing.reports import subscription_views
-from billing.subscriptions import subscriptions
+from billing.subscriptions import add_ons, subscriptions
 from core.errors import BadRequest
 from core.ids import new_id
 from core.money import decimal_of, units_of
-from gateway.admin.adjustments.approval import submit
-from gateway.admin.console.context import CommandContext, command_context
-from gateway.admin.console.options import add_tenant
-from gateway.admin.console.output import add_json, show
-from gateway.admin.console.tenants import tenant_id_of
+from core.tenants import audit
+from gateway.admin.adjustments.command import submit
+from gateway.admin.console import (
+    ACTOR,
+    CommandContext,
+    add_json,
+    add_tenant,
+    command_context,
+    scope_named,
+    show,
+    tenant_id_of,
+    units_of_amount,
+)
+
+
+def add_add_ons(verbs: Any) -> None:
+    new = verbs.add_parser("add-on-add", help="create an add-on to billing plans")
+    new.add_argument("name")
+    new.add_argument("--fee", required=True, metavar="AMOUNT", help="per unit and interval")
+    new.add_argument("--currency", default="USD")
+    new.add_argument("--interval", choices=[subscriptions.MONTH, subscriptions.YEAR])
+    new.set_defaults(run=_create, interval=subscriptions.MONTH)
+    listed = verbs.add_parser("add-ons", help="list the add-ons, or those of a tenant")
+    listed.add_argument("--tenant", help="name or id")
+    listed.set_defaults(run=_list_add_ons)
+    change = verbs.add_parser("add-on", help="set how many units of an add-on a tenant has")
+    change.add_argument("name")
+    change.add_argument("--quantity", type=int, default=1, help="0 removes it; default: 1")
+    add_tenant(change)
+    change.set_defaults(run=_set)
+    for each in (new, listed, change):
+        add_json(each)
+
+
+def _create(arguments: argparse.Namespace) -> int:
+    with command_context() as tools, tools.database.transaction() as session:
+        created = add_ons.create(
+            session,
+            tools.clock.now(),
+            arguments.name,
+            units_of_amount(arguments.fee),
+            currency=check_currency(arguments.currency, "currency"),
+            interval=arguments.interval,
+        )
+        row = add_ons.describe(created)
+        audit.record_operator(
+            session, tools.clock, ACTOR, "add_on.create", created.id, before=None, after=row
+        )
+    _show_add_ons([row], arguments)
+    return 0
+
+
+def _list_add_ons(arguments: argparse.Namespace) -> int:
+    with command_context() as tools, tools.database.read() as session:
+        if arguments.tenant:
+            scope = scope_named(session, arguments.tenant)
+            rows = add_ons.of_tenant(session, scope.tenant_id)
+        else:
+            rows = [add_ons.describe(each) for each in add_ons.listed(session)]
+    _show_add_ons(rows, arguments)
+    return 0
+
+
+def _set(arguments: argparse.Namespace) -> int:
+    terms = {"add_on": arguments.name, "quantity": arguments.quantity}
+    with command_context() as tools:
+        asked = ActRequest(Kind.ADD_ON, arguments.tenant, new_id("addon"), terms=terms)
+        act = submit(tools, asked)
+        if act.status == money_acts.POSTED:
+            with tools.database.read() as session:
+                _show_add_ons(add_ons.of_tenant(session, act.tenant_id), arguments)
+    return 0
+
+
+def _show_add_ons(rows: list[dict[str, Any]], arguments: argparse.Namespace) -> None:
+    if not arguments.json:
+        rows = [row | {"fee": f"{row['fee']['amount']} {row['fee']['currency']}"} for row in rows]
+    show(rows, as_json=arguments.json, title="add-ons")
 
 
 def add_subscriptions(verbs: Any) -> None:

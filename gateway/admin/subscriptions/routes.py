@@ -17,7 +17,7 @@ from core.money import units_of
 from gateway.admin.access import AdminContext, OperatorContext, RequireOperator, RequirePermission
 from gateway.admin.adjustments.routes import MoneyAccess, submitted
 from gateway.admin.billing import schemas as bodies
-from gateway.admin.billing.records import account_of, record
+from gateway.admin.billing.routes import account_of, record
 from gateway.edge.datetimes import parse_datetime
 from gateway.serving.api.dependencies import SettingsDep
 

@@ -14,7 +14,7 @@ from billing.taxes.tables import TaxExemption, TaxRate
 from core.money import units_of
 from gateway.admin.access import OperatorContext, RequireOperator
 from gateway.admin.billing import schemas as bodies
-from gateway.admin.billing.records import account_of, record, tenant_id_of
+from gateway.admin.billing.routes import account_of, record, tenant_id_of
 
 router = APIRouter(prefix="/admin/v1", tags=["billing-admin"])
 ReadAccess = Annotated[OperatorContext, Depends(RequireOperator("prices", "read"))]

@@ -1,26 +1,69 @@
 """`tollhouse tenant`: tenants and their projects."""
 
 import argparse
+import math
 
 from billing.adjustments.onboarding import BillingDetails, Customer, Owner, onboard
+from core.settings import Settings
 from core.tenants import members, organisations, sign_on
+from engine.tiers.disk import DiskTier
+from engine.tiers.open import open_remote
+from engine.tiers.tier import Tier, owner_folder
 from gateway.admin.accounts.command import add_billing_account
 from gateway.admin.billing.plans_command import add_billing_plans
-from gateway.admin.console.context import CommandContext, command_context
-from gateway.admin.console.options import (
+from gateway.admin.console import (
     ACTOR,
     PASSWORD_SOURCE,
+    CommandContext,
+    add_json,
     add_tenant,
+    command_context,
     password_from,
     scope_named,
+    show,
 )
-from gateway.admin.console.output import add_json, show
-from gateway.admin.exports.copies_command import add_copies
 from gateway.admin.organisations.command import add_organisations
 from gateway.admin.request_log.command import add_request_log
 from gateway.admin.response_cache.command import add_response_cache
-from gateway.admin.subscriptions.add_ons_command import add_add_ons
-from gateway.admin.subscriptions.command import add_subscriptions
+from gateway.admin.subscriptions.command import add_add_ons, add_subscriptions
+
+_UNBOUNDED = 1 << 62
+
+
+def add_copies(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    erase = verbs.add_parser(
+        "erase-copies",
+        help="erase the copies of a tenant's cached prompts on disk, in Redis and in S3",
+    )
+    add_tenant(erase)
+    add_json(erase)
+    erase.set_defaults(run=_erase)
+
+
+def _erase(arguments: argparse.Namespace) -> int:
+    with command_context() as tools:
+        with tools.database.read() as session:
+            tenant = scope_named(session, arguments.tenant).tenant_id
+        shown = erase_copies(tools.settings, tenant)
+    show(shown, as_json=arguments.json, title="erased")
+    return 0
+
+
+def erase_copies(settings: Settings, tenant_id: str) -> dict[str, object]:
+    """Where they were. An engine that runs finds them gone; what its own memory holds goes when it is
+    evicted, or with the process."""
+    folders = sorted((settings.data_dir / "kv-tier").glob("engine-*"))
+    tiers: list[Tier] = [DiskTier(each, _UNBOUNDED, math.inf) for each in folders]
+    places = [str(each) for each in folders]
+    for place, url in (("Redis", settings.kv_tier_redis_url), ("S3", settings.kv_tier_s3_url)):
+        if url:
+            tiers.append(open_remote(url, 1.0))
+            places.append(place)
+    for tier in tiers:
+        tier.erase(owner_folder(tenant_id))
+        tier.close()
+    return {"tenant": tenant_id, "places": places}
+
 
 HELP = "create, list and change tenants and their projects"
 

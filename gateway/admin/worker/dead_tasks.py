@@ -6,7 +6,7 @@ from typing import Any
 import billing.tasks  # noqa: F401  registers the tasks to replay
 from core import dead_letters
 from core.queue import TASKS, TaskContext, TaskQueue
-from gateway.admin.console.context import CommandContext
+from gateway.admin.console import CommandContext
 from gateway.serving.payments import make_payments, task_services
 
 

@@ -11,7 +11,7 @@ from string import ascii_letters, digits
 
 from tokenizers import Tokenizer
 
-from gateway.catalog.codec.word_patterns import ends_words_before_marks, keeps_bytes
+from gateway.catalog.codec.word_cache import ends_words_before_marks, keeps_bytes
 from gateway.catalog.panics import not_encodable
 
 _SLICE = 32_768  # characters

@@ -7,9 +7,8 @@ from contextlib import suppress
 
 from core.errors import BadRequest, SettingError
 from core.settings import Settings, load_settings
-from gateway.cli.chat.client import ChatClient
 from gateway.cli.chat.session import HELP as KEYS
-from gateway.cli.chat.session import ChatSession
+from gateway.cli.chat.session import ChatClient, ChatSession
 from gateway.serving.record import url_here
 
 HELP = "chat with a running gateway; without a terminal, each line of the input is a question"

@@ -13,10 +13,9 @@ from billing.usage.tables import Charge
 from core.money import decimal_of
 from core.tenants import bootstrap
 from core.tenants.models import Adapter, Tenant
-from gateway.admin.console.context import CommandContext, command_context
-from gateway.admin.console.output import add_json, show
+from gateway.admin.console import CommandContext, add_json, command_context, show
 from gateway.catalog.model_files import DEMO_NAME
-from gateway.cli.demo import server, traffic, workload
+from gateway.cli.demo import server, traffic
 from gateway.metering.spool_watch import wait_until_shipped
 from gateway.serving.record import names_here
 
@@ -34,7 +33,7 @@ def run(arguments: argparse.Namespace) -> int:
         with server.running_server(tools.settings) as url:
             model = names_here(tools.settings)[0]
             script = _script(tools, model)
-            keys = workload.issue_keys(
+            keys = traffic.issue_keys(
                 tools.database, tools.clock, [part.tenant for part in script.parts]
             )
             tallies = _send((url, model), script, keys, arguments.seconds)
@@ -46,18 +45,18 @@ def run(arguments: argparse.Namespace) -> int:
     return 0 if all(row["failed"] == 0 for row in rows) else 1
 
 
-def _script(tools: CommandContext, model: str) -> workload.Workload:
+def _script(tools: CommandContext, model: str) -> traffic.Workload:
     if model == DEMO_NAME:
-        return workload.load_workload()
+        return traffic.load_workload()
     with tools.database.read() as session:
         query = select(Adapter.name).join(Tenant, Tenant.id == Adapter.tenant_id)
         query = query.where(Tenant.name == bootstrap.NAME, Adapter.base_model == model)
         adapters = session.scalars(query.where(Adapter.removed_at.is_(None)).order_by(Adapter.name))
-        return workload.general_script(list(adapters))
+        return traffic.general_script(list(adapters))
 
 
 def _send(
-    server: tuple[str, str], script: workload.Workload, keys: dict[str, str], seconds: float
+    server: tuple[str, str], script: traffic.Workload, keys: dict[str, str], seconds: float
 ) -> dict[str, traffic.Tally]:
     """`server` is its address and the model to ask."""
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())

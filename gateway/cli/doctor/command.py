@@ -5,8 +5,8 @@ import dataclasses
 
 from core.clock import SystemClock
 from core.settings import load_settings
-from gateway.admin.console.output import add_json, say, show
-from gateway.cli.doctor import dependencies, history, interpreter, packages, payments, storage
+from gateway.admin.console import add_json, say, show
+from gateway.cli.doctor import dependencies, packages, storage
 from gateway.cli.doctor.check import Check, Health, Report, good, run_checks
 
 HELP = "check every part of the deployment and suggest fixes"
@@ -15,7 +15,7 @@ CHECKS: dict[str, Check] = {
     "settings": lambda settings, _clock: good("every TOLLHOUSE_ variable is valid"),
     "extras": packages.extras,
     "classifier": packages.classifier,
-    "interpreter": interpreter.interpreter,
+    "interpreter": packages.interpreter,
     "data directory": storage.data_directory,
     "database": storage.database,
     "replica": storage.replica,
@@ -27,10 +27,10 @@ CHECKS: dict[str, Check] = {
     "model": dependencies.model,
     "upstreams": dependencies.upstreams,
     "payments": dependencies.payments,
-    "payment queue": payments.queue,
+    "payment queue": dependencies.queue,
     "spool": storage.spools,
     "tasks": storage.tasks,
-    "history": history.history,
+    "history": storage.history,
     "failed items": storage.failed_items,
     "exports": storage.exports,
     "port": dependencies.port,

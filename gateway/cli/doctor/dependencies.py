@@ -4,13 +4,17 @@ import asyncio
 import json
 import socket
 import time
+from datetime import timedelta
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import redis
 from redis.exceptions import RedisError
+from sqlalchemy import func, select
 
+from billing.payments.tables import PaymentCommand, PaymentWebhook
 from core.clock import Clock
+from core.database import Database, Limits
 from core.extras import imports_of
 from core.redis_client import is_cluster, node_url
 from core.settings import Settings
@@ -18,7 +22,8 @@ from gateway.catalog.upstreams import ISOLATING_ENGINES, Upstream, read_upstream
 from gateway.cli.doctor.check import Finding, bad, good, unused, warn
 from gateway.cli.doctor.upstream_flags import probe_servers
 from gateway.engines.clients import make_engines
-from gateway.metering.streams.watch import stream_state
+from gateway.metering.streams.storing import stream_state
+from migrations.run import current
 
 TIMEOUT_S = 2.0
 HELLO_S = 3.0  # for engines to answer
@@ -233,3 +238,44 @@ def port(settings: Settings, _clock: Clock) -> Finding:
                 "If Tollhouse is not running, choose another port with TOLLHOUSE_PORT.",
             )
     return good(f"{settings.host}:{settings.port} is free")
+
+
+LATE = timedelta(hours=1)
+
+
+def queue(settings: Settings, clock: Clock) -> Finding:
+    """Report refused commands and parked events with their reasons, and commands that are late."""
+    if not settings.stripe_api_key:
+        return unused("nothing is sent to a payment provider")
+    database = Database(settings.effective_database_url, limits=Limits(connect_s=2))
+    command, event = PaymentCommand, PaymentWebhook
+    try:
+        if current(database) is None:
+            return unused("the database is empty")
+        with database.read() as session:
+            refused = session.scalars(
+                select(command.last_error).where(command.failed.is_(True)).limit(50)
+            ).all()
+            parked = session.scalars(
+                select(event.parked).where(event.parked.is_not(None)).limit(50)
+            ).all()
+            late = session.scalar(
+                select(func.count())
+                .select_from(command)
+                .where(
+                    command.done_at.is_(None),
+                    command.failed.is_(False),
+                    command.created_at < clock.now() - LATE,
+                )
+            )
+    finally:
+        database.close()
+    summary = f"{len(refused)} refused commands, {len(parked)} parked events, {late} late"
+    if refused or parked or late:
+        reasons = list(dict.fromkeys(str(each) for each in (*refused, *parked)))[:3]
+        return warn(
+            "; ".join([summary, *reasons]),
+            "List them with `tollhouse payment outbox` and `tollhouse payment events`, fix the cause, "
+            "then run `tollhouse payment retry`.",
+        )
+    return good(summary)

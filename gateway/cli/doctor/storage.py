@@ -11,6 +11,8 @@ from billing.archive.opening import make_archive
 from billing.closing import moving
 from billing.exports.schedules import PARKED
 from billing.exports.tables import ExportJob, ExportSchedule
+from billing.recovery import guard, marks, places
+from billing.restores import restores
 from billing.usage.border import border_of, readable
 from billing.usage.tables import ParkedEvent, UsageBatch
 from core import heartbeats
@@ -272,3 +274,31 @@ def _open_database(settings: Settings) -> Iterator[Database]:
         yield database
     finally:
         database.close()
+
+
+def history(settings: Settings, clock: Clock) -> Finding:
+    """Report a database that was restored from a backup and not recovered."""
+    database = Database(settings.effective_database_url, limits=Limits(connect_s=2))
+    try:
+        if current(database) != head():
+            return unused("the database has no current schema")
+        found = guard.check(database, settings, clock, everywhere=True)
+        with database.read() as session:
+            last = marks.latest(session)
+    finally:
+        database.close()
+    if found is not None:
+        return bad(
+            f"the database was restored from a backup; nothing is numbered or collected. {found.reason}",
+            restores.NEXT_STEP,
+        )
+    if last is None:
+        return unused("nothing is marked yet")
+    summary = f"mark {last.position} of {last.at:%Y-%m-%d %H:%M} UTC"
+    here = marks.filed([places.local(settings)])
+    if not here and settings.database_url and not settings.restore_store:
+        return warn(
+            f"{summary} is not kept on this machine",
+            "Set TOLLHOUSE_RESTORE_STORE, so that every machine notices a restore.",
+        )
+    return good(summary)

@@ -16,7 +16,6 @@ from gateway.edge.decoding import (
     given_names,
     refuse_unsupported,
 )
-from gateway.formats.chat import legacy
 from gateway.formats.sampling import (
     CHECKED_ALONE,
     MAX_LOGPROBS,
@@ -26,9 +25,9 @@ from gateway.formats.sampling import (
     check_logprob_ids,
     check_stream_options,
     sampling_of,
+    structured_of,
     tier_of,
 )
-from gateway.formats.structured import structured_of
 from gateway.prompts.predictions import text_of
 from gateway.prompts.template_variables import checked
 from gateway.request import media_parts, thoughts
@@ -36,6 +35,26 @@ from gateway.request.inference import InferenceRequest
 from gateway.request.parameters import PASSED
 from gateway.request.plain_messages import plain_messages
 from gateway.request.prompt_references import reference_of
+
+
+def with_tool_calls(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The messages with function calls and their results written as those of tools."""
+    for each in messages:
+        if "function_call" in each or each["role"] == "function":
+            break
+    else:
+        return messages
+    converted, last = [], "call_0"
+    for index, message in enumerate(messages):
+        message = dict(message)
+        if (call := message.pop("function_call", None)) is not None:
+            last = f"call_{index}"
+            message["tool_calls"] = [{"id": last, "type": "function", "function": call}]
+        elif message["role"] == "function":
+            message |= {"role": "tool", "tool_call_id": last}
+        converted.append(message)
+    return converted
+
 
 ROUTE = "/v1/chat/completions"
 MAX_MESSAGES = 10_000
@@ -212,7 +231,7 @@ def parse_chat(raw: bytes) -> InferenceRequest:
             else parse_message(index, each, media)
             for index, each in enumerate(messages_of(body))
         ]
-        messages = legacy.with_tool_calls(messages)
+        messages = with_tool_calls(messages)
     if body.prediction is not None:
         text_of(body.prediction)
     structured, named = structured_of(body, body.response_format)

@@ -16,8 +16,8 @@ from gateway.formats.sampling import (
     chosen_at_the_end,
     not_streamed,
     sampling_of,
+    structured_of,
 )
-from gateway.formats.structured import structured_of
 from gateway.request.inference import InferenceRequest
 
 ROUTE = "/v1/completions"

@@ -18,7 +18,7 @@ from core.clock import Clock, SystemClock
 from core.database import Database
 from core.settings import Settings
 from gateway.edge import cpu_affinity
-from gateway.metering.refusals import brief
+from gateway.metering.parked_records import brief
 from gateway.metering.streams.base import UsageStream, age_s
 from gateway.metering.streams.opening import open_stream
 from gateway.metering.streams.storing import StreamStore

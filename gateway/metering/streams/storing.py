@@ -7,7 +7,9 @@ their ids. A record that can never be stored is parked in the database, where ev
 import base64
 import logging
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
+from datetime import timedelta
 
 from sqlalchemy.orm import Session
 
@@ -15,8 +17,15 @@ from billing.usage import usage
 from billing.usage.tables import ParkedEvent
 from core.clock import Clock
 from core.database import Database
-from gateway.metering.refusals import brief, is_permanent
-from gateway.metering.streams.base import Delivery, UsageStream
+from core.settings import Settings
+from gateway.metering.parked_records import brief, is_permanent
+from gateway.metering.streams.base import (
+    Delivery,
+    StreamDown,
+    UsageStream,
+    age_s,
+    wait_until_stored,
+)
 from gateway.metering.streams.messages import (
     USAGE,
     Unreadable,
@@ -25,6 +34,7 @@ from gateway.metering.streams.messages import (
     read,
     read_record,
 )
+from gateway.metering.streams.opening import open_stream
 from gateway.metering.usage_sink import UsageSink
 
 log = logging.getLogger("tollhouse.stream")
@@ -122,3 +132,50 @@ def _mark_released(session: Session, request_id: str, clock: Clock) -> None:
     row = session.get(ParkedEvent, request_id)
     if row is not None:
         row.released_at = clock.now()
+
+
+_TIMEOUT_S = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class StreamState:
+    messages: int = 0  # not in the database yet
+    age_s: float = 0.0  # of the oldest
+    problem: str = ""  # why the stream cannot be read
+
+
+def stream_state(settings: Settings, clock: Clock) -> StreamState:
+    """An empty state without a stream. SettingError for a stream that would lose messages."""
+    if not settings.stream_url:
+        return StreamState()
+    with closing(open_stream(settings.stream_url, timeout_s=_TIMEOUT_S)) as stream:
+        try:
+            lag = stream.lag()
+        except StreamDown as error:
+            return StreamState(problem=str(error))
+    return StreamState(lag.messages, age_s(lag.oldest, clock))
+
+
+def wait_for_stream(settings: Settings, timeout_s: float) -> None:
+    """Wait briefly until what the stream holds now is in the database, if there is a stream."""
+    if not settings.stream_url:
+        return
+    with closing(open_stream(settings.stream_url, timeout_s=_TIMEOUT_S)) as stream:
+        try:
+            wait_until_stored(stream, timeout_s)
+        except StreamDown as error:
+            log.warning("%s", error)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamTransit:
+    """Billing's port UsageInTransit: an audit asks it for usage that is late."""
+
+    settings: Settings
+    clock: Clock
+
+    def late(self, age: timedelta) -> int:
+        state = stream_state(self.settings, self.clock)
+        if state.problem:
+            raise StreamDown(state.problem)
+        return state.messages if state.age_s > age.total_seconds() else 0

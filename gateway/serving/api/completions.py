@@ -9,10 +9,9 @@ from fastapi import APIRouter, Depends, Query, Request
 from core.responses.completions import Completions, Listing
 from gateway.edge.decoding import Metadata
 from gateway.edge.decoding import Request as Body
-from gateway.serving.api.bodies import read_body
+from gateway.serving.api.bodies import read_body, reads_query
 from gateway.serving.api.dependencies import LimitsDep
 from gateway.serving.api.errors import unsupported_endpoint
-from gateway.serving.api.query_names import reads_query
 from gateway.serving.api.sealed_store import SealedStore
 
 router = APIRouter(prefix="/v1/chat/completions", tags=["stored completions"])

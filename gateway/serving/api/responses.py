@@ -19,7 +19,7 @@ from gateway.serving.api.dependencies import (
     OperatorToken,
 )
 from gateway.serving.api.item_lists import item_page
-from gateway.serving.background.charged_usage import with_charged_usage
+from gateway.serving.background.responses import with_charged_usage
 
 router = APIRouter(prefix="/v1/responses", tags=["responses"])
 

@@ -6,17 +6,23 @@ a second, so that another process can show them, and so that a killed gateway le
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import orjson
+from msgspec.structs import replace
 from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.orm import Session
 
+from billing.usage.raw_rows import Reading, Wanted
+from billing.usage.reading import read_rows
+from billing.usage.tables import UsageEventRow
 from core.clock import Clock
 from core.errors import TollhouseError, Unavailable
-from core.ids import REQUEST, new_id
+from core.ids import REQUEST, moment_of, new_id
 from core.responses import background
 from core.responses.background import LEASE
 from core.responses.conversations import with_id
@@ -24,16 +30,70 @@ from core.responses.models import ResponseRecord
 from core.responses.records import Exchanged
 from core.tenants.keys import Principal
 from core.tenants.scope import TenantScope
+from gateway.answers.choices import ChoiceOutput
 from gateway.answers.surface import ResponseInfo
 from gateway.edge.decoding import parse_body
-from gateway.formats.responses.response import response_object
+from gateway.formats.responses.response import (
+    ResponsesSurface,
+    ResponseStream,
+    response_object,
+    usage_object,
+)
 from gateway.request.exchange import Exchange
+from gateway.request.inference import InferenceRequest, Usage
 from gateway.serving.background.exchange import BackgroundExchange
-from gateway.serving.background.surface import StoredSurface
 from gateway.serving.headers import response_headers
 from gateway.serving.pipeline import Pipeline
 from gateway.serving.stored_responses.conversation_items import append_to_conversation
 from gateway.serving.stored_responses.expansion import Expanded, ResponseStore, unreachable
+
+_E = UsageEventRow
+_COUNTS = (_E.input_tokens, _E.cached_tokens, _E.output_tokens)
+_AROUND = timedelta(days=1)  # a request occurs when its id is made, by clocks that may differ
+
+
+def with_charged_usage(
+    session: Session, scope: TenantScope, response: dict[str, Any]
+) -> dict[str, Any]:
+    """Without usage as long as its event is not stored, or lies on a ClickHouse that does not answer."""
+    if response["status"] not in ("failed", "cancelled") or response.get("usage"):
+        return response
+    request_id = f"{REQUEST}_{response['id'].rpartition('_')[2]}"
+    at = datetime.fromtimestamp(moment_of(request_id) / 1000, UTC)
+    wanted = Wanted(at - _AROUND, at + _AROUND, scope.tenant_id)
+    only = (_E.request_id == request_id,)
+    reading = Reading(_COUNTS, (_E.occurred_at,), conditions=only, limit=1)
+    for counts in read_rows(session, wanted, reading, lacks=[]):
+        return response | {"usage": usage_object(Usage(*counts))}
+    return response
+
+
+class StoredSurface(ResponsesSurface):
+    def __init__(self, fields: dict[str, Any]) -> None:
+        """`fields` of the response that the body no longer says, such as previous_response_id."""
+        self._fields = fields
+        self.finished: dict[str, Any] | None = None  # the response, once it is complete or failed
+
+    def parse(self, raw: bytes) -> InferenceRequest:
+        request = super().parse(raw)
+        return replace(request, extra=request.extra | {"fields": self._fields})
+
+    def answer(
+        self,
+        info: ResponseInfo,
+        request: InferenceRequest,
+        choices: Sequence[ChoiceOutput],
+        usage: Usage,
+    ) -> dict[str, Any]:
+        self.finished = super().answer(info, request, choices, usage)
+        return self.finished
+
+    def stream(self, info: ResponseInfo, request: InferenceRequest) -> ResponseStream:
+        return ResponseStream(info, request, self._finish)
+
+    def _finish(self, response: dict[str, Any]) -> None:
+        self.finished = response
+
 
 log = logging.getLogger("tollhouse.responses")
 MOST_RUNS = 1_000  # of one process

@@ -21,8 +21,7 @@ from gateway.answers.surface import Surface
 from gateway.edge.auth.authenticator import Authenticator
 from gateway.edge.decoding import parse_body
 from gateway.request.exchange import ClientDisconnected, Exchange, Headers
-from gateway.serving.background.responses import BackgroundResponses
-from gateway.serving.background.surface import StoredSurface
+from gateway.serving.background.responses import BackgroundResponses, StoredSurface
 from gateway.serving.headers import error_headers, response_headers
 from gateway.serving.relay import RelayExchange
 from gateway.serving.responses import RequestLimits

@@ -7,8 +7,8 @@ was running then runs again, and its first run is not billed.
 
 import asyncio
 import logging
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
 from datetime import datetime, timedelta
 from functools import partial
 
@@ -22,6 +22,7 @@ from core.batches.models import Batch, BatchLine, StoredFile
 from core.clock import Clock
 from core.database import Database
 from core.errors import TollhouseError
+from core.fair_queue import FairQueue
 from core.ids import new_id
 from core.responses import completions, conversations, records
 from core.tenants import keys
@@ -30,9 +31,48 @@ from gateway.answers.surface import Surface
 from gateway.edge.threads import run_in_thread
 from gateway.serving.batches import input_file as batch_input
 from gateway.serving.batches import lines as batch_lines
-from gateway.serving.batches.fair_slots import FairSlots
-from gateway.serving.batches.internal_exchange import InternalExchange
-from gateway.serving.batches.lines import RetryLater, Serve
+from gateway.serving.batches.lines import InternalExchange, RetryLater, Serve
+
+
+class FairSlots:
+    """`count` holders at once. Tenants that wait take turns, however many lines each has waiting."""
+
+    def __init__(self, count: int) -> None:
+        self._free = count
+        self._queue: FairQueue[asyncio.Future[None]] = FairQueue()
+
+    @asynccontextmanager
+    async def hold(self, tenant_id: str) -> AsyncIterator[None]:
+        await self._acquire(tenant_id)
+        try:
+            yield
+        finally:
+            self._release()
+
+    async def _acquire(self, tenant_id: str) -> None:
+        if self._free and not len(self._queue):
+            self._free -= 1
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        ticket = self._queue.push(tenant_id, 1, 1, turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self._release()
+            raise
+        finally:
+            self._queue.remove(ticket)
+
+    def _release(self) -> None:
+        while len(self._queue):
+            ticket = self._queue.heads()[0]
+            self._queue.serve(ticket)
+            if not ticket.item.done():
+                ticket.item.set_result(None)
+                return
+        self._free += 1
+
 
 log = logging.getLogger("tollhouse.batches")
 POLL_S = 1.0

@@ -21,8 +21,7 @@ from gateway.request.spans import NO_TRACE, Trace
 from gateway.screening.moderator import ScreeningResult
 from gateway.serving.headers import RequestOptions
 from gateway.serving.idempotency import Claim
-from gateway.serving.media.endpoints import Endpoint
-from gateway.serving.media.request import MediaRequest
+from gateway.serving.media.request import Endpoint, MediaRequest
 from gateway.serving.media.usage import MediaUsage
 
 

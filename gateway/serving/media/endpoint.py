@@ -18,8 +18,7 @@ from gateway.serving.headers import error_headers, response_headers
 from gateway.serving.idempotency import HEADER as IDEMPOTENCY_KEY
 from gateway.serving.idempotency import IdempotencyKeys, Recorder, replay
 from gateway.serving.media.context import MediaContext
-from gateway.serving.media.endpoints import Endpoint
-from gateway.serving.media.request import read_form, read_json
+from gateway.serving.media.request import Endpoint, read_form, read_json
 from gateway.serving.media.service import MediaService
 
 log = logging.getLogger("tollhouse.media")

@@ -33,7 +33,7 @@ from gateway.screening.moderator import PromptBlocked
 from gateway.serving.headers import limit_headers, read_options, response_headers
 from gateway.serving.media import transcripts
 from gateway.serving.media.context import MediaContext
-from gateway.serving.media.endpoints import Endpoint
+from gateway.serving.media.request import Endpoint
 from gateway.serving.media.transcripts import TranscriptBlocked, TranscriptEvents
 from gateway.serving.media.usage import MediaUsage
 from gateway.serving.pipeline import Pipeline

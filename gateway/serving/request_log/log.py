@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 from billing.notices.request_sinks import Sink, SinkView
 from core import metrics
 from core.clock import Clock
-from gateway.serving.request_log.receivers import Receivers
-from gateway.serving.request_log.records import record_of
+from gateway.serving.request_log.receivers import Receivers, record_of
 
 if TYPE_CHECKING:
     from gateway.answers.delivery import Delivery

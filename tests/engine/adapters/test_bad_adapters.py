@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from engine.adapters.peft.patterns import value_of
 from engine.errors import AdapterError
-from gateway.catalog.adapter_files import read_adapter
+from gateway.catalog.adapter_archive import read_adapter
 from tests.engine.checkpoints import reference, reference_greedy, save_adapter, save_checkpoint
 from tests.engine.driver import Driver
 

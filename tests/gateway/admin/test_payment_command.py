@@ -13,7 +13,7 @@ from billing.payments.fake_stripe.server import FakeStripe
 from core.clock import FakeClock, SystemClock
 from core.database import Database
 from core.settings import Settings
-from gateway.cli.doctor import dependencies, payments
+from gateway.cli.doctor import dependencies
 from gateway.cli.doctor.check import Health, run_checks
 from gateway.cli.main import main
 from tests.billing.conftest import deployment_of
@@ -82,13 +82,13 @@ def test_parked_events_are_listed_tried_again_and_dismissed(
     settings = Settings(
         database_url=shop.deployment.database.url, stripe_api_key="sk", stripe_webhook_secret="x"
     )
-    finding = payments.queue(settings, SystemClock())
+    finding = dependencies.queue(settings, SystemClock())
     assert finding.health is Health.WARN and "galaxy.exploded" in finding.says
     assert call(capsys, "payment", "retry", event["id"])["state"] == "waiting"
     call(capsys, "payment", "sync", code=1)
     assert call(capsys, "payment", "dismiss", event["id"])["state"] == "done"
     assert call(capsys, "payment", "events") == []
-    assert payments.queue(settings, SystemClock()).health is Health.GOOD
+    assert dependencies.queue(settings, SystemClock()).health is Health.GOOD
     assert main(["payment", "dismiss", "evt_none"]) == 2
 
 

@@ -6,8 +6,7 @@ from hypothesis import strategies as st
 
 from engine.demo.paths import MODEL_DIR
 from gateway.catalog.codec import prefix_tokens as prefixes
-from gateway.catalog.codec.beginnings import Beginnings
-from gateway.catalog.codec.prefix_tokens import PrefixTokenCache
+from gateway.catalog.codec.prefix_tokens import Beginnings, PrefixTokenCache
 from gateway.catalog.codec.tokenizing import load_codec
 from gateway.catalog.codec.word_cache import WordCache
 

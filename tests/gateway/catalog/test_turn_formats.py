@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.demo.paths import MODEL_DIR
-from gateway.catalog.codec.templates import ChatTemplate, _environment
-from gateway.catalog.codec.turn_formats import turn_formats
+from gateway.catalog.codec.templates import ChatTemplate, _environment, turn_formats
 from gateway.request.plain_messages import ROLES, PlainMessages, plain_messages
 
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, normalizers, pre_tokenizers, processors
 
 from engine.demo.paths import MODEL_DIR
-from gateway.catalog.codec import word_cache, word_patterns
+from gateway.catalog.codec import word_cache
 from gateway.catalog.codec.word_cache import WordCache
 
 FILE = str(MODEL_DIR / "tokenizer.json")
@@ -33,8 +33,8 @@ def split_by(source: str) -> Tokenizer:
 
 TOKENIZERS = {
     "demo": Tokenizer.from_file(FILE),
-    "qwen": split_by(word_patterns._QWEN),
-    "llama": split_by(word_patterns._LLAMA),
+    "qwen": split_by(word_cache._QWEN),
+    "llama": split_by(word_cache._LLAMA),
 }
 WORDS = {name: WordCache(each) for name, each in TOKENIZERS.items()}
 MARKS = ["<|im_start|>", "<|im_end|>", "<|im_start|>user", "<t>", "<|im_", "'s", "'LL", "don't"]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from core.database import Database
-from gateway.admin.console.amounts import units_of_amount
+from gateway.admin.console import units_of_amount
 from gateway.cli.main import COMMANDS, command_module, command_names, main
 from migrations.run import downgrade, upgrade
 
@@ -34,7 +34,7 @@ def test_commands_start_without_the_slow_packages() -> None:
 
 
 def test_a_model_is_fetched_without_a_database() -> None:
-    assert "sqlalchemy" not in _imported("gateway.cli.main", "gateway.admin.models.command")
+    assert "sqlalchemy" not in _imported("gateway.cli.main", "gateway.admin.models")
 
 
 def test_a_gateway_imports_the_clients_of_what_is_configured() -> None:

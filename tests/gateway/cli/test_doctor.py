@@ -17,7 +17,7 @@ from core.queue import QUEUES
 from core.settings import Settings
 from core.tenants.models import Tenant
 from gateway.cli.doctor import command as doctor
-from gateway.cli.doctor import dependencies, interpreter, packages, storage
+from gateway.cli.doctor import dependencies, packages, storage
 from gateway.cli.doctor.check import Finding, Health, good, run_checks
 from gateway.cli.main import main
 from migrations.run import downgrade, upgrade
@@ -74,7 +74,7 @@ def test_the_last_line_names_what_is_not_well(
 def test_an_unoptimised_interpreter_is_reported(
     options: str | None, prefix: str, health: Health
 ) -> None:
-    found = interpreter.judge("3.11.7", {"CONFIG_ARGS": options, "prefix": prefix})
+    found = packages.judge("3.11.7", {"CONFIG_ARGS": options, "prefix": prefix})
     assert (found.health, bool(found.next_step)) == (health, health is Health.WARN)
 
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.cli.chat.client import ChatClient, Message
-from gateway.cli.chat.session import ChatSession
+from gateway.cli.chat.session import ChatClient, ChatSession, Message
 from gateway.cli.main import main
 from tests.gateway.deployment import MODEL, Deployment
 

@@ -10,7 +10,7 @@ import pytest
 from core.errors import SettingError
 from core.settings import Settings
 from engine.worker.options import parse
-from gateway.admin.exports.copies_command import erase_copies
+from gateway.admin.tenants.command import erase_copies
 from gateway.engines.local_engines import tier_options
 from tests.conftest import REDIS, need_redis
 from tests.engine.helpers import ask, make_config

@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 from engine.demo.paths import MODEL_DIR
-from gateway.admin.dashboard.mount import make_backend
+from gateway.admin.dashboard import make_backend
 from gateway.engines.local import EngineOptions, EngineProcess
 from tests.gateway.deployment import MODEL, Deployment, running_deployment
 

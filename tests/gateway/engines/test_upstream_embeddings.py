@@ -11,7 +11,7 @@ import httpx
 import orjson
 import pytest
 
-from gateway.formats.embeddings.response import _encode_vector
+from gateway.formats.embeddings import _encode_vector
 from tests.gateway.deployment import MODEL, running_deployment
 from tests.gateway.fake_upstream import upstream
 

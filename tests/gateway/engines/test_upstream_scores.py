@@ -11,7 +11,7 @@ import pytest
 from billing.pricing.prices import ensure_default_prices
 from core.clock import SystemClock
 from gateway.engines.upstream_scores import scores_of
-from gateway.formats.scores.request import parse_rerank
+from gateway.formats.scores import parse_rerank
 from tests.gateway.deployment import Deployment, running_deployment
 from tests.gateway.fake_upstream import Server, upstream
 

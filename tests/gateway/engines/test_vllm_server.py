@@ -19,7 +19,7 @@ import pytest
 from core.ids import ADAPTER, new_id
 from core.tenants.models import Adapter
 from engine.demo.paths import ADAPTERS, MODEL_DIR
-from gateway.catalog.adapter_files import read_adapter
+from gateway.catalog.adapter_archive import read_adapter
 from gateway.catalog.codec.tokenizing import load_codec
 from gateway.engines.openai_body import lora_name
 from tests.gateway.deployment import MODEL, Deployment, running_deployment

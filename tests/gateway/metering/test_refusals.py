@@ -20,7 +20,7 @@ from core.clock import FakeClock, SystemClock
 from core.database import Database
 from core.events import UsageEvent
 from gateway.metering.batch_shippers import InlineShipper
-from gateway.metering.refusals import is_permanent
+from gateway.metering.parked_records import is_permanent
 from gateway.metering.shipper import Shipper
 from gateway.metering.spool import Spool, SpoolFile
 from gateway.metering.spool_statements import (

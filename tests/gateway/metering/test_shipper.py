@@ -18,7 +18,7 @@ from core.database import Database
 from core.settings import Settings
 from gateway.metering import batch_shippers, parked_records, shipper, spool_watch
 from gateway.metering.batch_shippers import InlineShipper, ShippedBatch, refused_rows
-from gateway.metering.refusals import brief
+from gateway.metering.parked_records import brief
 from gateway.metering.shipper import Shipper, ship_file
 from gateway.metering.spool import Spool, SpoolFile, connect
 from gateway.metering.spool_records import OutboxBatch

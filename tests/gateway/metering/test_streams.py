@@ -26,7 +26,7 @@ from gateway.cli.doctor import dependencies
 from gateway.cli.doctor.check import Health
 from gateway.cli.main import main
 from gateway.metering.spool_records import OutboxBatch
-from gateway.metering.streams import watch
+from gateway.metering.streams import storing
 from gateway.metering.streams.base import StreamDown
 from gateway.metering.streams.consumer import StreamConsumer, measure
 from gateway.metering.streams.messages import MESSAGE_BYTES, batch_of
@@ -223,7 +223,7 @@ def _recover() -> None:
 def test_a_stream_that_does_not_answer_makes_no_audit_clean(
     command_line: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(watch, "_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(storing, "_TIMEOUT_S", 0.5)
     away = Settings(data_dir=command_line.data_dir, stream_url="nats://user:secret@127.0.0.1:1")
     finding = dependencies.stream(away, SystemClock())
     assert finding.health is Health.BAD and "does not answer" in finding.says

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.prompts.prompt_order import PromptOrder, reorder
-from gateway.prompts.volatile import volatile_rule
+from gateway.prompts.prompt_order import PromptOrder, reorder, volatile_rule
 
 SAFE, FULL, OFF = PromptOrder.SAFE, PromptOrder.FULL, PromptOrder.OFF
 

@@ -14,7 +14,7 @@ from core.clock import FakeClock, SystemClock
 from core.settings import Settings
 from core.tenants.organisations import create_tenant, set_unpaid
 from core.tenants.plans import DAY, FREE, HOUR, LimitRule, Scope, Unit, for_batches, with_rules
-from gateway.serving.batches.fair_slots import FairSlots
+from gateway.serving.batches.runner import FairSlots
 from tests.gateway.deployment import Deployment
 from tests.gateway.serving.test_batches import many, slow, start, wait
 from tests.migrated import migrated

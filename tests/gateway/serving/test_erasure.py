@@ -18,7 +18,7 @@ from sqlalchemy import LargeBinary, select
 from core.errors import NotFound, TollhouseError
 from core.responses.end_users import end_users_of
 from core.sealing import Sealer
-from gateway.admin.erasures.end_users import MOST_ERASURES
+from gateway.admin.erasures import MOST_ERASURES
 from gateway.formats.registry import inference_surfaces
 from gateway.metering.spool_watch import wait_until_shipped
 from migrations.tables import metadata

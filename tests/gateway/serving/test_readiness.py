@@ -15,7 +15,7 @@ import pytest
 
 from core.errors import SettingError
 from core.settings import Settings, load_settings
-from gateway.metering import spool_disk
+from gateway.metering import spool
 from tests.gateway.admission.test_redis_down import Server
 from tests.gateway.deployment import MODEL, Deployment, running_deployment
 from tests.small_disk import fill, free, mounted
@@ -156,7 +156,7 @@ def test_a_full_disk_is_seen_and_what_cannot_be_stored_is_503(
         if not is_small:
             pytest.skip("this user may not mount a file system: run as root")
         # The spool keeps less for itself than it does of a real disk.
-        monkeypatch.setattr(spool_disk, "RESERVE", 4 << 20)
+        monkeypatch.setattr(spool, "RESERVE", 4 << 20)
         with running_deployment(tmp_path / "disk") as deployment:
             deployment.services.spool.file._reserve = 4 << 20
             until(deployment, 200)

@@ -12,7 +12,7 @@ from starlette.routing import Mount, Route
 
 from gateway.app import InferenceEndpoint
 from gateway.formats.registry import inference_surfaces
-from gateway.serving.media.endpoints import ENDPOINTS
+from gateway.serving.media.request import ENDPOINTS
 from tests.gateway.deployment import MODEL, Deployment
 
 # What answers POST under /v1 without generating: each for a reason.

@@ -19,6 +19,7 @@ from core.settings_in_force import SettingInForce, settings_in_force
 from core.tenants import adapters
 from core.tenants.plans import LimitRule, Scope, Unit
 from core.tenants.scope import TenantScope
+from dashboards.app import Asgi, create_dashboard
 from dashboards.backend import (
     ComponentStatus,
     EngineView,
@@ -27,9 +28,10 @@ from dashboards.backend import (
     UpstreamChange,
     UpstreamPreview,
 )
-from gateway.admin.console.context import CommandContext
+from dashboards.viewer import DashboardDeps
+from gateway.admin.console import CommandContext
 from gateway.admin.worker.dead_tasks import replay, run_now
-from gateway.catalog.adapter_files import AdapterFiles
+from gateway.catalog.adapter_archive import AdapterFiles
 from gateway.catalog.adapter_registry import AdapterRegistry
 from gateway.catalog.adapter_store import AdapterStore
 from gateway.edge import own_metrics
@@ -38,6 +40,7 @@ from gateway.engines.routing.replicas import Replica
 from gateway.engines.routing.router import Router
 from gateway.screening.policy_view import PolicyView
 from gateway.serving.payments import CardPages
+from gateway.serving.services import Services
 
 CELERY_PREFIX = "tollhouse"
 _AUDIT_WAIT_S = 20.0
@@ -236,4 +239,40 @@ def _engine_part(each: EngineView) -> ComponentStatus:
         state,
         each.state,
         "See the engine's log, or run `tollhouse doctor`.",
+    )
+
+
+def make_backend(services: Services) -> DashboardBackend:
+    return DashboardBackend(
+        settings=services.settings,
+        clock=services.clock,
+        database=services.database,
+        counters=services.counters,
+        router=services.router,
+        adapters=services.adapters,
+        policies=services.policies,
+        card_pages=services.card_pages,
+        spool_state=services.spool_state,
+        is_draining=lambda: services.pipeline.draining,
+        refresh_engines=services.engines.refresh,
+        upstream_reload=services.upstream_reload,
+    )
+
+
+def make_dashboard(services: Services) -> Asgi:
+    settings = services.settings
+    return create_dashboard(
+        DashboardDeps(
+            services.database,
+            services.clock,
+            services.dashboard_auth,
+            lambda scope: services.catalog.names(scope.tenant_id),
+            make_backend(services),
+            services.alert_targets,
+            four_eyes_above=settings.four_eyes_above,
+            secure_cookies=settings.public_url.startswith("https://"),
+            single_sign_on=bool(settings.oidc_issuer),
+            public_url=settings.public_url,
+            tasks_since=None if settings.broker_url else services.clock.now(),
+        )
     )

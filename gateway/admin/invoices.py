@@ -21,11 +21,15 @@ from billing.usage.day_range import Range
 from core.errors import BadRequest
 from core.ids import new_id
 from core.money import decimal_of, format_minor
-from gateway.admin.adjustments.approval import submit
-from gateway.admin.console.amounts import units_of_amount
-from gateway.admin.console.context import CommandContext, command_context
-from gateway.admin.console.output import add_json, show
-from gateway.admin.console.tenants import tenant_id_of
+from gateway.admin.adjustments.command import submit
+from gateway.admin.console import (
+    CommandContext,
+    add_json,
+    command_context,
+    show,
+    tenant_id_of,
+    units_of_amount,
+)
 from gateway.metering.spool_watch import wait_until_shipped
 from gateway.serving.payments import make_taxes
 

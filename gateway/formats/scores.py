@@ -1,20 +1,19 @@
-"""The bodies of /v1/rerank and /v1/score and their conversion to an `InferenceRequest`.
+"""/v1/rerank and /v1/score: their bodies, and their answers."""
 
-Its `inputs` are the queries and then the documents. `extra["queries"]` is the number of queries; one
-query is compared with every document, several with one document each.
-"""
-
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
-from core.errors import BadRequest
+from core.errors import BadRequest, InvariantBroken, TollhouseError
+from gateway.answers.choices import ChoiceOutput
+from gateway.answers.surface import ResponseInfo, StreamWriter
 from gateway.edge.decoding import Request, check_label, decode
-from gateway.formats.embeddings.request import MAX_INPUTS, Truncation, truncation_of
+from gateway.edge.openai_errors import error_object
+from gateway.formats.embeddings import MAX_INPUTS, Truncation, truncation_of
 from gateway.formats.sampling import Positive
-from gateway.request.inference import InferenceRequest
-from gateway.request.routes import RERANK_ROUTE, SCORE_ROUTE
+from gateway.request.inference import RERANK_ROUTE, SCORE_ROUTE, InferenceRequest, Usage
 
 Text = Annotated[str, Meta(min_length=1)]
 
@@ -100,3 +99,69 @@ def _request(
 
 def _listed(given: str | list[str]) -> list[str]:
     return [given] if isinstance(given, str) else given
+
+
+class ScoreSurface:
+    route = SCORE_ROUTE
+    style = "openai"
+
+    def parse(self, raw: bytes) -> InferenceRequest:
+        return parse_score(raw)
+
+    def stream(self, info: ResponseInfo, request: InferenceRequest) -> StreamWriter:
+        raise InvariantBroken("Scores are not streamed; the body has no stream field.")
+
+    def answer(
+        self,
+        info: ResponseInfo,
+        request: InferenceRequest,
+        choices: Sequence[ChoiceOutput],
+        usage: Usage,
+    ) -> dict[str, Any]:
+        return {
+            "id": info.request_id,
+            "object": "list",
+            "created": info.created,
+            "model": info.model,
+            "data": [
+                {"index": index, "object": "score", "score": score}
+                for index, score in enumerate(choices[0].scores)
+            ],
+            "usage": _usage(usage),
+        }
+
+    def error(self, error: TollhouseError, request_id: str) -> dict[str, Any]:
+        return error_object(error)
+
+
+class RerankSurface(ScoreSurface):
+    route = RERANK_ROUTE
+
+    def parse(self, raw: bytes) -> InferenceRequest:
+        return parse_rerank(raw)
+
+    def answer(
+        self,
+        info: ResponseInfo,
+        request: InferenceRequest,
+        choices: Sequence[ChoiceOutput],
+        usage: Usage,
+    ) -> dict[str, Any]:
+        """The best documents first; of equal ones the one that was sent first."""
+        scores, documents = choices[0].scores, request.extra["documents"]
+        order = sorted(range(len(scores)), key=lambda index: -scores[index])
+        results = [
+            {"index": index, "relevance_score": scores[index]}
+            | ({"document": {"text": documents[index]}} if documents is not None else {})
+            for index in order[: request.extra["top_n"]]
+        ]
+        return {
+            "id": info.request_id,
+            "model": info.model,
+            "usage": _usage(usage),
+            "results": results,
+        }
+
+
+def _usage(usage: Usage) -> dict[str, int]:
+    return {"prompt_tokens": usage.prompt, "total_tokens": usage.total}

@@ -1,1 +1,0 @@
-"""What the commands share: settings and database, output, options."""

@@ -1,1 +1,0 @@
-"""The dashboard on this gateway's services."""

@@ -1,1 +1,0 @@
-"""The erasure of an end user."""

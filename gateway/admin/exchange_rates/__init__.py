@@ -1,1 +1,0 @@
-"""Exchange rates."""

@@ -1,1 +1,0 @@
-"""Account data over the Model Context Protocol."""

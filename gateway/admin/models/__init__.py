@@ -1,1 +1,0 @@
-"""Models: fetched, quantised and listed."""

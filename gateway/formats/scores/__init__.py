@@ -1,1 +1,0 @@
-"""Rerank and score, as Cohere and vLLM define them."""
