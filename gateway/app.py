@@ -50,7 +50,7 @@ from gateway.serving.idempotency import HEADER, IdempotencyHandler, IdempotencyK
 from gateway.serving.media.endpoint import MediaEndpoint
 from gateway.serving.media.request import ENDPOINTS
 from gateway.serving.media.service import MediaService
-from gateway.serving.server import Server
+from gateway.serving.responses import Server
 from gateway.serving.services import Services
 from gateway.serving.stored_responses.expansion import ResponseStore
 

@@ -50,8 +50,8 @@ from gateway.engines.routing.router import Router
 from gateway.engines.upstream_changes import canary_shares
 from gateway.formats.registry import runner_surfaces
 from gateway.metering.batch_shippers import ProcessShipper
+from gateway.metering.engine_receipts import ReceiptLog
 from gateway.metering.meter import MeterServices
-from gateway.metering.receipt_log import ReceiptLog
 from gateway.metering.recovery import Recovery
 from gateway.metering.shipper import Shipper
 from gateway.metering.spool import Spool, SpoolFile

@@ -22,8 +22,8 @@ from core.errors import TollhouseError, Unavailable
 from core.events import CountedBy, OpenedRequest, UsageEvent, UsageKind
 from core.ids import REQUEST, new_id
 from engine.protocol import FinishReason
+from gateway.metering.engine_receipts import ReceiptLog
 from gateway.metering.meter import Ending, Meter, MeterServices, blocked_ending
-from gateway.metering.receipt_log import ReceiptLog
 from gateway.metering.recovery import Recovery
 from gateway.metering.shipper import Shipper
 from gateway.metering.spool import Spool, SpoolFile, connect

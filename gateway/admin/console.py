@@ -27,7 +27,7 @@ from core.settings import Settings, load_settings
 from core.tenants import organisations
 from core.tenants.models import Tenant
 from core.tenants.scope import TenantScope, scope_of_operator
-from gateway.edge.datetimes import parse_datetime
+from gateway.edge.decoding import parse_datetime
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,6 @@ from gateway.admin.organisations import routes as organisations
 from gateway.admin.payments import routes as payments
 from gateway.admin.policies import routes as policies
 from gateway.admin.prompts import routes as prompts
-from gateway.admin.request_log import routes as request_log
-from gateway.admin.response_cache import routes as response_cache
 from gateway.admin.subscriptions import routes as subscriptions
 from gateway.admin.taxes import routes as taxes
 from gateway.admin.tenants import routes as tenants
@@ -51,7 +49,7 @@ ROUTERS = (
     taxes.router,
     exports.router,
     engines.router,
-    response_cache.router,
-    request_log.router,
+    tenants.response_cache_router,
+    tenants.request_log_router,
     prompts.router,
 )

@@ -8,8 +8,7 @@ import orjson
 
 from core.errors import TollhouseError
 from core.ids import REQUEST, new_id
-from gateway.edge.anthropic_errors import anthropic_error, is_of_messages
-from gateway.edge.openai_errors import error_object
+from gateway.edge.api_errors import anthropic_error, error_object, is_of_messages
 from gateway.request.exchange import BODY_TIMEOUT_S, body_too_slow, too_large
 
 LINGER_S = 2.0  # for which a refused client may read the answer, while what it sends is discarded

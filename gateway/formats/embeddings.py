@@ -12,8 +12,8 @@ from msgspec import Meta
 from core.errors import BadRequest, InvariantBroken, TollhouseError
 from gateway.answers.choices import ChoiceOutput
 from gateway.answers.surface import ResponseInfo, StreamWriter
+from gateway.edge.api_errors import error_object
 from gateway.edge.decoding import Request, check_label, decode
-from gateway.edge.openai_errors import error_object
 from gateway.formats.sampling import Positive
 from gateway.request.inference import InferenceRequest, Usage
 

@@ -9,8 +9,8 @@ from msgspec import Meta
 from core.errors import BadRequest, InvariantBroken, TollhouseError
 from gateway.answers.choices import ChoiceOutput
 from gateway.answers.surface import ResponseInfo, StreamWriter
+from gateway.edge.api_errors import error_object
 from gateway.edge.decoding import Request, check_label, decode
-from gateway.edge.openai_errors import error_object
 from gateway.formats.embeddings import MAX_INPUTS, Truncation, truncation_of
 from gateway.formats.sampling import Positive
 from gateway.request.inference import RERANK_ROUTE, SCORE_ROUTE, InferenceRequest, Usage

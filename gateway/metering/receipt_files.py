@@ -25,8 +25,7 @@ from core.settings import Settings
 from core.tenants.models import Tenant
 from engine.protocol import WHOLE, Receipt
 from engine.receipts import read_receipts
-from gateway.metering.receipt_log import engine_count
-from gateway.metering.receipt_notes import opened_of
+from gateway.metering.engine_receipts import engine_count, opened_of
 from gateway.metering.recovery import event_of_receipt
 from gateway.metering.spool_watch import requests_in_spools
 from gateway.request.receipts import merged_receipt

@@ -22,9 +22,9 @@ from core.errors import TollhouseError
 from core.events import CountedBy, EngineCount, OpenedRequest, SettledBy, UsageEvent
 from engine.protocol import WHOLE, FinishReason, Receipt
 from gateway.edge.threads import Work, run_as
+from gateway.metering.engine_receipts import engine_count
 from gateway.metering.meter import Counts, usage_event, waive_all, with_dropped
 from gateway.metering.parked_records import retry_parked
-from gateway.metering.receipt_log import engine_count
 from gateway.metering.shipper import ship_file
 from gateway.metering.spool import SpoolFile
 from gateway.metering.spool_statements import insert_receipt, move_to_outbox, park_opened

@@ -9,8 +9,7 @@ from core.errors import BadRequest
 from gateway.catalog.codec.prefix_tokens import MIN_TEXT, Pieces
 from gateway.catalog.codec.templates import ChatTemplate
 from gateway.catalog.codec.tokenizing import TextCodec
-from gateway.prompts.json_text import json_text
-from gateway.prompts.tool_lists import GATEWAY_MARKS, ToolList
+from gateway.prompts.tool_lists import GATEWAY_MARKS, ToolList, json_text
 from gateway.request.inference import InferenceRequest
 from gateway.request.plain_messages import PlainMessages
 

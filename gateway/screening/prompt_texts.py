@@ -19,9 +19,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from core.errors import ContentBlocked
-from gateway.prompts.json_text import json_text
 from gateway.prompts.template_variables import texts_of_variables, with_texts
-from gateway.prompts.tool_lists import GATEWAY_MARKS, ToolList, flat_name
+from gateway.prompts.tool_lists import GATEWAY_MARKS, ToolList, flat_name, json_text
 from gateway.prompts.truncation import texts_of
 from gateway.request.inference import InferenceRequest
 from gateway.request.plain_messages import PlainMessages

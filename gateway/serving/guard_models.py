@@ -11,7 +11,7 @@ from engine.protocol import GenerateRequest, SamplingParams
 from gateway.catalog.catalog import Catalog, Target
 from gateway.catalog.codec.tokenizing import TextCodec
 from gateway.engines.routing.router import Query, Router
-from gateway.metering.receipt_log import GUARD_NAMESPACE
+from gateway.metering.engine_receipts import GUARD_NAMESPACE
 from gateway.prompts.prompt import Prompt
 from gateway.request.engine import Generation, Job, TextChunk
 from gateway.request.inference import InferenceRequest

@@ -29,7 +29,7 @@ from gateway.edge.threads import Work, run_as
 from gateway.request.exchange import ClientDisconnected, Exchange, Headers
 from gateway.serving.headers import error_headers, response_headers
 from gateway.serving.relay import RelayExchange
-from gateway.serving.server import Server
+from gateway.serving.responses import Server
 from gateway.serving.stored_responses.expansion import ResponseStore
 
 log = logging.getLogger(__name__)

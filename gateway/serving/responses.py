@@ -4,6 +4,7 @@ import logging
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cache, partial
+from typing import Protocol
 
 import orjson
 from msgspec.structs import replace
@@ -17,13 +18,14 @@ from gateway.admission.rejections import Rejection, RejectionCounter
 from gateway.admission.request import LimitState
 from gateway.answers.deadlines import Deadlines
 from gateway.answers.delivery import Delivery
-from gateway.answers.surface import ResponseInfo
+from gateway.answers.surface import ResponseInfo, Surface
+from gateway.edge.auth.authenticator import Authenticator
 from gateway.edge.decoding import nested_too_deeply
 from gateway.engines.ports.port import APPROXIMATED_HEADER
 from gateway.engines.routing.fallbacks import CANARY_HEADER, fallback_headers
 from gateway.metering.meter import Meter
 from gateway.prompts.prompt import TRUNCATION_HEADER, Prompt
-from gateway.request.exchange import ClientDisconnected, Headers
+from gateway.request.exchange import ClientDisconnected, Exchange, Headers
 from gateway.request.inference import InferenceRequest
 from gateway.screening.moderator import Moderator
 from gateway.screening.prompt_texts import continued_text
@@ -190,3 +192,13 @@ def _request_counter(route: str, status: int) -> Counter:
 @cache
 def _duration_histogram(route: str) -> Histogram:
     return metrics.request_seconds.labels(route)
+
+
+class Server(Protocol):
+    @property
+    def auth(self) -> Authenticator: ...
+
+    @property
+    def limits(self) -> RequestLimits: ...
+
+    async def serve(self, surface: Surface, exchange: Exchange) -> None: ...

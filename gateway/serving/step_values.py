@@ -8,8 +8,8 @@ from engine.protocol import GenerateRequest
 from gateway.admission.request import AdmissionRequest
 from gateway.engines.routing.router import Query
 from gateway.engines.sampling import sampling_params
+from gateway.metering.engine_receipts import note_text
 from gateway.metering.meter import Meter, MeterServices, blocked_ending
-from gateway.metering.receipt_notes import note_text
 from gateway.request.engine import Job
 from gateway.serving.context import RequestContext
 

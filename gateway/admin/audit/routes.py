@@ -13,7 +13,7 @@ from fastapi.responses import Response, StreamingResponse
 from core.errors import BadRequest
 from core.tenants import audit
 from gateway.admin.access import AdminContext, RequirePermission
-from gateway.edge.datetimes import parse_datetime
+from gateway.edge.decoding import parse_datetime
 
 router = APIRouter(prefix="/admin/v1/audit", tags=["audit"])
 _COLUMNS = ("id", "at", "actor", "action", "target", "before", "after", "request_id")

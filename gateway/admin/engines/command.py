@@ -23,7 +23,7 @@ from core.settings import load_settings
 from core.tenants.operator import operator_token
 from gateway.admin.console import add_json, command_context, show
 from gateway.catalog.model_files import DEMO_NAME
-from gateway.edge.datetimes import parse_datetime
+from gateway.edge.decoding import parse_datetime
 from gateway.metering.spool_watch import wait_until_shipped
 from gateway.serving.record import url_here
 

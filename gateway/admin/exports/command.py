@@ -27,7 +27,7 @@ from core.tenants.scope import scope_of_operator
 from gateway.admin.console import add_json, command_context, say, show, tenant_id_of
 from gateway.admin.exports.options import add_focus, export_named
 from gateway.admin.ledger.journal_command import add_journal
-from gateway.edge.datetimes import parse_datetime
+from gateway.edge.decoding import parse_datetime
 from gateway.metering.spool_watch import wait_until_shipped
 
 

@@ -36,7 +36,7 @@ from gateway.admin.billing.routes import record
 from gateway.admin.billing.schemas import MonthSignature, NewEnginePrice
 from gateway.admin.finance import schemas as shapes
 from gateway.admin.ledger.routes import Reporting
-from gateway.edge.datetimes import parse_datetime
+from gateway.edge.decoding import parse_datetime
 from gateway.serving.api.bodies import reads_query
 
 router = APIRouter(prefix="/v1", tags=["finance"])

@@ -24,7 +24,7 @@ from gateway.admin.console import (
     show,
 )
 from gateway.admin.models import known_names
-from gateway.edge.datetimes import parse_datetime
+from gateway.edge.decoding import parse_datetime
 
 HELP = "issue, list, rotate and revoke API keys"
 

@@ -8,7 +8,7 @@ from billing.ledger.account_statement import StatementQuery
 from billing.ledger.ledger import AccountKind
 from core.errors import BadRequest
 from gateway.admin.console import add_json, command_context, say, show, tenant_id_of
-from gateway.edge.datetimes import parse_datetime
+from gateway.edge.decoding import parse_datetime
 
 
 def add_journal(verbs: Any) -> None:

@@ -17,7 +17,7 @@ from gateway.admin.console import (
     show,
     tenant_id_of,
 )
-from gateway.edge.datetimes import parse_datetime
+from gateway.edge.decoding import parse_datetime
 from gateway.metering.spool_watch import wait_until_shipped
 
 

@@ -14,7 +14,7 @@ from core.tenants.roles import Roles
 from core.tenants.scope import TenantScope
 from gateway.admin.access import AdminContext, OperatorContext, RequireOperator, RequirePermission
 from gateway.admin.schemas import NewAppeal, Ruling
-from gateway.edge.datetimes import parse_datetime
+from gateway.edge.decoding import parse_datetime
 from gateway.serving.api.dependencies import OpinionsDep, PoliciesDep, RolesDep
 from moderation import appeals, policies, strikes
 from moderation.policy import Policy

@@ -27,7 +27,7 @@ from gateway.admin.console import (
     text_of,
 )
 from gateway.admin.engines.command import add_engine_prices
-from gateway.edge.datetimes import parse_datetime
+from gateway.edge.decoding import parse_datetime
 
 
 def add_exchange_rates(verbs: Any) -> None:

@@ -18,7 +18,7 @@ from gateway.admin.access import AdminContext, OperatorContext, RequireOperator,
 from gateway.admin.adjustments.routes import MoneyAccess, submitted
 from gateway.admin.billing import schemas as bodies
 from gateway.admin.billing.routes import account_of, record
-from gateway.edge.datetimes import parse_datetime
+from gateway.edge.decoding import parse_datetime
 from gateway.serving.api.dependencies import SettingsDep
 
 router = APIRouter(prefix="/admin/v1", tags=["billing-admin"])

@@ -2,10 +2,14 @@
 
 import argparse
 import math
+from typing import Any
 
 from billing.adjustments.onboarding import BillingDetails, Customer, Owner, onboard
+from billing.notices import request_sinks as sinks
+from billing.notices.alert_targets import AlertTargets
 from core.settings import Settings
 from core.tenants import members, organisations, sign_on
+from core.tenants.response_cache import ERASED, SETTING
 from engine.tiers.disk import DiskTier
 from engine.tiers.open import open_remote
 from engine.tiers.tier import Tier, owner_folder
@@ -23,9 +27,105 @@ from gateway.admin.console import (
     show,
 )
 from gateway.admin.organisations.command import add_organisations
-from gateway.admin.request_log.command import add_request_log
-from gateway.admin.response_cache.command import add_response_cache
 from gateway.admin.subscriptions.command import add_add_ons, add_subscriptions
+
+
+def add_response_cache(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    cache = verbs.add_parser("cache", help="show, set, turn off or erase the response cache")
+    add_tenant(cache)
+    cache.add_argument("--ttl", type=int, metavar="SECONDS", help="cache answers for so long")
+    cache.add_argument("--sampled", action="store_true", help="also of temperatures above 0")
+    cache.add_argument("--tools", action="store_true", help="also of requests with tools")
+    cache.add_argument("--off", action="store_true", help="remove the rule, and erase the answers")
+    cache.add_argument("--erase", action="store_true", help="erase the cached answers")
+    add_json(cache)
+    cache.set_defaults(run=_cache)
+
+
+def _cache(arguments: argparse.Namespace) -> int:
+    with command_context() as tools, tools.database.transaction() as session:
+        scope = scope_named(session, arguments.tenant)
+        if arguments.off or arguments.ttl is not None:
+            rule = {
+                "ttl_s": arguments.ttl,
+                "sampled": arguments.sampled,
+                "tools": arguments.tools,
+            }
+            settings = {SETTING: None if arguments.off else rule}
+            organisations.change_tenant(session, scope, tools.clock, settings=settings)
+        if arguments.off or arguments.erase:
+            organisations.erase_cached_responses(session, scope, tools.clock)
+        settings = organisations.get_tenant(session, scope).settings
+    shown = {"rule": settings.get(SETTING), "erased_at": settings.get(ERASED)}
+    show(shown, as_json=arguments.json, title="response cache")
+    return 0
+
+
+def add_request_log(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    logged = verbs.add_parser(
+        "request-log", help="show, set or remove the receiver of records of requests"
+    )
+    add_tenant(logged)
+    logged.add_argument(
+        "--url", help="https://host/path, whose signing secret is shown once, or s3://bucket/prefix"
+    )
+    logged.add_argument(
+        "--content", action="store_true", help="also texts, as moderation left them"
+    )
+    logged.add_argument(
+        "--format",
+        choices=(sinks.RECORDS, sinks.OTLP),
+        default=sinks.RECORDS,
+        help="otlp: traces in JSON, for OpenTelemetry collectors and Langfuse",
+    )
+    logged.add_argument("--sample-percent", type=int, default=100, metavar="N")
+    logged.add_argument("--authorization", help="Authorization header that the receiver asks for")
+    logged.add_argument("--off", action="store_true", help="log no more requests")
+    add_json(logged)
+    logged.set_defaults(run=_request_log)
+
+
+def _request_log(arguments: argparse.Namespace) -> int:
+    with command_context() as tools:
+        if arguments.url and not sinks.is_bucket(arguments.url):
+            AlertTargets(tools.settings.webhook_networks).check([arguments.url])
+        shown = _changed(tools, arguments)
+    show(shown, as_json=arguments.json, title="request log")
+    return 0
+
+
+def _changed(tools: CommandContext, arguments: argparse.Namespace) -> dict[str, Any]:
+    """The settings of the tenant's request log, changed as the arguments say."""
+    with tools.database.transaction() as session:
+        scope = scope_named(session, arguments.tenant)
+        if arguments.url:
+            options = sinks.SinkOptions(
+                arguments.content,
+                arguments.format,
+                arguments.sample_percent,
+                arguments.authorization,
+            )
+            made = sinks.set_sink(session, scope, tools.clock, arguments.url, options)
+            shown = {
+                "url": made.url,
+                "content": made.content,
+                "format": made.format,
+                "sample_percent": made.sample_percent,
+            }
+            if not made.is_bucket:
+                shown["secret"] = made.secret
+        else:
+            if arguments.off:
+                sinks.remove_sink(session, scope, tools.clock)
+            sink = sinks.sink_of(session, scope)
+            shown = {
+                "url": sink.url if sink else None,
+                "content": sink.content if sink else False,
+                "format": sink.format if sink else None,
+                "sample_percent": sink.sample_percent if sink else None,
+            }
+    return shown
+
 
 _UNBOUNDED = 1 << 62
 

@@ -26,7 +26,7 @@ from gateway.admin.console import (
     text_of,
 )
 from gateway.admin.erasures import erase_everywhere
-from gateway.edge.datetimes import parse_datetime
+from gateway.edge.decoding import parse_datetime
 from gateway.metering import parked_records
 from gateway.metering.spool_watch import wait_until_shipped
 from gateway.metering.streams.storing import release_parked

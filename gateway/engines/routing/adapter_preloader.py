@@ -18,7 +18,7 @@ from core.errors import TollhouseError
 from core.ids import REQUEST, floor_id
 from gateway.catalog.catalog import Catalog, NamedAdapter
 from gateway.edge.threads import Work, run_as
-from gateway.engines.routing.adapter_popularity import MAX_PRELOADED
+from gateway.engines.routing.adapter_loads import MAX_PRELOADED
 from gateway.engines.routing.replicas import Replica
 from gateway.engines.routing.router import Router
 

@@ -11,8 +11,7 @@ from core.errors import EngineLost, TollhouseError, Unavailable
 from core.events import OpenedRequest
 from engine.protocol import Receipt
 from gateway.catalog.catalog import Target
-from gateway.engines.routing.adapter_loads import AdapterLoads
-from gateway.engines.routing.adapter_popularity import AdapterPopularity
+from gateway.engines.routing.adapter_loads import AdapterLoads, AdapterPopularity
 from gateway.engines.routing.canaries import in_turn, point_of
 from gateway.engines.routing.conversations import Conversations, prefix_hashes
 from gateway.engines.routing.placement import PlacementRequest, choose, explain

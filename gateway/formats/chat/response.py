@@ -11,7 +11,7 @@ from gateway.answers.choices import ChoiceOutput, Delta
 from gateway.answers.surface import ResponseInfo
 from gateway.answers.tool_calls import ToolCall
 from gateway.catalog.codec.tokenizing import TextCodec
-from gateway.edge.openai_errors import error_object
+from gateway.edge.api_errors import error_object
 from gateway.formats.chat.request import ROUTE, parse_chat
 from gateway.formats.prompt_logprobs import prompt_logprobs_object
 from gateway.request.inference import InferenceRequest, Usage

@@ -11,7 +11,7 @@ from engine.protocol import PromptLogprob, TokenLogprob
 from gateway.answers.choices import ChoiceOutput, Delta
 from gateway.answers.surface import ResponseInfo
 from gateway.catalog.codec.tokenizing import TextCodec
-from gateway.edge.openai_errors import error_object
+from gateway.edge.api_errors import error_object
 from gateway.formats.chat.response import (
     DONE,
     RunningUsage,

@@ -7,7 +7,7 @@ import msgspec
 from msgspec import Meta
 
 from core.errors import BadRequest, UnsupportedParameter
-from gateway.edge.anthropic_errors import ROUTE
+from gateway.edge.api_errors import ROUTE
 from gateway.edge.decoding import Request, check_label, check_range, decode, refuse_unsupported
 from gateway.formats.chat.request import MAX_MESSAGES
 from gateway.formats.messages.thinking import details_of, with_details

@@ -16,7 +16,7 @@ from gateway.answers.choices import ChoiceOutput, Delta
 from gateway.answers.reasoning import marks_reasoning
 from gateway.answers.surface import ResponseInfo
 from gateway.answers.tool_calls import ToolCall
-from gateway.edge.anthropic_errors import ROUTE, anthropic_error
+from gateway.edge.api_errors import ROUTE, anthropic_error
 from gateway.formats.messages.request import parse_messages
 from gateway.formats.messages.thinking import OWN_SIGNATURE
 from gateway.request.inference import InferenceRequest, Usage

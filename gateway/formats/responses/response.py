@@ -9,7 +9,7 @@ from core.errors import TollhouseError
 from gateway.answers.choices import ChoiceOutput, Delta
 from gateway.answers.surface import ResponseInfo
 from gateway.answers.tool_calls import ToolCall
-from gateway.edge.openai_errors import error_object
+from gateway.edge.api_errors import error_object
 from gateway.formats.chat.response import logprobs_object
 from gateway.formats.responses.request import ROUTE, parse_responses
 from gateway.request.inference import InferenceRequest, Usage

@@ -13,8 +13,7 @@ from gateway.formats.responses.request import ItemsBody, parse_items
 from gateway.request.storing import may_store
 from gateway.serving.api.bodies import read_raw
 from gateway.serving.api.dependencies import LimitsDep
-from gateway.serving.api.item_lists import item_page, listed_item
-from gateway.serving.api.sealed_store import SealedStore
+from gateway.serving.api.sealed_store import SealedStore, item_page, listed_item
 
 router = APIRouter(prefix="/v1/conversations", tags=["conversations"])
 MAX_ADDED = 20  # items of one request, as in OpenAI's API

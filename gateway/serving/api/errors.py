@@ -14,8 +14,7 @@ from starlette.routing import Match
 from core.database import unstorable
 from core.errors import BadRequest, DependencyDown, NotFound, TollhouseError
 from core.ids import REQUEST, new_id
-from gateway.edge.anthropic_errors import anthropic_error, is_of_messages
-from gateway.edge.openai_errors import error_object
+from gateway.edge.api_errors import anthropic_error, error_object, is_of_messages
 from gateway.serving.headers import error_headers
 
 log = logging.getLogger("tollhouse.api")

@@ -17,7 +17,7 @@ from core.batches.models import Batch
 from core.clock import Clock
 from core.errors import BadRequest, Conflict, NotFound
 from core.tenants.keys import Principal
-from gateway.edge.anthropic_errors import ROUTE
+from gateway.edge.api_errors import ROUTE
 from gateway.edge.decoding import Request as Body
 from gateway.serving.api.bodies import read_body
 from gateway.serving.api.dependencies import (

@@ -18,7 +18,7 @@ from gateway.serving.api.dependencies import (
     DatabaseDep,
     OperatorToken,
 )
-from gateway.serving.api.item_lists import item_page
+from gateway.serving.api.sealed_store import item_page
 from gateway.serving.background.responses import with_charged_usage
 
 router = APIRouter(prefix="/v1/responses", tags=["responses"])

@@ -1,6 +1,6 @@
 """Records of one project that are encrypted at rest, as routes read and change them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -14,6 +14,34 @@ from gateway.serving.api.dependencies import (
     OperatorToken,
     QuotasDep,
 )
+
+
+def item_page(
+    items: Sequence[dict[str, Any]], *, after: str | None, limit: int, order: str
+) -> dict[str, Any]:
+    """`items` are in the order in which they were added."""
+    found = [listed_item(each) for each in items]
+    if order == "desc":
+        found.reverse()
+    ids = [each["id"] for each in found]
+    begin = ids.index(after) + 1 if after in ids else 0
+    page = found[begin : begin + limit]
+    return {
+        "object": "list",
+        "data": page,
+        "first_id": page[0]["id"] if page else "",
+        "last_id": page[-1]["id"] if page else "",
+        "has_more": begin + limit < len(found),
+    }
+
+
+def listed_item(item: dict[str, Any]) -> dict[str, Any]:
+    """A message's content is a list of parts, also where the client wrote a text."""
+    if isinstance(item.get("content"), str):
+        kind = "output_text" if item.get("role") == "assistant" else "input_text"
+        item = {**item, "content": [{"type": kind, "text": item["content"]}]}
+    return {"type": "message", "status": "completed", **item}
+
 
 R = TypeVar("R")
 T = TypeVar("T")

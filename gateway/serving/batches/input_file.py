@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 
 from core.errors import BadRequest
-from gateway.edge.json_size import check_json_size
+from gateway.edge.decoding import check_json_size
 
 MAX_LINES = 50_000
 _MOST_EMPTY = 50_000  # lines

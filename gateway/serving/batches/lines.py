@@ -13,7 +13,7 @@ from core.errors import TollhouseError
 from core.tenants.keys import Principal
 from core.tenants.plans import for_batches
 from gateway.answers.surface import Surface
-from gateway.edge.openai_errors import error_object
+from gateway.edge.api_errors import error_object
 from gateway.request.exchange import Exchange, Headers, too_large
 
 

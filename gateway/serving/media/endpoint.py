@@ -11,7 +11,7 @@ from core import metrics
 from core.errors import TollhouseError
 from core.idempotency import StoredResponse
 from core.ids import REQUEST, new_id
-from gateway.edge.openai_errors import error_object
+from gateway.edge.api_errors import error_object
 from gateway.metering.meter import refused_ending
 from gateway.request.exchange import ClientDisconnected, Exchange, Scope
 from gateway.serving.headers import error_headers, response_headers

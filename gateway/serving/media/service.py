@@ -20,7 +20,7 @@ from core.events import UsageKind
 from core.tenants.keys import Principal
 from gateway.answers.deadlines import deadline_exceeded, shutting_down
 from gateway.catalog.catalog import Target
-from gateway.edge.openai_errors import error_object
+from gateway.edge.api_errors import error_object
 from gateway.engines.openai import OpenAIEngine
 from gateway.engines.routing.fallbacks import TryFallback, fall_back, fallback_headers
 from gateway.engines.routing.router import RETRY_ON_FALLBACK, Route

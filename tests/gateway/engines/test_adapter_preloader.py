@@ -17,7 +17,7 @@ from core.ids import REQUEST, new_id
 from core.tenants.bootstrap import ensure_demo_tenant
 from gateway.catalog.catalog import Catalog, NamedAdapter, ServedModel
 from gateway.engines.fake import FakeEngine
-from gateway.engines.routing.adapter_popularity import AdapterPopularity
+from gateway.engines.routing.adapter_loads import AdapterPopularity
 from gateway.engines.routing.adapter_preloader import AdapterPreloader
 from gateway.engines.routing.router import Router
 from tests.migrated import migrated

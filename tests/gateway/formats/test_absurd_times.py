@@ -14,7 +14,7 @@ from billing.payments.stripe import webhooks
 from core.errors import BadRequest
 from dashboards import filters, query, request_log
 from gateway.admin.finance import schemas as finance_schemas
-from gateway.edge.datetimes import parse_datetime
+from gateway.edge.decoding import parse_datetime
 
 WRONG_TIMES = [
     "0001-01-01T00:00:00+14:00",

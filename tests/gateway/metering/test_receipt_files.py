@@ -22,8 +22,8 @@ from core.tenants.models import Tenant
 from engine.protocol import FinishReason, Receipt
 from engine.receipts import Receipts
 from gateway.metering import receipt_files as files_module
+from gateway.metering.engine_receipts import ReceiptNote, opened_of
 from gateway.metering.receipt_files import files_and_events, receipt_files, recover
-from gateway.metering.receipt_notes import ReceiptNote, opened_of
 from gateway.metering.spool import SpoolFile
 from gateway.metering.spool_statements import insert_opened, move_to_outbox
 from tests.gateway.metering import test_spool as spooled

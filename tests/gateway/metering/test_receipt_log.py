@@ -15,8 +15,8 @@ from billing.differences import EVERYTHING, Difference
 from core.clock import FakeClock
 from core.database import Database
 from gateway.metering import meter
+from gateway.metering.engine_receipts import GUARD_NAMESPACE, ReceiptLog
 from gateway.metering.meter import Counts, Ending
-from gateway.metering.receipt_log import GUARD_NAMESPACE, ReceiptLog
 from gateway.metering.recovery import Recovery
 from gateway.metering.spool import Spool, SpoolFile, read_outbox
 from gateway.metering.spool_records import decode_outbox

@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.prompts.json_text import json_text
+from gateway.prompts.tool_lists import json_text
 
 values = st.recursive(
     st.none()

@@ -7,9 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.prompts import tool_lists
-from gateway.prompts.json_text import json_text
 from gateway.prompts.prompt_order import PromptOrder, reorder
-from gateway.prompts.tool_lists import ToolList, tool_list
+from gateway.prompts.tool_lists import ToolList, json_text, tool_list
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),

@@ -21,7 +21,7 @@ from gateway.catalog.upstreams import Upstream
 from gateway.engines.clients import Engines
 from gateway.engines.fake import FakeEngine
 from gateway.engines.openai import OpenAIEngine
-from gateway.metering.receipt_log import GUARD_NAMESPACE
+from gateway.metering.engine_receipts import GUARD_NAMESPACE
 from gateway.request.engine import Generation, Job
 from gateway.screening.second_opinions import read_guards
 from moderation.models import Decision

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.serving.media.audio_length import estimate_of, seconds_of
+from gateway.serving.media.request import estimate_of, seconds_of
 from tests.gateway.serving.test_media import wav
 
 

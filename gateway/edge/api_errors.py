@@ -1,4 +1,4 @@
-"""Errors in the form of Anthropic's API."""
+"""Errors in the forms of OpenAI's and Anthropic's APIs."""
 
 from http import HTTPStatus
 from typing import Any
@@ -9,6 +9,18 @@ from core.errors import (
     TollhouseError,
     UnsupportedParameter,
 )
+
+
+def error_object(error: TollhouseError) -> dict[str, Any]:
+    return {
+        "error": {
+            "message": str(error),
+            "type": error.type,
+            "param": error.param,
+            "code": error.code,
+        }
+    }
+
 
 _ERROR_TYPES = {
     HTTPStatus.BAD_REQUEST: "invalid_request_error",
