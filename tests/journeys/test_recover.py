@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gateway.cli.doctor.history import history
 from sqlalchemy import select
 
 from billing import tasks
@@ -17,7 +18,6 @@ from core.clock import SystemClock
 from core.settings import Settings
 from core.tenants.models import ApiKey
 from gateway.cli.doctor.check import Health
-from gateway.cli.doctor.history import history
 from gateway.cli.main import main
 from tests.billing.payments.stripe_deployment import SECRET
 from tests.billing.recovery.restore_drill import Drill, open_drill
