@@ -7,6 +7,7 @@ components:
 Rates are stored in whole picounits per unit.
 """
 
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -82,6 +83,27 @@ def dump(rates: MappingProxyType[Component, Rate], discount_ppm: int) -> dict[st
             for component, rate in rates.items()
         },
     }
+
+
+def written(rates: Mapping[Component, Rate]) -> dict[str, Any]:
+    """The written form of stored rates: `parse` gives the same rates again."""
+    return {each.value: _written(each, rates[each]) for each in Component if each in rates}
+
+
+def _written(component: Component, rate: Rate) -> Any:
+    per = _MILLION if component in PER_MILLION else 1
+    free = {"free": rate.free} if rate.free else {}
+    if rate.scheme is Scheme.PACKAGE:
+        size = {"price": decimal_of(rate.tiers[0].unit), "size": rate.package}
+        return {"scheme": rate.scheme.value, **size, **free}
+    if rate.scheme is Scheme.FLAT:
+        price = decimal_of(rate.tiers[0].unit * per)
+        return {"scheme": rate.scheme.value, "price": price, **free} if free else price
+    tiers = [
+        {"up_to": tier.up_to, "price": decimal_of(tier.unit * per), "flat": decimal_of(tier.flat)}
+        for tier in rate.tiers
+    ]
+    return {"scheme": rate.scheme.value, "tiers": tiers, **free}
 
 
 def in_words(component: Component, rate: Rate) -> str:

@@ -17,6 +17,7 @@ from gateway.edge import release
 
 COMMANDS = {
     "adapter": "gateway.admin.adapters.command",
+    "apply": "gateway.admin.configuration.command",
     "audit": "gateway.admin.audit.command",
     "chat": "gateway.cli.chat.command",
     "demo": "gateway.cli.demo.command",

@@ -24,6 +24,7 @@ from billing.rating.rating_worker import rate_all
 from billing.stores import open_store
 from core.errors import BadRequest
 from core.tenants.scope import scope_of_operator
+from gateway.admin.configuration.command import add_config_export
 from gateway.admin.console import add_json, command_context, say, show, tenant_id_of
 from gateway.admin.exports.options import add_focus, export_named
 from gateway.admin.ledger.journal_command import add_journal
@@ -162,6 +163,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     write.add_argument("--output", metavar="FILE", help="default, and `-`: stdout")
     write.set_defaults(run=_run)
     add_export_schedules(verbs)
+    add_config_export(verbs)
     add_journal(verbs)
     for each in (kinds, write):
         add_json(each)
