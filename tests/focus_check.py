@@ -1,11 +1,13 @@
-"""What the FinOps Foundation's own validator finds in our FOCUS export.
+"""What others' validators find in our FOCUS exports of a drawn year.
 
     python -m tests.focus_check [--file FILE.csv]
 
-It is installed into an environment of its own in TOLLHOUSE_BENCH_HOME (default ~/.cache/tollhouse-focus)
-and needs Python 3.12 or newer there, since it asks for old packages. The file, unless one is given, is
-the export of two months of two tenants with every kind of line, in CSV and in Parquet. Exit status: 0
-when nothing is found, 1 otherwise, 3 where it cannot be installed.
+For 1.2 it is the FinOps Foundation's focus-validator, with the rules that it brings along, and for 1.4
+focus-data-toolkit: each dataset alone, and all four together. They are installed into environments of
+their own in TOLLHOUSE_BENCH_HOME (default ~/.cache/tollhouse-focus); focus-validator needs Python 3.12
+or newer there, since it asks for old packages. Without a file, which is checked as 1.2, the year of
+`tests/billing/exports/focus_year.py` is played. Exit status: 0 when nothing is found, 1 otherwise, 3
+where one cannot be installed.
 """
 
 import argparse
@@ -15,23 +17,21 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from datetime import UTC, datetime
 from pathlib import Path
+from random import Random
 
 from billing.exports.encoding import chunks_of, export_of
+from billing.exports.focus.tables import COST_AND_USAGE, DATASETS
 from billing.exports.formats import Format
 from billing.exports.subjects import Period
 from billing.invoicing import invoice_run
 from core.clock import FakeClock
-from core.events import UsageKind
-from tests.billing.conftest import deployment_of
-from tests.billing.exports.test_exports import make_busy
+from tests.billing.conftest import START, deployment_of
+from tests.billing.exports.focus_year import Year, end_of
 from tests.migrated import migrated
 
-VERSION = "2.2.1"
-_YEAR = Period(datetime(2026, 1, 1, tzinfo=UTC), datetime(2027, 1, 1, tzinfo=UTC))
-_PRICE = {"audio_second": "0.0001", "character": "15", "image": "0.04"}
-_NONE = {"input_tokens": 0, "cached_tokens": 0, "output_tokens": 0, "waived_tokens": 0}
+VERSION, TOOLKIT = "2.2.1", "0.14.1"
+_YEAR = Period(START, end_of(START.year))
 _INSTALL_S, _RUN_S = 600, 300
 # All criteria of FOCUS 1.2 but those of commitment discounts and capacity reservations, which there are
 # none of here.
@@ -48,33 +48,42 @@ _CRITERIA = (
 )
 # Either all rows have an invoice or none has: one of the two fails in every file.
 _EITHER, _ONE_OF = "InvoiceId-C-003-C", ("InvoiceId-C-004-C", "InvoiceId-C-005-C")
+# Its condition leaves out "intended to cover future charges": it is about every purchase, and our fees
+# cover none.
+_EVERY_PURCHASE = "EffectiveCost-C-005-C"
 # What the validator needs beside its own list, to run at all.
 _PINNED = ("pyarrow<20",)
 
 
 def exported(folder: Path) -> list[Path]:
-    """Final invoices, a draft, a promotional credit, late usage, adapters, audio and images."""
+    """The year as 1.2 in CSV and in Parquet, and the datasets of 1.4 in CSV."""
     database = migrated(f"sqlite:///{folder / 'books.db'}")
-    made = make_busy(deployment_of(database, FakeClock()))
-    made.version = made.price(_PRICE, model="media")
-    for kind in (UsageKind.AUDIO, UsageKind.SPEECH, UsageKind.IMAGE):
-        made.record(made.event(kind=kind, model="media", units=7, **_NONE))
-    made.rate()
-    invoice_run.run(database, made.clock, current=True)
+    year = Year(deployment_of(database, FakeClock()), Random(5))
+    for number, _ in enumerate(year.days()):
+        if number % 3 == 0:
+            invoice_run.run(database, year.deployment.clock, current=False)
+    invoice_run.run(database, year.deployment.clock)
+    wanted = [("1.2", COST_AND_USAGE, form) for form in (Format.CSV, Format.PARQUET)]
+    wanted += [("1.4", dataset, Format.CSV) for dataset in DATASETS]
     files = []
-    for form in (Format.CSV, Format.PARQUET):
-        file = folder / f"focus.{form.value}"
+    for version, dataset, form in wanted:
+        file = folder / f"{version}-{dataset}.{form.value}"
         with database.read() as session, file.open("wb") as out:
-            out.writelines(chunks_of(session, export_of("focus", "1.2"), form, None, _YEAR))
+            out.writelines(
+                chunks_of(session, export_of("focus", version, dataset), form, None, _YEAR)
+            )
         files.append(file)
     database.close()
     return files
 
 
+def home() -> Path:
+    return Path(os.environ.get("TOLLHOUSE_BENCH_HOME", Path.home() / ".cache" / "tollhouse-focus"))
+
+
 def validator() -> Path:
     """Its command, installed if it is not there yet."""
-    home = Path(os.environ.get("TOLLHOUSE_BENCH_HOME", Path.home() / ".cache" / "tollhouse-focus"))
-    place = home / f"focus-validator-{VERSION}"
+    place = home() / f"focus-validator-{VERSION}"
     command = place / "bin" / "focus-validator"
     if command.exists():
         return command
@@ -85,12 +94,23 @@ def validator() -> Path:
         else next(filter(None, map(shutil.which, names)), None)
     )
     if python is None:
-        raise SystemExit("focus-validator needs Python 3.12 or newer, which is not on the PATH.")
-    subprocess.run([python, "-m", "venv", "--clear", place], check=True, timeout=_INSTALL_S)
-    package = f"focus-validator=={VERSION}"
-    install = [place / "bin" / "pip", "install", "-q", package, *_PINNED]
-    subprocess.run(install, check=True, timeout=_INSTALL_S)
+        raise OSError("focus-validator needs Python 3.12 or newer, which is not on the PATH")
+    _install(place, python, f"focus-validator=={VERSION}", *_PINNED)
     return command
+
+
+def toolkit() -> Path:
+    place = home() / f"focus-data-toolkit-{TOOLKIT}"
+    command = place / "bin" / "focus-toolkit"
+    if not command.exists():
+        _install(place, sys.executable, f"focus-data-toolkit=={TOOLKIT}")
+    return command
+
+
+def _install(place: Path, python: str, *packages: str) -> None:
+    subprocess.run([python, "-m", "venv", "--clear", place], check=True, timeout=_INSTALL_S)
+    install = [place / "bin" / "pip", "install", "-q", *packages]
+    subprocess.run(install, check=True, timeout=_INSTALL_S)
 
 
 def findings(command: Path, file: Path) -> list[str]:
@@ -115,22 +135,47 @@ def findings(command: Path, file: Path) -> list[str]:
     rules = dict(re.findall(r"([A-Za-z]+-[A-Z]-\d+-[A-Z]): (PASS|FAIL|SKIPPED)", done.stdout))
     if len(rules) < 300:
         raise RuntimeError(f"the validator did not run: {(done.stdout + done.stderr)[-2_000:]}")
-    passed = [] if rules.get(_EITHER) == "FAIL" else _ONE_OF
+    passed = [_EVERY_PURCHASE, *(() if rules.get(_EITHER) == "FAIL" else _ONE_OF)]
     return [name for name, state in rules.items() if state == "FAIL" and name not in passed]
+
+
+def toolkit_findings(command: Path, files: list[Path]) -> dict[str, list[str]]:
+    """By file, and for all of them together."""
+    named = {file.stem.removeprefix("1.4-"): file for file in files}
+    found = {
+        file.name: _told([command, "validate", file, "--dataset", dataset])
+        for dataset, file in named.items()
+    }
+    options = [part for dataset, file in named.items() for part in (f"--{dataset}", file)]
+    return found | {"the datasets of 1.4 together": _told([command, "validate-bundle", *options])}
+
+
+def _told(arguments: list[str | Path]) -> list[str]:
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=_RUN_S)
+    lines = (done.stdout + done.stderr).splitlines()
+    return (
+        []
+        if done.returncode == 0
+        else [each for each in lines if each.startswith("ERROR")] or lines
+    )
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--file", type=Path, help="check this export instead")
+    parser.add_argument("--file", type=Path, help="check this export of 1.2 instead")
     chosen = parser.parse_args(arguments)
     try:
         command = validator()
+        other = None if chosen.file else toolkit()
     except (subprocess.SubprocessError, OSError) as error:
-        sys.stderr.write(f"focus-validator cannot be installed: {error}\n")
+        sys.stderr.write(f"a validator cannot be installed: {error}\n")
         return 3
     with tempfile.TemporaryDirectory() as folder:
         files = [chosen.file] if chosen.file else exported(Path(folder))
-        found = {file.name: findings(command, file) for file in files}
+        old = [file for file in files if not file.name.startswith("1.4-")]
+        found = {file.name: findings(command, file) for file in old}
+        if other is not None:
+            found |= toolkit_findings(other, [file for file in files if file not in old])
     for name, lines in found.items():
         sys.stdout.write(f"{name}: {len(lines)} rules are broken\n")
         sys.stdout.write("".join(f"  {line}\n" for line in lines))

@@ -100,7 +100,13 @@ class DetailLine:
 
 
 def lines_of(inputs: Inputs, document: Document) -> Iterator[tuple[InvoiceLine, str]]:
-    """The lines with their ids in Invoice Detail, also those that are amounts of a document."""
+    """The lines with their ids in Invoice Detail, which are unique over all documents."""
+    for line, name in _named_lines(inputs, document):
+        yield line, f"{document.number}/{name}"
+
+
+def _named_lines(inputs: Inputs, document: Document) -> Iterator[tuple[InvoiceLine, str]]:
+    """Also those that are amounts of a document."""
     invoice, note = document.invoice, document.note
     if document.kind is Kind.CREDIT_NOTE and note is not None:
         text = f"Credit note: {note.reason}"
@@ -124,7 +130,7 @@ def charges_of(inputs: Inputs, document: Document) -> Iterator[Charge]:
 
 def details_of(inputs: Inputs, document: Document) -> Iterator[DetailLine]:
     for line, detail_id in lines_of(inputs, document):
-        again = rerated.is_shown(inputs, line)
+        again = rerated.is_shown(inputs, line, document.invoice.period_id)
         category = "Usage" if again else _CATEGORIES[line.kind][0]
         billed = document.sign * units_of_minor(line.amount_minor, document.invoice.currency)
         yield DetailLine(
@@ -188,7 +194,7 @@ def _pieces(inputs: Inputs, document: Document, line: InvoiceLine) -> list[Piece
     if line.kind in ("usage", "late_usage"):
         found = _usage(inputs, document, line)
     elif line.kind == "adjustment":
-        found = rerated.pieces(inputs, line)
+        found = rerated.pieces(inputs, line, document.invoice.period_id)
     return found or [_whole(inputs, document, line)]
 
 

@@ -26,6 +26,7 @@ from core.tenants.scope import TenantScope
 
 # A transaction that closes a period may commit a little after its moment.
 _MARGIN = timedelta(hours=1)
+_MOMENT = timedelta(microseconds=1)
 BY_PERIOD = (COST_AND_USAGE, INVOICE_DETAIL)
 Put = Callable[[str, Path, str, str], str]  # name, file, media type and SHA-256: its address
 
@@ -101,7 +102,7 @@ def _write(
 
 def _sectors(session: Session, wanted: Delivery) -> Iterator[tuple[Window, bool]]:
     """The billing periods whose files are written, and whether they are closed."""
-    start, end = wanted.since, wanted.now
+    start, end = wanted.since, wanted.now + _MOMENT  # a period that begins now is running
     before = wanted.delivered_at - _MARGIN if wanted.delivered_at is not None else start
     if wanted.table.dataset not in BY_PERIOD:
         yield Window(start, end), True
@@ -143,7 +144,7 @@ def _changed(wanted: Delivery, session: Session) -> set[Bounds]:
     if wanted.table.dataset != INVOICE_DETAIL or wanted.delivered_at is None:
         return set()
     before = wanted.delivered_at - _MARGIN
-    later = places(session, wanted.scope, Window(before, wanted.now))
+    later = places(session, wanted.scope, Window(before, wanted.now + _MOMENT))
     ids = {
         each.invoice_id
         for each in later

@@ -9,6 +9,7 @@ from typing import TypeVar
 from sqlalchemy import select
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
+from billing.accounts.tables import BillingPeriod
 from billing.exports.focus.commitments import Commitment, read_commitments
 from billing.exports.focus.documents import Document
 from billing.exports.focus.list_prices import ListPrices
@@ -22,6 +23,7 @@ from billing.usage.rollups import ADJUSTMENT
 from billing.usage.tables import DailyUsage
 from core.tenants.models import ApiKey, Project
 
+_EARLIEST = datetime.min.replace(tzinfo=UTC)
 _Row = TypeVar("_Row", Plan, AddOn, Rerate)
 SLOT = {component.value: 2 * index for index, (component, _, _) in enumerate(SUMS)}
 # Of daily usage: bill period, usage period, project, model, adapter, price version and kind.
@@ -52,14 +54,16 @@ class Inputs:
     subscriptions: dict[int, Subscription]
     commitments: dict[str, list[Commitment]]  # by tenant
     rerates: dict[str, Rerate]
+    billed_from: dict[str, datetime]  # start of each bill period
     rerated: dict[str, list[DayKey]]  # of adjusted usage: by usage period, the keys of `days`
     book: PriceBook
     listed: ListPrices
     _before: dict[tuple[DayKey, str, datetime, str], int] = field(default_factory=dict)
 
     def before(self, key: DayKey, component: Component, day: Day) -> int:
-        """Units of the component that the tenant's period had on earlier days under this price's scope,
-        in the order of days: where the usage of the day most likely begins on the tiers."""
+        """Units of the component that the tenant's period had before under this price's scope: what was
+        billed earlier, and then in the order of days. Usage most likely begins there on the tiers; what
+        is billed later does not change it."""
         if not self._before:
             self._place()
         return self._before.get((key, component.value, day.at, day.key_id), 0)
@@ -68,10 +72,10 @@ class Inputs:
         """Number the usage of prices that depend on what was used before."""
         at: dict[tuple[object, ...], int] = defaultdict(int)
         ordered = sorted(
-            ((day.at, key, day) for key, days in self.days.items() for day in days),
-            key=lambda each: (each[0], each[1], each[2].key_id),
+            ((key, day) for key, days in self.days.items() for day in days),
+            key=lambda each: (self.billed_from.get(each[0][0], _EARLIEST), each[1].at, each[0], each[1].key_id),
         )
-        for moment, key, day in ordered:
+        for key, day in ordered:
             version = self.book.by_id.get(key[5])
             if version is None:
                 continue
@@ -80,9 +84,9 @@ class Inputs:
                 if rate.is_linear or not quantity or ONLY.get(key[6], component) is not component:
                     continue
                 spot = (key[1], scope_of(version), component)
-                self._before[(key, component.value, moment, day.key_id)] = at[spot]
+                self._before[(key, component.value, day.at, day.key_id)] = at[spot]
                 at[spot] += quantity
-        self._before.setdefault((("",) * 7, "", datetime.min.replace(tzinfo=UTC), ""), 0)
+        self._before.setdefault((("",) * 7, "", _EARLIEST, ""), 0)
 
 
 def read(
@@ -96,16 +100,21 @@ def read(
         lines[line.invoice_id].append(line)
     every = [line for found in lines.values() for line in found]
     tenants = {each.tenant_id for each in invoices.values()}
-    days = _days(session, DailyUsage.bill_period_id, {i.period_id for i in invoices.values()})
+    bills = {each.period_id for each in invoices.values()}
+    days = _days(session, DailyUsage.bill_period_id, bills)
     rerates = _by_id(session, Rerate, _named(every, "rerate"))
     corrected = {line.usage_period_id for line in every if line.details.get("rerate")}
     rerated: dict[str, list[DayKey]] = defaultdict(list)
-    if corrected:
-        of_usage = _days(session, DailyUsage.usage_period_id, corrected)
-        days |= of_usage
-        for key in of_usage:
+    # Usage of the same periods that other bills have: late usage follows it on the tiers.
+    late = {key[1] for key in days if key[1] != key[0]}
+    days |= _days(session, DailyUsage.usage_period_id, corrected | late)
+    for key in days:
+        if key[1] in corrected:
             rerated[key[1]].append(key)
+    if corrected:
         rerates |= _earlier(session, rerates.values())
+    start = select(BillingPeriod.id, BillingPeriod.starts_at)
+    billed = start.where(BillingPeriod.id.in_({key[0] for key in days} | bills))
     keys = {day.key_id for found in days.values() for day in found}
     owners = select(ApiKey.id, ApiKey.name, ApiKey.member_id, ApiKey.created_by)
     projects = select(Project.id, Project.name).where(Project.tenant_id.in_(tenants))
@@ -124,6 +133,7 @@ def read(
         {each.id: each for each in session.scalars(held)},
         read_commitments(session, tenants) if any(e.kind == "commitment" for e in every) else {},
         rerates,
+        {row[0]: row[1] for row in session.execute(billed)},
         rerated,
         book,
         listed,

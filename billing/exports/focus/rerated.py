@@ -21,15 +21,15 @@ from billing.rating.tiers import ONLY
 _DAY = timedelta(days=1)
 
 
-def is_shown(inputs: Inputs, line: InvoiceLine) -> bool:
+def is_shown(inputs: Inputs, line: InvoiceLine, bill_period: str) -> bool:
     """Whether its usage is shown by day."""
-    return line.kind == "adjustment" and bool(_days(inputs, line))
+    return line.kind == "adjustment" and bool(_days(inputs, line, bill_period))
 
 
-def pieces(inputs: Inputs, line: InvoiceLine) -> list[Piece]:
+def pieces(inputs: Inputs, line: InvoiceLine, bill_period: str) -> list[Piece]:
     """Reversals and new entries, which sum to the exact amount of the line; none where its days are not
     known."""
-    days = _days(inputs, line)
+    days = _days(inputs, line, bill_period)
     if not days:
         return []
     rerate = inputs.rerates[str(line.details["rerate"])]
@@ -70,12 +70,18 @@ def _opposite(piece: Piece) -> Piece:
     )
 
 
-def _days(inputs: Inputs, line: InvoiceLine) -> list[tuple[DayKey, Day]]:
-    """The re-rated days in order, if they have all of the usage that the line is about."""
+def _days(inputs: Inputs, line: InvoiceLine, bill_period: str) -> list[tuple[DayKey, Day]]:
+    """The re-rated days in order, if they have all of the usage that the line is about. What is billed
+    later than the line was not re-rated."""
     rerate = inputs.rerates.get(str(line.details.get("rerate")))
     if rerate is None or not line.component:
         return []
-    found = list(_matching(inputs, line, rerate))
+    billed = inputs.billed_from[bill_period]
+    found = [
+        (key, day)
+        for key, day in _matching(inputs, line, rerate)
+        if inputs.billed_from[key[0]] <= billed
+    ]
     at = SLOT[line.component]
     if sum(day.sums[at] for _, day in found) != line.quantity:
         return []

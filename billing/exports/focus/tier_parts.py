@@ -74,8 +74,11 @@ def parts_of(
     likely = _at_position(rate, points, before, quantity)
     if _agrees(likely, kept, quantity, amount):
         return likely
-    ways = _repriced if rate.scheme is Scheme.VOLUME else _graduated
-    for parts in ways(rate, points, quantity, amount * PPM, kept):
+    if rate.scheme is Scheme.VOLUME:
+        ways = _repriced(points, quantity, amount * PPM, kept)
+    else:
+        ways = _graduated(rate, points, (before, quantity), amount * PPM, kept)
+    for parts in ways:
         if _agrees(parts, kept, quantity, amount):
             return parts
     return likely
@@ -140,34 +143,38 @@ def _ranges(rate: Rate, points: tuple[Point, ...]) -> list[tuple[int, int, Point
 
 
 def _graduated(
-    rate: Rate, points: tuple[Point, ...], quantity: int, amount: int, kept: int
+    rate: Rate, points: tuple[Point, ...], used: tuple[int, int], amount: int, kept: int
 ) -> Iterator[list[Part]]:
-    """Ways to divide a quantity over adjacent tiers: those between the first and the last are full."""
+    """Ways to divide a quantity over adjacent tiers: those between the first and the last are full.
+    What comes late is further up than its day, so the tiers from that of the day on are tried first."""
     ranges = _ranges(rate, points)
-    for span in range(len(ranges)):
-        for first in range(len(ranges) - span):
-            last = first + span
-            inner = [(high - low, point) for low, high, point in ranges[first + 1 : last]]
-            left = quantity - sum(width for width, _ in inner)
-            for enters in (False, True):
-                reached = ranges[first : last + 1] if enters else ranges[first + 1 : last + 1]
-                found = (entry_of(rate, point) for _, _, point in reached)
-                entries = [Part(each, 0, 1) for each in found if each is not None]
-                rest = amount - kept * sum(
-                    [width * point.unit for width, point in inner]
-                    + [each.point.unit for each in entries]
-                )
-                low, high = ranges[first][2], ranges[last][2]
-                step = (high.unit - low.unit) * kept
-                upper = (2 * (rest - left * low.unit * kept) + step) // (2 * step) if step else 0
-                if left >= 0 and 0 <= upper <= left and (span or not upper):
-                    counts = {low: left - upper, **{p: width for width, p in inner}}
-                    counts[high] = counts.get(high, 0) + upper
-                    yield _shown(counts, entries)
+    before, quantity = used
+    of_day = next((i for i, (_, high, _) in enumerate(ranges) if before < high), 0)
+    spans = [(first, first + width) for width in range(len(ranges)) for first in range(len(ranges))]
+    for first, last in sorted(spans, key=lambda each: each[0] < of_day):
+        if last >= len(ranges):
+            continue
+        inner = [(high - low, point) for low, high, point in ranges[first + 1 : last]]
+        left = quantity - sum(width for width, _ in inner)
+        for enters in (False, True):
+            reached = ranges[first : last + 1] if enters else ranges[first + 1 : last + 1]
+            found = (entry_of(rate, point) for _, _, point in reached)
+            entries = [Part(each, 0, 1) for each in found if each is not None]
+            rest = amount - kept * sum(
+                [width * point.unit for width, point in inner]
+                + [each.point.unit for each in entries]
+            )
+            low, high = ranges[first][2], ranges[last][2]
+            step = (high.unit - low.unit) * kept
+            upper = (2 * (rest - left * low.unit * kept) + step) // (2 * step) if step else 0
+            if left >= 0 and 0 <= upper <= left:
+                counts = {low: left - upper, **{p: width for width, p in inner}}
+                counts[high] = counts.get(high, 0) + upper
+                yield _shown(counts, entries)
 
 
 def _repriced(
-    rate: Rate, points: tuple[Point, ...], quantity: int, amount: int, kept: int
+    points: tuple[Point, ...], quantity: int, amount: int, kept: int
 ) -> Iterator[list[Part]]:
     """Ways in which a quantity reaches a cheaper volume tier: what was used before is priced again."""
     tiers = [each for each in points if each.name != FREE]

@@ -134,7 +134,7 @@ def test_usage_is_a_row_for_each_day_and_key(books: Session) -> None:
         "ConsumedQuantity": 2 * PICO,
         "ConsumedUnit": "Tokens",
         "ContractedUnitPrice": CENT * 10**6,
-        "InvoiceDetailId": "line-4",
+        "InvoiceDetailId": "TH-01/line-4",
         "ListUnitPrice": CENT * 10**6,
         "PricingCategory": "Standard",
         "PricingQuantity": 2 * PICO // 10**6,
@@ -219,7 +219,7 @@ def test_a_line_that_is_no_usage_is_one_row(
     (row,) = _rows(books)
     assert {name: row[name] for name in COSTS} == _costs(5 * CENT)
     assert (row["ChargeCategory"], row["ChargeFrequency"]) == (category, frequency)
-    assert (row["InvoiceId"], row["InvoiceDetailId"]) == ("inv_01", "line-3")
+    assert (row["InvoiceId"], row["InvoiceDetailId"]) == ("inv_01", "inv_01/line-3")
     assert "ChargeClass" not in row and "ConsumedQuantity" not in row
     if sku is None:
         assert not row.keys() & {"SkuId", "SkuPriceId", "PricingUnit", "PricingQuantity"}
@@ -280,7 +280,7 @@ def test_a_credit_note_is_in_the_period_that_is_open_when_it_is_issued(books: Se
         books.add(note)
     (promo,) = _rows(books)
     assert {name: promo[name] for name in COSTS} == _costs(-40 * CENT)
-    assert (promo["ChargeCategory"], promo["InvoiceDetailId"]) == ("Credit", "promo")
+    assert (promo["ChargeCategory"], promo["InvoiceDetailId"]) == ("Credit", "TH-01/promo")
     february = Period(END, END + timedelta(days=28))
     tax_, net_ = _rows(books, period=february)
     for row in (tax_, net_):
