@@ -91,6 +91,10 @@ GAUGES = {
     "blocks_free": ("Blocks free or idle", None),
     "gateways": ("Gateways connected", None),
     "receipts_open": ("Receipts not acknowledged yet", None),
+    "refused_handshakes": (
+        "Connections of gateways refused since the start, whose CURVE keys are wrong or missing",
+        None,
+    ),
     "receipts_unwritten": ("Lines of the receipt file that wait for room on the disk", None),
 }
 

@@ -1,5 +1,6 @@
 """ZeroMQ's CURVE encryption: an engine accepts only gateways whose public key is listed."""
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,9 @@ from zmq.auth.thread import ThreadAuthenticator
 
 from engine.config import EngineConfig
 from engine.errors import ConfigError
+
+log = logging.getLogger("tollhouse.engine")
+_Z85_CHARS = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +39,48 @@ class ClientKeys:
         socket.curve_secretkey = self.secret
 
 
-class _AllowedKeys:
-    """ZeroMQ's callback: whether a client's key is allowed."""
+class AllowedKeys:
+    """ZeroMQ's callback: whether a client's key is allowed. The file is read again when it has changed,
+    so that a gateway's key is exchanged without a restart; one that cannot be read, or lists a text that
+    is no key, changes nothing. A connection that is open already stays so."""
 
-    def __init__(self, keys: set[bytes]) -> None:
-        self._keys = keys
+    def __init__(self, path: str) -> None:
+        """ConfigError for a file that cannot be used."""
+        self._path = Path(path)
+        self._stamp = self._stamp_now()
+        self._keys = self._read()
 
     def callback(self, domain: str, key: bytes) -> bool:
+        stamp = self._stamp_now()
+        if stamp != self._stamp:
+            self._stamp = stamp
+            try:
+                self._keys = self._read()
+            except ConfigError as error:
+                log.error("the accepted keys stay as they were: %s", error.message)
+            else:
+                log.info("%s was read again: %d keys are accepted", self._path, len(self._keys))
         return z85_key(key) in self._keys
+
+    def _stamp_now(self) -> tuple[int, int, int] | None:
+        try:
+            found = self._path.stat()
+        except OSError:
+            return None
+        return found.st_mtime_ns, found.st_size, found.st_ino
+
+    def _read(self) -> frozenset[bytes]:
+        try:
+            lines = self._path.read_text().split()
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"client_keys_file {self._path} cannot be read: {error}") from error
+        for line in lines:
+            if len(line) != _Z85_CHARS or not line.isascii():
+                raise ConfigError(
+                    f"client_keys_file {self._path} lists {line[:50]!r}, which is no public key of "
+                    f"{_Z85_CHARS} characters: write one key a line"
+                )
+        return frozenset(line.encode() for line in lines)
 
 
 def z85_key(key: bytes) -> bytes:
@@ -68,15 +106,10 @@ def enable_curve(
     public, secret = _certificate(config.server_key_file)
     if secret is None:
         raise ConfigError(f"{config.server_key_file} has no secret key: use the .key_secret file")
-    try:
-        lines = Path(config.client_keys_file).read_text().split()
-    except OSError as error:
-        raise ConfigError(
-            f"client_keys_file {config.client_keys_file} cannot be read: {error}"
-        ) from error
+    allowed = AllowedKeys(config.client_keys_file)
     authenticator = ThreadAuthenticator(context)
     authenticator.start()
-    authenticator.configure_curve_callback("*", _AllowedKeys({line.encode() for line in lines}))
+    authenticator.configure_curve_callback("*", allowed)
     socket.curve_server = True
     socket.curve_publickey = public
     socket.curve_secretkey = secret

@@ -28,6 +28,9 @@ class MonitoredServer(Protocol):
     @property
     def draining(self) -> bool: ...
 
+    @property
+    def refused_handshakes(self) -> int: ...
+
 
 class _UnixServer(ThreadingHTTPServer):
     """For a gateway on the same machine."""
@@ -111,7 +114,9 @@ def _host(listen: str) -> str:
 
 def _respond(server: MonitoredServer, path: str) -> tuple[int, str, str]:
     if path == "/metrics":
-        text = server.engine.metrics_text({"gateways": len(server.gateways)})
+        text = server.engine.metrics_text(
+            {"gateways": len(server.gateways), "refused_handshakes": server.refused_handshakes}
+        )
         return 200, "text/plain; version=0.0.4; charset=utf-8", text
     parts = _parts(server)
     if path == "/healthz":

@@ -85,6 +85,11 @@ class Server:
     def draining(self) -> bool:
         return self._stop_by is not None
 
+    @property
+    def refused_handshakes(self) -> int:
+        """Connections whose keys were wrong or missing."""
+        return self._listener.refused.count if self._listener.refused is not None else 0
+
     def run(self, alive: Callable[[], bool] = lambda: True) -> None:
         """Serve until `stop`, or until `alive`, which is called regularly, returns False."""
         try:

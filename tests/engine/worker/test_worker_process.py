@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -166,7 +167,55 @@ async def test_curve_lets_listed_keys_in_and_nobody_else(
             await outside.close()
             refusals = worker.server._listener.refused
             assert refusals is not None and refusals.count >= 1
+        with urllib.request.urlopen(worker.server.monitor.url, timeout=60) as page:
+            families = text_string_to_metric_families(page.read().decode())
+        [shown] = [each for each in families if each.name == "tollhouse_engine_refused_handshakes"]
+        assert shown.samples[0].value >= 3
         assert "CURVE key is not in client_keys_file" in caplog.text
+    finally:
+        worker.stop()
+
+
+async def test_a_gateways_key_is_exchanged_without_a_restart(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Two keys are accepted at a time; a file that cannot be used changes nothing."""
+    for name in ("engine", "old", "new"):
+        zmq.auth.create_certificates(tmp_path, name)
+    old, new = (zmq.auth.load_certificate(tmp_path / f"{name}.key")[0] for name in ("old", "new"))
+    listed = tmp_path / "listed"
+    listed.write_bytes(old + b"\n")
+    worker = Worker(
+        server_key_file=str(tmp_path / "engine.key_secret"), client_keys_file=str(listed)
+    )
+
+    async def _answers(name: str, seconds: float) -> bool:
+        own = ClientKeys.load(str(tmp_path / f"{name}.key_secret"), str(tmp_path / "engine.key"))
+        client = EngineClient(worker.server.address, keys=own)
+        try:
+            await client.connect(seconds)
+        except ConnectionLost:
+            return False
+        finally:
+            await client.close()
+        return True
+
+    try:
+        for content, accepted in (
+            (old, ["old"]),
+            (old + b"\n" + new, ["old", "new"]),
+            (b"no key", ["old", "new"]),
+            (None, ["old", "new"]),
+            (new + b"\n\n", ["new"]),
+        ):
+            listed.unlink()
+            if content is not None:
+                listed.write_bytes(content)
+            for name in ("old", "new"):
+                answers = await _answers(name, 60 if name in accepted else 0.7)
+                assert answers == (name in accepted), (content, name)
+            listed.touch()
+        assert "the accepted keys stay as they were" in caplog.text
     finally:
         worker.stop()
 
