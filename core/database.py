@@ -187,6 +187,7 @@ class Limits:
     connect_s: int = 5
     answer_s: float = 5.0  # for a pooled connection, before it is used again
     statement_s: float = 330.0  # for one statement; the server ends it 30 s earlier by itself
+    look_s: float = 4.0  # for a statement, before the server is asked whether it works on it
 
 
 class Database:
@@ -405,7 +406,14 @@ def _make_postgres_engine(url: str, pool_size: int, limits: Limits) -> Engine:
     )
     from core.postgres_connection import time_connections  # psycopg is for PostgreSQL alone
 
-    time_connections(db_engine, answer_s=limits.answer_s, statement_s=limits.statement_s)
+    time_connections(
+        db_engine,
+        answer_s=limits.answer_s,
+        statement_s=limits.statement_s,
+        look_s=0.0
+        if pooler
+        else limits.look_s,  # a pooler's connections have no process of their own
+    )
     if pooler:
         event.listen(db_engine, "begin", _set_local)
     return db_engine

@@ -29,6 +29,11 @@ first_token_seconds = TallyHistogram(
 in_flight = TallyGauge(
     "tollhouse_in_flight_requests", "Requests in progress.", multiprocess_mode="livesum"
 )
+silent_connections = Counter(
+    "tollhouse_silent_connections",
+    "Connections that were closed because the other side had stopped answering on them, by service.",
+    ["service"],
+)
 rejections = Counter("tollhouse_rejections", "Requests rejected, by reason.", ["reason"])
 tokens = TallyCounter(
     "tollhouse_tokens", "Tokens by kind: input, cached, output, waived.", ["model", "kind"]

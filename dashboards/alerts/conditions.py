@@ -117,6 +117,7 @@ _NOT_HERE = {
     "ThroughputGone": "Prometheus has the engines' counters of the last minutes.",
     "AdapterQuarantined": "Prometheus has the gateways' counters of the last hour.",
     "RequestsLost": "Prometheus has the gateways' counters of the last minutes.",
+    "ConnectionsSilent": "Prometheus has the counters of gateways and workers of the last minutes.",
     "TargetDown": "Only Prometheus knows what it scrapes.",
     "WorkerSilent": "The workers measure it.",
     "DatabaseUnreachable": "This page has read the database; only Prometheus knows what it scrapes.",

@@ -122,4 +122,29 @@ SERVICE_ALERTS = (
             "The mode is 0 again with the first request that reaches Redis.",
         ),
     ),
+    Alert(
+        "ConnectionsSilent",
+        "sum by (service) (increase(tollhouse_silent_connections_total[10m]))",
+        ">",
+        3,
+        "0m",
+        "warning",
+        "Connections to a service stay open and pass nothing on",
+        "Look for the balancer, firewall or host between that loses connections without closing them.",
+        Runbook(
+            "Connections were closed because the other side had stopped answering on them, although "
+            "they were open: what is between drops connections without a word. Work goes on over new "
+            "connections; what waited on the old ones failed, or was done again, after up to 15 s.",
+            (
+                "The logs of gateways and workers name the service and how long each was silent.",
+                "`tollhouse doctor` says whether the service answers now.",
+            ),
+            (
+                "Raise the idle time-out of the balancer or firewall above ten seconds, in which "
+                "connections send keepalives.",
+                "Look for hosts that failed or were moved at that time.",
+            ),
+            "`tollhouse_silent_connections_total` stays as it is.",
+        ),
+    ),
 )

@@ -77,7 +77,7 @@ class AllowedKeys:
         for line in lines:
             if len(line) != _Z85_CHARS or not line.isascii():
                 raise ConfigError(
-                    f"client_keys_file {self._path} lists {line[:50]!r}, which is no public key of "
+                    f"client_keys_file {self._path} lists {line[:50]!r}; a public key has "
                     f"{_Z85_CHARS} characters: write one key a line"
                 )
         return frozenset(line.encode() for line in lines)

@@ -23,6 +23,7 @@ from sqlalchemy import text
 from sqlalchemy.exc import OperationalError
 
 from billing.notices.outbox import NetworkSender, Outgoing
+from billing.stores import Store, open_store
 from core.clock import SystemClock
 from core.counters_redis import RedisCounters
 from core.database import Database, Limits
@@ -39,6 +40,7 @@ from tests.engine.helpers import ask
 from tests.engine.worker.test_server import Worker, gather
 from tests.gateway.deployment import MODEL, running_deployment
 from tests.gateway.fake_upstream import upstream
+from tests.s3_server import s3_server
 from tests.silent_proxy import LoopThread, Silence, ThreadedProxy, proxied
 
 Use = Callable[[], None]
@@ -85,6 +87,49 @@ def _postgres_statement(_path: Path) -> Iterator[tuple[ThreadedProxy, Use]]:
 
         yield proxy, _use
         database.close()
+
+
+@contextmanager
+def _postgres_long(_path: Path) -> Iterator[tuple[ThreadedProxy, Use]]:
+    """A statement that may take minutes: the server is asked whether it works on it."""
+    need_postgres()
+    with proxied(_address(POSTGRES, 5432)) as proxy:
+        limits = Limits(connect_s=2, answer_s=1.0, look_s=0.5)
+        database = Database(_behind(POSTGRES, proxy), limits=limits)
+
+        def _use() -> None:
+            with database.read() as session:
+                session.execute(text("select 1"))
+                session.execute(text("select 2"))
+
+        yield proxy, _use
+        database.close()
+
+
+@contextmanager
+def _bucket(path: Path) -> Iterator[tuple[ThreadedProxy, Use]]:
+    boto3 = pytest.importorskip("boto3", reason="install tollhouse[s3]")
+    keys = {
+        "AWS_ACCESS_KEY_ID": "a",
+        "AWS_SECRET_ACCESS_KEY": "b",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }
+    with (
+        s3_server() as url,
+        proxied(_address(url, 80)) as proxy,
+        pytest.MonkeyPatch.context() as environment,
+    ):
+        for name, value in keys.items():
+            environment.setenv(name, value)
+        boto3.client("s3", endpoint_url=url).create_bucket(Bucket="silent")
+        store = open_store("s3://silent", Settings(export_store_url=f"http://{proxy.netloc}"))
+        file = path / "export.csv"
+        file.write_bytes(b"1")
+        yield proxy, lambda: _put(store, file)
+
+
+def _put(store: Store, file: Path) -> None:
+    store.put(file.name, file, "text/csv", "0" * 64)
 
 
 @contextmanager
@@ -287,8 +332,10 @@ Made = Callable[[Path], AbstractContextManager[tuple[ThreadedProxy, Use]]]
 CONNECTIONS: dict[str, tuple[Made, tuple[type[Exception], ...]]] = {
     "postgresql": (_postgres, (DependencyDown,)),
     "postgresql-statement": (_postgres_statement, (OperationalError,)),
+    "postgresql-long": (_postgres_long, (OperationalError,)),
     "read-replica": (_replica, ()),
     "redis": (_redis, (DependencyDown,)),
+    "bucket": (_bucket, (Exception,)),
     "webhook": (_webhook, (Unavailable,)),
     "smtp": (_smtp, (Unavailable, OSError)),
     "issuer": (_issuer, (Unavailable,)),
@@ -333,6 +380,8 @@ ROWS = [
     )
     for name in CONNECTIONS
     for silence in Silence
+    # botocore bounds each read and not an exchange; a task that exports has a limit of its own.
+    if (name, silence) != ("bucket", Silence.TRICKLE)
 ]
 
 
@@ -351,3 +400,16 @@ def test_a_connection_survives_a_silence(name: str, silence: Silence, tmp_path: 
             assert error is None or (isinstance(error, errors) and str(error)), error
         proxy.heal()
         _use_until_it_succeeds(use, errors)
+
+
+def test_a_slow_statement_is_not_a_silent_connection() -> None:
+    need_postgres()
+    database = Database(POSTGRES, limits=Limits(look_s=0.2))
+    with database.read() as session:
+        session.execute(text("select pg_sleep(2.5)"))
+    with database.read() as holding, database.read() as waiting:  # a lock is work too
+        holding.execute(text("select pg_advisory_xact_lock(7)"))
+        waiting.execute(text("set local statement_timeout = '2500'"))
+        with pytest.raises(OperationalError, match="statement timeout"):
+            waiting.execute(text("select pg_advisory_xact_lock(7)"))
+    database.close()

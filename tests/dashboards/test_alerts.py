@@ -157,6 +157,7 @@ def test_the_page_says_what_holds_what_is_clear_and_what_it_cannot_know(
     unseen = {name for name, state in found.items() if state == "not evaluated here"}
     assert unseen == {
         *("PrefixHitRateLow", "ThroughputGone", "AdapterQuarantined", "RequestsLost"),
+        "ConnectionsSilent",
         *("DatabaseUnreachable", "InvoicesFailed", "TenantsLeftOut", "TargetDown", "WorkerSilent"),
     }
     assert "holds" not in found.values()
