@@ -16,12 +16,32 @@ class Provider:
     required: frozenset[str] = frozenset()  # those of them that an entry must have
     keyless: bool = False  # credentials may come from elsewhere than `api_key`
 
+    def address(self, options: Mapping[str, Any]) -> str:
+        """The address, with the places that these options name; empty where it cannot be known."""
+        return self.url.format_map(options) if self.required <= options.keys() else ""
 
+
+_GOOGLE = "https://{location}-aiplatform.googleapis.com"
+_VERTEX = frozenset(("project", "location", "credentials"))
 PROVIDERS: Mapping[str, Provider] = MappingProxyType(
     {
         "anthropic": Provider(
             "https://api.anthropic.com",
             frozenset(("version", "beta", "max_tokens", "thinking")),
+        ),
+        "gemini": Provider("https://generativelanguage.googleapis.com", frozenset(("version",))),
+        "vertex": Provider(_GOOGLE, _VERTEX, frozenset(("project", "location")), keyless=True),
+        "vertex-anthropic": Provider(
+            _GOOGLE,
+            _VERTEX | {"max_tokens", "thinking"},
+            frozenset(("project", "location")),
+            keyless=True,
+        ),
+        "bedrock": Provider(
+            "https://bedrock-runtime.{region}.amazonaws.com",
+            frozenset(("region", "profile", "thinking", "guardrail", "guardrail_version")),
+            frozenset(("region",)),
+            keyless=True,
         ),
     }
 )

@@ -180,9 +180,10 @@ def _with_address(given: Mapping[str, Any], index: int) -> Mapping[str, Any]:
     for field_name in ("engine", "public_key"):
         if given.get(field_name):
             raise _invalid(f"entry {index} has {field_name}, which {name} does not read")
-    if "url" in given or not PROVIDERS[name].url:
+    address = PROVIDERS[name].address(given.get("options", {}))
+    if "url" in given or not address:
         return given
-    return {"url": PROVIDERS[name].url, "name": f"{name}:{given.get('model', '')}", **given}
+    return {"url": address, "name": f"{name}:{given.get('model', '')}", **given}
 
 
 def _check_shared_cache(upstream: Upstream) -> None:

@@ -140,3 +140,12 @@ def schema_of(form: Any) -> dict[str, Any] | None:
     held = form.get("json_schema") or {}
     schema = held.get("schema")
     return schema if isinstance(schema, dict) else {}
+
+
+def has_cache_marks(messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> bool:
+    """Whether the client marks what is to be cached."""
+    return any("cache_control" in each for each in (*messages, *tools)) or any(
+        isinstance(message.get("content"), list)
+        and any("cache_control" in part for part in message["content"])
+        for message in messages
+    )

@@ -5,9 +5,19 @@ from types import MappingProxyType
 
 from gateway.catalog.upstreams import Upstream
 from gateway.engines.ports.anthropic.port import AnthropicPort
+from gateway.engines.ports.bedrock.port import BedrockPort
+from gateway.engines.ports.gemini.port import GeminiPort, VertexAnthropicPort, VertexPort
 from gateway.engines.ports.port import Port
 
-PORTS: Mapping[str, Callable[[Upstream], Port]] = MappingProxyType({"anthropic": AnthropicPort})
+PORTS: Mapping[str, Callable[[Upstream], Port]] = MappingProxyType(
+    {
+        "anthropic": AnthropicPort,
+        "gemini": GeminiPort,
+        "vertex": VertexPort,
+        "vertex-anthropic": VertexAnthropicPort,
+        "bedrock": BedrockPort,
+    }
+)
 
 
 def port_of(upstream: Upstream) -> Port:

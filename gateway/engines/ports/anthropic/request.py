@@ -270,13 +270,21 @@ def _output(
     request: InferenceRequest, body: dict[str, Any], style: Style, notes: Notes
 ) -> dict[str, Any]:
     """Thinking, its effort, and the form of the answer."""
-    written: dict[str, Any] = {}
-    config: dict[str, Any] = {}
+    written, config = thinking_of(request, body["max_tokens"], style, notes)
     if form := request.engine_parameters.get("response_format"):
         schema = schema_of(form)
         if schema is None:
             raise refused(request, "response_format", style.name, "it takes a JSON schema")
         config["format"] = {"type": "json_schema", "schema": schema}
+    return written | ({"output_config": config} if config else {})
+
+
+def thinking_of(
+    request: InferenceRequest, most: int, style: Style, notes: Notes
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(`thinking`, `output_config`); `most`: tokens of the answer."""
+    written: dict[str, Any] = {}
+    config: dict[str, Any] = {}
     if effort := request.extra.get("effort"):
         config["effort"] = effort
     if thinking := request.extra.get("thinking"):
@@ -286,12 +294,10 @@ def _output(
             written["thinking"] = {"type": "adaptive", "display": "summarized"}
             config["effort"] = wanted if wanted in _EFFORTS else "low"
         else:
-            written["thinking"] = _budget(wanted, body["max_tokens"], request, style)
+            written["thinking"] = _budget(wanted, most, request, style)
         if wanted not in _EFFORTS or not style.has_effort:
             notes.add("reasoning_effort is set as a budget of tokens, or as the nearest effort.")
-    if config:
-        written["output_config"] = config
-    return written
+    return written, config
 
 
 def _budget(effort: str, most: int, request: InferenceRequest, style: Style) -> dict[str, Any]:

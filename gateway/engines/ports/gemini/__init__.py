@@ -1,0 +1,1 @@
+"""Google's Gemini API, on its own address and on Vertex AI."""
