@@ -43,6 +43,23 @@ PROVIDERS: Mapping[str, Provider] = MappingProxyType(
             frozenset(("region",)),
             keyless=True,
         ),
+        "azure": Provider(
+            "",
+            frozenset(
+                ("api_version", "tenant", "client_id", "client_secret", "authority", "scope")
+            ),
+            keyless=True,
+        ),
+        "cohere": Provider("https://api.cohere.com"),
+        "openai": Provider("https://api.openai.com"),
+        "openai-responses": Provider("https://api.openai.com", frozenset(("path",))),
+        "mistral": Provider("https://api.mistral.ai"),
+        "groq": Provider("https://api.groq.com"),
+        "together": Provider("https://api.together.xyz"),
+        "fireworks": Provider("https://api.fireworks.ai"),
+        "deepseek": Provider("https://api.deepseek.com"),
+        "xai": Provider("https://api.x.ai"),
+        "openrouter": Provider("https://openrouter.ai"),
     }
 )
 

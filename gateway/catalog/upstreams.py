@@ -180,6 +180,8 @@ def _with_address(given: Mapping[str, Any], index: int) -> Mapping[str, Any]:
     for field_name in ("engine", "public_key"):
         if given.get(field_name):
             raise _invalid(f"entry {index} has {field_name}, which {name} does not read")
+    if name == "deepseek":  # its models need the reasoning of a tool loop back
+        given = {"reasoning_back": True, **given}
     address = PROVIDERS[name].address(given.get("options", {}))
     if "url" in given or not address:
         return given

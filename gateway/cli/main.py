@@ -36,6 +36,7 @@ COMMANDS = {
     "policy": "gateway.admin.policies.command",
     "price": "gateway.admin.prices.command",
     "prompt": "gateway.admin.prompts.command",
+    "provider": "gateway.admin.providers.command",
     "recover": "gateway.admin.usage.recover_command",
     "seller": "gateway.admin.taxes.seller_command",
     "serve": "gateway.cli.serve.command",

@@ -76,6 +76,8 @@ class PortParser(ResponseParser):
             self._finish(FinishReason.STOP)
 
     def _parse_answer(self, body: bytes) -> tuple[UsageCounter, Sequence[TextChunk], Receipt]:
+        if self._inputs is not None:
+            return super()._parse_answer(body)  # embeddings, of providers with OpenAI's form
         usage = self._new_counter()
         answer = loads(body)
         if not isinstance(answer, dict):

@@ -11,7 +11,7 @@ def arguments_text(given: Any) -> str:
     if given is None:
         return "{}"
     if isinstance(given, str):
-        return given or "{}"
+        return "{}" if given.strip() in ("", "null") else given
     if not isinstance(given, dict):
         raise TypeError(f"the arguments of a tool call are {type(given).__name__}")
     return json.dumps(whole_texts(given), ensure_ascii=False, separators=(",", ":"))

@@ -117,8 +117,8 @@ class ConverseReader:
         if isinstance(text := block.get("text"), str):
             yield Said(text=text)
         elif (used := block.get("toolUse")) is not None:
-            yield from self._start(index, {"toolUse": used})
-            yield self._arguments(index, arguments_text(used.get("input")))
+            if begun := self._start(index, {"toolUse": used}):
+                yield from [*begun, self._arguments(index, arguments_text(used.get("input")))]
         elif (held := block.get("reasoningContent")) is not None:
             yield from self._delta(index, {"reasoningContent": held.get("reasoningText") or held})
             yield from self._stop(index)

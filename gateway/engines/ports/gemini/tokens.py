@@ -3,8 +3,10 @@
 import asyncio
 import time
 from collections.abc import Mapping
+from datetime import UTC
 from typing import Any
 
+from core.clock import SystemClock
 from core.extras import imports_of
 
 _SCOPE = "https://www.googleapis.com/auth/cloud-platform"
@@ -43,5 +45,5 @@ class GoogleTokens:
         self._credentials.refresh(Request())
         left = _LASTS_S
         if (expiry := getattr(self._credentials, "expiry", None)) is not None:
-            left = expiry.timestamp() - time.time()
+            left = (expiry.replace(tzinfo=UTC) - SystemClock().now()).total_seconds()
         self._until = time.monotonic() + max(1.0, left - _EARLY_S)

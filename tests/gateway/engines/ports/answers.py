@@ -197,7 +197,206 @@ def messages_stream(calls: bool, size: int) -> Said:
     return named_events([*listed, {"type": "message_stop"}], size)
 
 
+SHAPED_USAGE = {
+    "prompt_tokens": 132,
+    "completion_tokens": 40,
+    "total_tokens": 172,
+    "prompt_tokens_details": {"cached_tokens": 100},
+    "completion_tokens_details": {"reasoning_tokens": 12},
+}
+DEEPSEEK_USAGE = {
+    "prompt_tokens": 132,
+    "completion_tokens": 40,
+    "total_tokens": 172,
+    "prompt_cache_hit_tokens": 100,
+    "prompt_cache_miss_tokens": 32,
+    "completion_tokens_details": {"reasoning_tokens": 12},
+}
+XAI_USAGE = {
+    **SHAPED_USAGE,
+    "completion_tokens": 28,
+    "total_tokens": 172,
+}
+MISTRAL_USAGE = {
+    "prompt_tokens": 132,
+    "completion_tokens": 40,
+    "total_tokens": 172,
+    "num_cached_tokens": 100,
+}
+
+
+def shaped(usage: dict[str, Any], signed: bool) -> tuple[Any, Any]:
+    """(whole, stream) of a provider of OpenAI's form; `signed`: with OpenRouter's details."""
+
+    def _message(calls: bool) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": TEXT}
+        if not calls:
+            return message
+        function = [
+            {"name": "weather", "arguments": json.dumps(a, ensure_ascii=False)} for _, a in CALLS
+        ]
+        message["tool_calls"] = [
+            {"id": i, "type": "function", "function": f}
+            for (i, _), f in zip(CALLS, function, strict=True)
+        ]
+        message["reasoning"] = THOUGHT
+        if signed:
+            form = {"type": "reasoning.text", "format": "anthropic-claude-v1", "index": 0}
+            held = {**form, "text": THOUGHT, "signature": SIGNATURE}
+            message["reasoning_details"] = [held]
+        return message
+
+    def _whole(calls: bool) -> Said:
+        reason = "tool_calls" if calls else "stop"
+        choice = {"index": 0, "message": _message(calls), "finish_reason": reason}
+        return whole({"id": "c", "object": "chat.completion", "choices": [choice], "usage": usage})
+
+    def _stream(calls: bool, size: int) -> Said:
+        message = _message(calls)
+        deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}]
+        if calls:
+            deltas.append({"reasoning": THOUGHT})
+            if signed:
+                deltas.append({"reasoning_details": message["reasoning_details"]})
+        deltas += [{"content": TEXT[:4]}, {"content": TEXT[4:]}]
+        for number, call in enumerate(message.get("tool_calls") or ()):
+            text = call["function"]["arguments"]
+            begun = {**call, "index": number, "function": {"name": "weather", "arguments": ""}}
+            deltas.append({"tool_calls": [begun]})
+            for piece in (text[:4], text[4:]):
+                deltas.append({"tool_calls": [{"index": number, "function": {"arguments": piece}}]})
+        listed = [{"choices": [{"index": 0, "delta": d, "finish_reason": None}]} for d in deltas]
+        reason = "tool_calls" if calls else "stop"
+        listed.append({"choices": [{"index": 0, "delta": {}, "finish_reason": reason}]})
+        return plain_events([*listed, {"choices": [], "usage": usage}], size, done=True)
+
+    return _whole, _stream
+
+
+def responses_output(calls: bool) -> list[dict[str, Any]]:
+    part = {"type": "output_text", "text": TEXT, "annotations": []}
+    message = {"type": "message", "id": "m1", "role": "assistant", "content": [part]}
+    if not calls:
+        return [message]
+    summary = [{"type": "summary_text", "text": THOUGHT}]
+    thought = {
+        "type": "reasoning",
+        "id": "rs_9",
+        "summary": summary,
+        "encrypted_content": SIGNATURE,
+    }
+    used = [
+        {
+            "type": "function_call",
+            "id": f"fc{i}",
+            "call_id": i,
+            "name": "weather",
+            "arguments": json.dumps(a, ensure_ascii=False),
+        }
+        for i, a in CALLS
+    ]
+    return [thought, message, *used]
+
+
+RESPONSES_USAGE = {
+    "input_tokens": 132,
+    "input_tokens_details": {"cached_tokens": 100},
+    "output_tokens": 40,
+    "output_tokens_details": {"reasoning_tokens": 12},
+    "total_tokens": 172,
+}
+
+
+def response(calls: bool, status: str = "completed") -> dict[str, Any]:
+    held = {"id": "r", "object": "response", "status": status, "error": None}
+    return {**held, "output": responses_output(calls), "usage": RESPONSES_USAGE}
+
+
+def responses_stream(calls: bool, size: int) -> Said:
+    listed: list[dict[str, Any]] = [
+        {"type": "response.created", "response": {**response(calls, "in_progress"), "usage": None}}
+    ]
+    for place, item in enumerate(responses_output(calls)):
+        at = {"output_index": place, "item_id": f"changes{place}"}
+        if item["type"] == "message":
+            for text in (TEXT[:4], TEXT[4:]):
+                listed.append({"type": "response.output_text.delta", "delta": text, **at})
+        elif item["type"] == "reasoning":
+            kind = "response.reasoning_summary_text.delta"
+            listed.append({"type": kind, "delta": THOUGHT, "summary_index": 0, **at})
+        else:
+            begun = {**item, "arguments": ""}
+            listed.append({"type": "response.output_item.added", "item": begun, **at})
+            for text in (item["arguments"][:4], item["arguments"][4:]):
+                kind = "response.function_call_arguments.delta"
+                listed.append({"type": kind, "delta": text, **at})
+        listed.append({"type": "response.output_item.done", "item": item, **at})
+    listed.append({"type": "response.completed", "response": response(calls)})
+    return named_events(listed, size)
+
+
+COHERE_USAGE = {
+    "billed_units": {"input_tokens": 132, "output_tokens": 40},
+    "tokens": {"input_tokens": 1_000, "output_tokens": 60},
+    "cached_tokens": 100,
+}
+
+
+def cohere(calls: bool) -> Said:
+    message: dict[str, Any] = {"role": "assistant", "content": [{"type": "text", "text": TEXT}]}
+    if calls:
+        message["tool_plan"] = THOUGHT
+        message["tool_calls"] = [
+            {
+                "id": i,
+                "type": "function",
+                "function": {"name": "weather", "arguments": json.dumps(a, ensure_ascii=False)},
+            }
+            for i, a in CALLS
+        ]
+    reason = "TOOL_CALL" if calls else "COMPLETE"
+    return whole({"id": "x", "finish_reason": reason, "message": message, "usage": COHERE_USAGE})
+
+
+def cohere_stream(calls: bool, size: int) -> Said:
+    def _event(kind: str, **message: Any) -> dict[str, Any]:
+        return {"type": kind, "delta": {"message": message}}
+
+    listed = [_event("message-start", role="assistant")]
+    if calls:
+        listed.append(_event("tool-plan-delta", tool_plan=THOUGHT))
+    listed.append(_event("content-start", content={"type": "text", "text": ""}))
+    listed += [_event("content-delta", content={"text": each}) for each in (TEXT[:4], TEXT[4:])]
+    listed.append({"type": "content-end"})
+    for call_id, arguments in CALLS if calls else ():
+        begun = {
+            "id": call_id,
+            "type": "function",
+            "function": {"name": "weather", "arguments": ""},
+        }
+        listed.append(_event("tool-call-start", tool_calls=begun))
+        text = json.dumps(arguments, ensure_ascii=False)
+        for piece in (text[:4], text[4:]):
+            held = {"function": {"arguments": piece}}
+            listed.append(_event("tool-call-delta", tool_calls=held))
+        listed.append({"type": "tool-call-end"})
+    reason = "TOOL_CALL" if calls else "COMPLETE"
+    ending = {"finish_reason": reason, "usage": COHERE_USAGE}
+    return named_events([*listed, {"type": "message-end", "delta": ending}], size)
+
+
 _WRITTEN = Usage(written=20)
+_SHAPED = {
+    "openai": ("gpt-x", SHAPED_USAGE, {}),
+    "azure": ("our deployment", SHAPED_USAGE, {"api_version": "2024-10-21"}),
+    "mistral": ("mistral-large", MISTRAL_USAGE, {}),
+    "groq": ("llama-x", SHAPED_USAGE, {}),
+    "together": ("llama-y", SHAPED_USAGE, {}),
+    "fireworks": ("llama-z", SHAPED_USAGE, {}),
+    "deepseek": ("deepseek-chat", DEEPSEEK_USAGE, {}),
+    "xai": ("grok-x", XAI_USAGE, {}),
+    "openrouter": ("anthropic/claude-x", SHAPED_USAGE, {}),
+}
 _GOOGLE = {"project": "p", "location": "europe-west4"}
 MADE = {
     each.name: each
@@ -226,6 +425,25 @@ MADE = {
             converse_stream,
             _WRITTEN,
             {"region": "eu-west-1"},
+        ),
+        Made(
+            "openai-responses",
+            "gpt-y",
+            lambda calls: whole(response(calls)),
+            responses_stream,
+            Usage(reasoning=12),
+        ),
+        Made("cohere", "command-x", cohere, cohere_stream, signs=False),
+        *(
+            Made(
+                name,
+                model,
+                *shaped(usage, name == "openrouter"),
+                usage=Usage(reasoning=12),
+                options=options,
+                signs=name == "openrouter",
+            )
+            for name, (model, usage, options) in _SHAPED.items()
         ),
     )
 }

@@ -1,0 +1,78 @@
+"""`tollhouse provider`: what a recorded answer of a provider says, and what it counts."""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from core.errors import BadRequest
+from gateway.admin.console.output import show
+from gateway.engines.ports.port import ReportedError
+from gateway.engines.ports.recordings import NAMES, Recorded, read_recording
+
+HELP = "read recorded answers of providers"
+_MALFORMED = (ValueError, KeyError, TypeError, AttributeError)
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    verbs = parser.add_subparsers(metavar="verb", required=True)
+    parse = verbs.add_parser(
+        "parse", help="show the text, tool calls and usage of a recorded answer"
+    )
+    parse.add_argument(
+        "file", type=Path, help="JSON, server-sent events, or an event stream of AWS"
+    )
+    parse.add_argument(
+        "--port", required=True, choices=NAMES, metavar="PROVIDER", help="|".join(NAMES)
+    )
+    parse.add_argument("--stream", action="store_true", help="the file is a stream of events")
+    parse.add_argument("--json", action="store_true", help="as one JSON object")
+    parse.set_defaults(run=_parse)
+
+
+def _parse(arguments: argparse.Namespace) -> int:
+    try:
+        data = arguments.file.read_bytes()
+    except OSError as error:
+        raise BadRequest(f"{arguments.file} cannot be read: {error.strerror}.") from None
+    try:
+        found = read_recording(arguments.port, data, stream=arguments.stream or None)
+    except ReportedError as error:
+        raise BadRequest(
+            f"The recorded answer is an error of the provider ({error.reported.status}): "
+            f"{json.dumps(error.reported.detail)[:500]}",
+            next_step="Nothing was generated or is billed.",
+        ) from None
+    except _MALFORMED as error:
+        raise BadRequest(
+            f"{arguments.file} is not an answer of {arguments.port}: {error!r}.",
+            next_step="Check --port and --stream.",
+        ) from None
+    show(described(found), as_json=arguments.json, title="recorded answer")
+    return 0
+
+
+def described(found: Recorded) -> dict[str, Any]:
+    split = found.split
+    names = ("input", "cache_read", "cache_write", "cache_write_long", "output", "reasoning")
+    usage = {name: getattr(split, name) if split is not None else 0 for name in names}
+    usage["cache_write"] += usage["cache_write_long"]  # of which
+    if split is not None and split.searches:
+        usage["searches"] = split.searches
+    return {
+        "text": found.text or found.refusal,
+        "tool_calls": [
+            {"id": each["id"], "name": each["name"], "arguments": _arguments(each["arguments"])}
+            for each in found.calls
+        ],
+        "reasoning": found.reasoning,
+        "stop_reason": found.reason,
+        "usage": usage,
+    }
+
+
+def _arguments(text: str) -> Any:
+    try:
+        return json.loads(text or "{}")
+    except ValueError:
+        return text
