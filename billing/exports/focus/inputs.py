@@ -73,7 +73,12 @@ class Inputs:
         at: dict[tuple[object, ...], int] = defaultdict(int)
         ordered = sorted(
             ((key, day) for key, days in self.days.items() for day in days),
-            key=lambda each: (self.billed_from.get(each[0][0], _EARLIEST), each[1].at, each[0], each[1].key_id),
+            key=lambda each: (
+                self.billed_from.get(each[0][0], _EARLIEST),
+                each[1].at,
+                each[0],
+                each[1].key_id,
+            ),
         )
         for key, day in ordered:
             version = self.book.by_id.get(key[5])
