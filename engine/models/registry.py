@@ -6,7 +6,7 @@ from typing import Any
 
 from engine.errors import CheckpointError
 from engine.model_spec import ModelSpec
-from engine.models.config_fields import check_fields
+from engine.models.config_fields import check_fields, without_nulls
 from engine.models.families import (
     bloom,
     cohere,
@@ -65,7 +65,8 @@ _ABSENT: dict[str, dict[str, Any]] = {
 def read_config(directory: Path) -> dict[str, Any]:
     """The checkpoint's raw configuration.
 
-    Raises CheckpointError when the file is absent or is not a JSON object.
+    Raises CheckpointError when the file is absent or is not a JSON object, or for a value that no
+    model can have.
     """
     path = directory / "config.json"
     try:
@@ -78,13 +79,14 @@ def read_config(directory: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path} cannot be read: {error}") from None
     if not isinstance(raw, dict):
         raise CheckpointError(f"{path} is not a JSON object")
+    check_fields(raw)
     return raw
 
 
 def model_spec(raw: dict[str, Any]) -> ModelSpec:
     """The model's spec. Raises CheckpointError for a family or value that is not supported."""
     check_fields(raw)
-    raw = _with_one_rope(raw)
+    raw = _with_one_rope(without_nulls(raw))
     names = raw.get("architectures") or []
     family = next((FAMILIES[name] for name in names if name in FAMILIES), None)
     if family is None:
@@ -95,7 +97,7 @@ def model_spec(raw: dict[str, Any]) -> ModelSpec:
         if own in raw:
             raw = {usual: raw[own]} | raw
     for needed in ("num_hidden_layers", "model_type"):
-        if needed not in (raw.get("text_config") or raw):
+        if (raw.get("text_config") or raw).get(needed) is None:
             raise CheckpointError(f"config.json: {needed} is missing")
     raw = _ABSENT.get(family.ARCHITECTURE, {}) | raw
     refuse_quantised(raw)

@@ -87,15 +87,7 @@ def _of_directory(path: Path) -> Checkpoint:
     file = path / "tokenizer.json"
     if not file.is_file():
         raise SettingError(f"{path} has no tokenizer.json.", next_step=_NEXT)
-    try:
-        tokenizer = Tokenizer.from_file(str(file))
-        _try(tokenizer)
-    except BaseException as error:  # the library raises nothing narrower, and panics
-        if not isinstance(error, Exception) and not is_panic(error):
-            raise
-        raise SettingError(
-            f"{file} is not a tokenizer that works: {error}.", next_step="Fetch the file again."
-        ) from None
+    tokenizer = _tokenizer(file)
     written = _json(path / "tokenizer_config.json")
     tokens = {n: _token_text(path, n, written[n]) for n in _NAMED_TOKENS if written.get(n)}
     config = _json(path / "config.json")
@@ -114,6 +106,25 @@ def _of_directory(path: Path) -> Checkpoint:
         generation=generation,
         context_length=_context(path, config),
     )
+
+
+def _tokenizer(file: Path) -> Tokenizer:
+    from engine.errors import CheckpointError
+    from engine.models.tokenizer_file import read_tokenizer
+
+    try:
+        tokenizer: Tokenizer = read_tokenizer(file)
+        _try(tokenizer)
+    except CheckpointError as error:
+        raise SettingError(f"{error.message}.", next_step="Fetch the file again.") from None
+    except BaseException as error:  # the library raises nothing narrower, and panics
+        if not isinstance(error, Exception) and not is_panic(error):
+            raise
+        raise SettingError(
+            f"{file} is not a tokenizer that works: {str(error)[:300]}.",
+            next_step="Fetch the file again.",
+        ) from None
+    return tokenizer
 
 
 def _try(tokenizer: Tokenizer) -> None:
@@ -170,7 +181,19 @@ def _templates(path: Path, written: object) -> dict[str, str]:
         found[_DEFAULT] = _text(file)
     for file in sorted((path / "additional_chat_templates").glob("*.jinja")):
         found[file.stem] = _text(file)
+    for name, text in found.items():
+        if not _is_unicode(text):
+            raise SettingError(
+                f"{path / 'tokenizer_config.json'} has a chat_template, {name!a}, with a "
+                "lone surrogate.",
+                next_step="Correct chat_template.",
+            )
     return {name: text for name, text in found.items() if text}  # an empty one is none
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether it can be written as UTF-8: JSON may hold one half of a pair of surrogates."""
+    return text.isascii() or text == text.encode(errors="replace").decode()
 
 
 def _text(file: Path) -> str:
@@ -202,7 +225,7 @@ def _context(path: Path, config: dict[str, Any]) -> int:
 
 def _token_text(path: Path, name: str, value: object) -> str:
     text = value.get("content") if isinstance(value, dict) else str(value)
-    if not isinstance(text, str) or text != text.encode(errors="replace").decode():
+    if not isinstance(text, str) or not _is_unicode(text):
         raise SettingError(
             f"{path / 'tokenizer_config.json'} has {name} {str(value)[:200]!a}, which is not a token.",
             next_step=f"Set {name} to the token's text.",

@@ -8,19 +8,33 @@ from typing import Any
 from engine.adapters.digest import REFUSED
 from engine.adapters.peft.patterns import problem_of, value_of
 from engine.errors import AdapterError
+from engine.json_fields import FLAG, TEXT, Fields, either, every, shown
+from engine.json_fields import problem_of as field_problem
 
 # Ways to begin training that replace the base model's weights by what the adapter leaves of them.
 _CHANGED_BASE = ("pissa", "corda", "olora", "loftq", "lora_ga")
+_FIELDS: Fields = {
+    "peft_type": TEXT,
+    "bias": TEXT,
+    "target_modules": either(TEXT, every(TEXT)),
+    "modules_to_save": every(TEXT),
+    "init_lora_weights": either(FLAG, TEXT),
+    "use_rslora": FLAG,
+    "use_dora": FLAG,
+}
 _BIASES = ("none", "all", "lora_only")
 
 
 def refuse_unserved(path: Path, config: dict[str, Any]) -> None:
     """Raises AdapterError naming the field of `config`, which was read from `path`, that no base
     model is served with."""
+    problem = field_problem(config, _FIELDS)
+    if problem:
+        raise invalid(path, problem)
     if config.get("peft_type", "LORA") != "LORA":
-        raise invalid(path, f"peft_type is {config['peft_type']!r}: only LORA is supported")
+        raise invalid(path, f"peft_type is {shown(config['peft_type'])}: only LORA is supported")
     if config.get("bias", "none") not in _BIASES:
-        raise invalid(path, f"bias is {config['bias']!r}: supported are {', '.join(_BIASES)}")
+        raise invalid(path, f"bias is {shown(config['bias'])}: supported are {', '.join(_BIASES)}")
     for field in REFUSED:
         if config.get(field):
             raise invalid(path, f"{field} is set, which is not supported: train without it")
@@ -28,7 +42,7 @@ def refuse_unserved(path: Path, config: dict[str, Any]) -> None:
     if isinstance(begin, str) and begin.lower().startswith(_CHANGED_BASE):
         raise invalid(
             path,
-            f"init_lora_weights is {begin!r}, which changes the base model: save the adapter with "
+            f"init_lora_weights is {shown(begin)}, which changes the base model: save the adapter with "
             "path_initial_model_for_weight_conversion",
         )
     problem = problem_of(config)
@@ -43,10 +57,10 @@ def check_config(path: Path, config: dict[str, Any], max_rank: int) -> None:
         raise invalid(path, "peft_type is None: only LORA is supported")
     rank = config.get("r")
     if not isinstance(rank, int) or isinstance(rank, bool) or not 1 <= rank <= max_rank:
-        raise invalid(path, f"r is {rank!r}: it must be from 1 to {max_rank}")
+        raise invalid(path, f"r is {shown(rank)}: it must be from 1 to {max_rank}")
     alpha = config.get("lora_alpha")
-    if not isinstance(alpha, int | float) or not math.isfinite(alpha) or abs(alpha) > 1e6:
-        raise invalid(path, f"lora_alpha is {alpha!r}: it must be from -1000000 to 1000000")
+    if not isinstance(alpha, int | float) or not abs(alpha) <= 1e6:
+        raise invalid(path, f"lora_alpha is {shown(alpha)}: it must be from -1000000 to 1000000")
 
 
 def check_modules(path: Path, config: dict[str, Any], modules: Collection[str]) -> None:
@@ -60,7 +74,7 @@ def check_modules(path: Path, config: dict[str, Any], modules: Collection[str]) 
             if unknown:
                 raise invalid(
                     path,
-                    f"{field} has {unknown[0]!r}: supported are {', '.join(sorted(supported))}",
+                    f"{field} has {shown(unknown[0])}: supported are {', '.join(sorted(supported))}",
                 )
 
 

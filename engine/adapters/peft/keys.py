@@ -21,7 +21,7 @@ def read_tensors(
     try:
         tensors = safetensors.torch.load(file)
     except (SafetensorError, KeyError) as error:
-        raise invalid(path, f"it is not a complete safetensors file: {error}") from None
+        raise invalid(path, f"it is not a complete safetensors file: {str(error)[:300]}") from None
     found: dict[Place, Found] = {}
     for key, tensor in tensors.items():
         layer, module, kind = place_of(path, key, spec, modules)

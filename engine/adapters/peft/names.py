@@ -7,6 +7,7 @@ from pathlib import Path
 
 from engine.adapters.peft.config import invalid
 from engine.backends.layers.matrices import MLP_SITES, MODULES, SITES
+from engine.json_fields import shown_name
 from engine.model_spec import ModelSpec
 
 TABLE, HEAD = "embed_tokens", "lm_head"
@@ -35,6 +36,7 @@ def place_of(
     """(layer, module of `modules`, one of the values of _KINDS or "bias"). Raises AdapterError naming the
     tensor that belongs to no such module."""
     match = _KEY.fullmatch(_usual_key(spec, key))
+    key = shown_name(key)
     if match is None:
         raise invalid(path, f"tensor {key} matches no linear layer of the base model")
     module, kind = match["module"], "bias" if match["bias"] else _KINDS[match["kind"]]

@@ -62,7 +62,7 @@ def _shapes(path: Path) -> dict[str, tuple[int, ...]]:
         with safe_open(path, "numpy") as file:
             return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
-        raise invalid(path, f"it is not a complete safetensors file: {error}") from None
+        raise invalid(path, f"it is not a complete safetensors file: {str(error)[:300]}") from None
 
 
 def _fits(shape: tuple[int, ...], needed: Shape) -> bool:

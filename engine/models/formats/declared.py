@@ -43,7 +43,8 @@ def grouped(raw: dict[str, Any]) -> Grouped | None:
     ):
         if wrong:
             raise CheckpointError(
-                f"config.json: weights quantised as {method} with {words} are not supported: {_NEXT}"
+                f"config.json: quantization_config: weights as {method} with {words} are not supported: "
+                f"{_NEXT}"
             )
     middle = (
         declared.get("sym", False) if method == "gptq" else not declared.get("zero_point", True)
@@ -71,7 +72,7 @@ def float8(raw: dict[str, Any]) -> Blocks | None:
     form = declared.get("fmt") or "e4m3"
     if form not in ("e4m3", "float8_e4m3fn"):
         raise CheckpointError(
-            f"config.json: weights quantised as fp8 in {form!r} are not supported: {_NEXT}"
+            f"config.json: quantization_config: weights as fp8 in {form!r} are not supported: {_NEXT}"
         )
     size = declared.get("weight_block_size")
     return (_block(size),) if size else ()
@@ -102,5 +103,7 @@ def _block(size: Any) -> tuple[int, int]:
     except (TypeError, ValueError):
         rows = columns = 0
     if rows < 1 or columns < 1:
-        raise CheckpointError(f"config.json: blocks of {size!r} are not two sizes above 0: {_NEXT}")
+        raise CheckpointError(
+            f"config.json: quantization_config has blocks of {size!r}, not two sizes above 0: {_NEXT}"
+        )
     return rows, columns

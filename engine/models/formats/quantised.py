@@ -36,8 +36,8 @@ def refuse_quantised(raw: dict[str, Any]) -> None:
     if grouped(raw) is not None or float8(raw) is not None:
         return
     raise CheckpointError(
-        f"config.json: the weights are quantised as {_format_of(declared)}, which is not supported: "
-        f"{_NEXT}"
+        f"config.json: by its quantization_config the weights are quantised as {_format_of(declared)}, "
+        f"which is not supported: {_NEXT}"
     )
 
 

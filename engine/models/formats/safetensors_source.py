@@ -3,17 +3,20 @@
 import json
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from engine.backends.layers.packed import Codes
 from engine.errors import CheckpointError
+from engine.json_fields import TEXT, shown, shown_name
 from engine.models.formats.quantised import refuse_companions
 from engine.models.formats.safetensors_file import SafetensorsFile
 from engine.regular_files import read_text
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
+_MOST_NAME = 255  # characters of a shard's
 _DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
 
@@ -98,12 +101,13 @@ def _files_by_tensor(directory: Path) -> dict[str, SafetensorsFile]:
 
 def _from_index(directory: Path, index: Path) -> dict[str, SafetensorsFile]:
     try:
-        mapping = json.loads(read_text(index))["weight_map"]
-        placed = {name: directory / Path(file).name for name, file in mapping.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise CheckpointError(f"{index} cannot be read: {error!r}") from None
-    if not placed:
-        raise CheckpointError(f"{index} names no tensors in weight_map")
+        content = json.loads(read_text(index))
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{index} cannot be read: {error}") from None
+    mapping = content.get("weight_map") if isinstance(content, dict) else None
+    if not isinstance(mapping, dict) or not mapping:
+        raise CheckpointError(f"{index}: weight_map is not an object of tensors and their files")
+    placed = {name: _shard(directory, index, name, file) for name, file in mapping.items()}
     opened: dict[Path, SafetensorsFile] = {}
     found: dict[str, SafetensorsFile] = {}
     try:
@@ -112,13 +116,25 @@ def _from_index(directory: Path, index: Path) -> dict[str, SafetensorsFile]:
         names = {path: set(file.names()) for path, file in opened.items()}
         for name, path in placed.items():
             if name not in names[path]:
-                raise CheckpointError(f"{index} places {name} in {path.name}, which lacks it")
+                raise CheckpointError(
+                    f"{index} places {shown_name(name)} in {path.name}, which lacks it"
+                )
             found[name] = opened[path]
     except CheckpointError:
         for file in opened.values():
             file.close()
         raise
     return found
+
+
+def _shard(directory: Path, index: Path, name: str, file: Any) -> Path:
+    """In the directory, whatever folders the index names."""
+    last = Path(file).name if TEXT[1](file) and "\0" not in file and len(file) < _MOST_NAME else ""
+    if last in ("", "..", "."):
+        raise CheckpointError(
+            f"{index}: weight_map places {shown_name(name)} in {shown(file)}, which is no file's name"
+        )
+    return directory / last
 
 
 def _close(files: dict[str, SafetensorsFile]) -> None:

@@ -1,5 +1,6 @@
 """A GGUF file's metadata as the `config.json` that the same model has in Hugging Face layout."""
 
+import re
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,19 @@ _CLASSES = {
     "qwen3": "Qwen3ForCausalLM",
     "gemma2": "Gemma2ForCausalLM",
 }
+# Fields of config.json, by what they are called in a file's metadata.
+_KEYS = {
+    "hidden_size": "embedding_length", "intermediate_size": "feed_forward_length",
+    "num_hidden_layers": "block_count", "num_attention_heads": "attention.head_count",
+    "num_key_value_heads": "attention.head_count_kv", "head_dim": "attention.key_length",
+    "max_position_embeddings": "context_length", "sliding_window": "attention.sliding_window",
+    "rms_norm_eps": "attention.layer_norm_rms_epsilon", "rope_theta": "rope.freq_base",
+    "rope_scaling.factor": "rope.scaling.factor", "vocab_size": "vocab_size",
+    "rope_scaling.original_max_position_embeddings": "rope.scaling.original_context_length",
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+}  # fmt: skip
+_FIELD = re.compile("|".join(rf"\b{re.escape(each)}\b" for each in sorted(_KEYS, key=len)[::-1]))
 _GEMMA2_27B_LAYERS = 46  # the size whose queries are scaled by hidden / heads, not by the head
 
 
@@ -56,6 +70,12 @@ def read_config(header: GgufHeader, fields: Fields) -> dict[str, Any]:
         config["architectures"], config["model_type"] = ["MistralForCausalLM"], "mistral"
         config["sliding_window"] = fields.whole(own("attention.sliding_window"))
     return config
+
+
+def in_own_words(message: str, fields: Fields) -> str:
+    """What is wrong with the configuration, with the metadata's keys in place of its fields."""
+    plain = message.removeprefix("config.json: ")
+    return _FIELD.sub(lambda match: fields.own(_KEYS[match[0]]), plain)
 
 
 def _vocabulary(header: GgufHeader, fields: Fields) -> int:

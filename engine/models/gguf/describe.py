@@ -6,12 +6,14 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from engine.models.gguf.config import read_config
+from engine.errors import CheckpointError
+from engine.models.gguf.config import in_own_words, read_config
 from engine.models.gguf.fields import Fields, fields_of
 from engine.models.gguf.header import GgufHeader, read_header
 from engine.models.gguf.names import hugging_face_names
 from engine.models.gguf.tokenizer import build_tokenizer
 from engine.models.gguf.tokens import Tokens, read_tokens
+from engine.models.registry import model_spec
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,5 +50,9 @@ def config_of(header: GgufHeader) -> dict[str, Any]:
 
 def _read(header: GgufHeader, fields: Fields) -> tuple[dict[str, Any], Tokens]:
     config = read_config(header, fields)
+    try:
+        model_spec(config)
+    except CheckpointError as error:
+        raise fields.fail(in_own_words(error.message, fields)) from None
     tokens = read_tokens(fields, config["vocab_size"])
     return config | {"eos_token_id": list(tokens.ends)}, tokens

@@ -12,6 +12,7 @@ import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
+from math import prod
 from types import BuiltinMethodType
 from typing import Any
 
@@ -29,6 +30,7 @@ _WORK, _SECONDS = 2_000_000, 0.02  # on an event loop
 _MOST_WORK, _MOST_SECONDS = 300_000_000, 5.0
 _MOST_NUMBER = 100_000  # of an argument that says how long something is
 _MOST_BITS = 10_000
+_LOREM = 100  # words of a paragraph of `lipsum`, where nothing is said
 _WIDE = re.compile(r"[0-9]{5,}|\*|\{[^{}]*\{")  # a width that may be large
 _PIECES, _CHECKED = 64, 16  # pieces that are counted at once, and rounds between looks at the clock
 # Methods whose result may be much longer than the text.
@@ -249,6 +251,8 @@ def _before(called: Any, given: tuple[Any, ...]) -> None:
         return _before_method(method.__name__, own, given, sizes)
     if isinstance(own, int) or called is generate_lorem_ipsum:
         _check_numbers(given)
+    if called is generate_lorem_ipsum:
+        _spend(_LOREM * prod(max(1, abs(each)) for each in given if isinstance(each, int)))
     _spend(1, sizes)
     _look()
 

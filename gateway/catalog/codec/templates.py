@@ -302,7 +302,9 @@ class ChatTemplate:
             "add_generation_prompt": add_generation_prompt,
         }
         try:
-            return render(template, variables, is_trial=is_trial)
+            text = render(template, variables, is_trial=is_trial)
+            text.isascii() or text.encode()  # a tokenizer takes no lone surrogate
+            return text
         except BadRequest:
             raise
         except Exception as error:  # whatever the operations of a template raise

@@ -160,9 +160,13 @@ def test_auto_keeps_full_precision_and_takes_what_the_processor_multiplies(
         (
             "Granite",
             {"residual_multiplier": 0.0},
-            "residual_multiplier is 0.0: it must be a number",
+            "residual_multiplier is 0.0: it must be a finite",
         ),
-        ("Granite", {"logits_scaling": -8}, "logits_scaling is -8: it must be a number above 0"),
+        (
+            "Granite",
+            {"logits_scaling": -8},
+            "logits_scaling is -8: it must be a finite number above",
+        ),
         ("Phi3", {"intermediate_size": 100}, "gate_up_proj.weight has shape [224, 64]"),
         (
             "Phi3",

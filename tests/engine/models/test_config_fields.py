@@ -11,7 +11,8 @@ from engine.models.config_fields import FIELDS
 from engine.models.registry import FAMILIES, model_spec
 
 WRONG: list[Any] = [
-    "x", -1, 0.5, 1e30, float("nan"), float("inf"), [], [[1]], {}, {"x": 1}, True, 2**40, [None], [0.5],
+    None, "x", -1, 0.5, 10**400, 1e30, float("nan"), float("inf"), [], [[1]], {}, {"x": 1}, True, 2**40,
+    [None], [0.5],
 ]  # fmt: skip
 
 
@@ -31,6 +32,7 @@ def test_wrong_values_are_refused_and_never_raise_anything_else(family: str) -> 
                 model_spec(config | {name: value})
             except CheckpointError as error:
                 assert "config.json" in error.message
+                assert "cannot be read as" not in error.message, (name, value)
 
 
 @pytest.mark.parametrize("name", sorted(FIELDS))
