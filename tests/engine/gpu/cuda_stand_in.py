@@ -7,11 +7,12 @@ code runs on host memory, so that its results can be compared.
 """
 
 import ctypes
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
+from types import CellType, FunctionType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -133,21 +134,12 @@ def boundary(patch: pytest.MonkeyPatch) -> Iterator[Launches]:
     properties = SimpleNamespace(multi_processor_count=PROCESSORS, major=9, minor=0)
     patch.setattr(torch.cuda, "_get_device_properties", lambda index: properties, raising=False)
     patch.setattr("torch.cuda.graphs._graph_pool_handle", lambda: (0, 1))
-    bases = (
-        (torch.cuda.Stream, {name: vars(_Stream)[name] for name in ("__new__", "__init__")}),
-        (torch.cuda.Event, _event_base(launches)),
-        (torch.cuda.CUDAGraph, _graph_base(launches)),
-    )
-    for shown, methods in bases:
-        base = shown.__mro__[1]
-        assert base.__name__.startswith("_C"), base
-        for name, method in methods.items():
-            made = (
-                staticmethod(method)
-                if name == "__new__" and not isinstance(method, staticmethod)
-                else method
-            )
-            patch.setattr(base, name, made, raising=False)
+    for shown, base in (
+        (torch.cuda.Stream, _Stream),
+        (torch.cuda.Event, type("_Event", (), _event_base(launches))),
+        (torch.cuda.CUDAGraph, type("_Graph", (), _graph_base(launches))),
+    ):
+        replace_class(patch, shown, with_base(shown, base))
 
     def record_stream(tensor: Tensor, stream: Any) -> None:
         assert isinstance(stream, torch.cuda.Stream)
@@ -155,6 +147,39 @@ def boundary(patch: pytest.MonkeyPatch) -> Iterator[Launches]:
     patch.setattr(Tensor, "record_stream", record_stream)
     patch.setattr(Tensor, "pin_memory", _pinned)
     yield launches
+
+
+def with_base(shown: type, base: type) -> type:
+    """torch's Python class over a base in Python: in a build with CUDA its own base is a type of C, which
+    takes no other methods, and of which no instance is made without a driver."""
+    cell = CellType()
+
+    def _moved(value: Any) -> Any:
+        if isinstance(value, staticmethod | classmethod):
+            return type(value)(_moved(value.__func__))
+        if not isinstance(value, FunctionType) or "__class__" not in value.__code__.co_freevars:
+            return value
+        names = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
+        closure = tuple(cell if name == "__class__" else each for name, each in names)
+        copy = FunctionType(
+            value.__code__, value.__globals__, value.__name__, value.__defaults__, closure
+        )
+        copy.__kwdefaults__ = value.__kwdefaults__
+        return copy
+
+    own = {k: _moved(v) for k, v in vars(shown).items() if k not in ("__dict__", "__weakref__")}
+    made = type(shown.__name__, (base,), own)
+    cell.cell_contents = made  # what `super()` in its methods means
+    return made
+
+
+def replace_class(patch: pytest.MonkeyPatch, shown: type, made: type) -> None:
+    """Wherever torch.cuda has it by a name."""
+    for name, module in list(sys.modules.items()):
+        if name == "torch.cuda" or name.startswith("torch.cuda."):
+            for own, value in list(vars(module).items()):
+                if value is shown:
+                    patch.setattr(module, own, made)
 
 
 def _pinned(tensor: Tensor) -> Tensor:
@@ -196,14 +221,20 @@ def _check_kernel(launches: Launches) -> Callable[..., None]:
     return run
 
 
-def _guard_device() -> None:
+@contextmanager
+def _guarded_device() -> Iterator[None]:
     """A torch built without CUDA refuses some operations on `cuda` tensors because nothing can make
-    that device the current one: give it the guard of `meta` tensors, which does nothing."""
+    that device the current one, and one built with it asks the driver: the guard of `meta` tensors does
+    nothing."""
     library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
     name = "_ZN3c104impl26device_guard_impl_registryE"  # c10::impl::device_guard_impl_registry
     guards = (ctypes.c_void_p * 16).in_dll(library, name)
     cuda, meta = 1, 14  # c10::DeviceType
-    guards[cuda] = guards[cuda] or guards[meta]
+    before, guards[cuda] = guards[cuda], guards[meta]
+    try:
+        yield
+    finally:
+        guards[cuda] = before or guards[meta]  # operations on tensors that are left
 
 
 def cache_operations(patch: pytest.MonkeyPatch) -> None:
@@ -224,9 +255,9 @@ def cache_operations(patch: pytest.MonkeyPatch) -> None:
 @contextmanager
 def fake_device(patch: pytest.MonkeyPatch) -> Iterator[Launches]:
     """Tensors on `cuda:0` that have no content, and kernels that only check their arguments."""
-    _guard_device()
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     with ExitStack() as stack:
+        stack.enter_context(_guarded_device())
         launches = stack.enter_context(boundary(patch))
         patch.setattr(InterpretedFunction, "run", _check_kernel(launches))
         # A new tensor without content: of a single number the mode would keep the value, and read it.
