@@ -7,7 +7,7 @@ from engine.loop import Engine
 from engine.model_spec import ModelSpec
 from engine.models.tokenizer_file import tokenizer_digest
 from engine.protocol import GenerateRequest, SamplingParams
-from gateway.catalog.adapter_files import read_adapter
+from gateway.catalog.adapter_archive import read_adapter
 from gateway.catalog.checkpoint import check_servable
 from gateway.catalog.model_files import served_model
 from gateway.prompts.rendering import render_chat

@@ -13,7 +13,7 @@ from engine.models.formats.safetensors_source import SafetensorsSource
 from engine.models.gguf.describe import describe
 from engine.models.registry import model_spec
 from engine.models.tokenizer_file import read_tokenizer
-from gateway.catalog.adapter_files import read_adapter
+from gateway.catalog.adapter_archive import read_adapter
 from tests.engine.hostile.runs import CLASSES, Run, made_bases
 from tests.engine.hostile.serving import serve_adapter
 from tests.engine.hostile.trial import LOADED, REFUSED, tried
