@@ -132,7 +132,7 @@ def _shard(directory: Path, index: Path, name: str, file: Any) -> Path:
     last = Path(file).name if TEXT[1](file) and "\0" not in file and len(file) < _MOST_NAME else ""
     if last in ("", "..", "."):
         raise CheckpointError(
-            f"{index}: weight_map places {shown_name(name)} in {shown(file)}, which is no file's name"
+            f"{index}: weight_map places {shown_name(name)} in {shown(file)}, which is not a file name"
         )
     return directory / last
 
