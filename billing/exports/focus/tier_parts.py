@@ -6,7 +6,7 @@ the booked amount has another cause (usage rated late that moved a tier of anoth
 parts are those of the position, and the amounts differ.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -146,12 +146,13 @@ def _graduated(
     rate: Rate, points: tuple[Point, ...], used: tuple[int, int], amount: int, kept: int
 ) -> Iterator[list[Part]]:
     """Ways to divide a quantity over adjacent tiers: those between the first and the last are full.
-    What comes late is further up than its day, so the tiers from that of the day on are tried first."""
+    Those near the day's position are the likeliest: keys that use the same day reach a tier in an
+    order that is not known, and what comes late is further up."""
     ranges = _ranges(rate, points)
     before, quantity = used
     of_day = next((i for i, (_, high, _) in enumerate(ranges) if before < high), 0)
     spans = [(first, first + width) for width in range(len(ranges)) for first in range(len(ranges))]
-    for first, last in sorted(spans, key=lambda each: each[0] < of_day):
+    for first, last in sorted(spans, key=_likeliest(of_day)):
         if last >= len(ranges):
             continue
         inner = [(high - low, point) for low, high, point in ranges[first + 1 : last]]
@@ -171,6 +172,17 @@ def _graduated(
                 counts = {low: left - upper, **{p: width for width, p in inner}}
                 counts[high] = counts.get(high, 0) + upper
                 yield _shown(counts, entries)
+
+
+def _likeliest(of_day: int) -> Callable[[tuple[int, int]], tuple[int, int, bool]]:
+    """Few tiers before many, the nearest to that of the day first, and of those the later."""
+
+    def _order(span: tuple[int, int]) -> tuple[int, int, bool]:
+        first, last = span
+        away = max(0, first - of_day, of_day - last)
+        return last - first, away, first < of_day
+
+    return _order
 
 
 def _repriced(
