@@ -91,12 +91,19 @@ def validator() -> Path:
     python = (
         sys.executable
         if sys.version_info >= (3, 12)
-        else next(filter(None, map(shutil.which, names)), None)
+        else next((found for found in map(shutil.which, names) if found and _runs(found)), None)
     )
     if python is None:
         raise OSError("focus-validator needs Python 3.12 or newer, which is not on the PATH")
     _install(place, python, f"focus-validator=={VERSION}", *_PINNED)
     return command
+
+
+def _runs(python: str) -> bool:
+    """A name on the PATH may stand for a version that is not chosen."""
+    return (
+        subprocess.run([python, "--version"], capture_output=True, timeout=_RUN_S).returncode == 0
+    )
 
 
 def toolkit() -> Path:

@@ -374,6 +374,25 @@ def test_an_export_is_scheduled_paused_and_deleted_by_name(
     assert "finance/books" in own
 
 
+def test_a_schedule_of_focus_has_a_version_that_is_changed(
+    owner: httpx.Client, deployment: Deployment
+) -> None:
+    terms = {"what": "focus", "form": "csv", "every": "day", "delay_hours": "2"}
+    made = send(
+        owner, "/exports", act="create", **terms, destination="focus", focus_version="1.2"
+    ).text
+    before, _, own = made.partition("focus, csv, 1.2 cost-and-usage")
+    assert own, before
+    schedule = field(own, "schedule")
+    again = {"act": "change", "schedule": schedule, "dataset": "invoice-detail"}
+    assert send(owner, "/exports", **again, focus_version="1.2").status_code == 400
+    changed = send(owner, "/exports", **again, focus_version="1.4").text
+    assert "focus, csv, 1.4 invoice-detail" in changed
+    assert "The schedule writes this FOCUS dataset from its next file on." in changed
+    head = owner.get("/dashboard/exports/file?what=focus&focus_version=1.3&columns=SkuId").text
+    assert head.splitlines()[0] == "SkuId"
+
+
 def test_a_card_is_left_on_the_provider_s_page(owner: httpx.Client, deployment: Deployment) -> None:
     by_hand = owner.get("/dashboard/payment-methods").text
     assert "recorded by the operator" in by_hand and "Add a card or account" not in by_hand

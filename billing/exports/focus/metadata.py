@@ -42,6 +42,14 @@ def schema_json(table: FocusTable) -> dict[str, Any]:
     }
 
 
+def file_json(table: FocusTable, updated_at: datetime) -> dict[str, Any]:
+    """Beside a file that is written once, by hand."""
+    return {
+        "Schema": schema_json(table),
+        "Recency": {"DatasetInstanceLastUpdated": updated_at.isoformat()},
+    }
+
+
 @dataclass(frozen=True, slots=True)
 class Sector:
     """A billing period that was delivered as one file."""

@@ -2,6 +2,7 @@
 
 import argparse
 import hashlib
+import json
 import sys
 from collections.abc import Iterator
 from datetime import datetime, timedelta
@@ -15,6 +16,7 @@ from sqlalchemy.orm import Session
 
 from billing.exports import schedules
 from billing.exports.encoding import FOCUS, NAMES, chunks_of, export_of, format_of
+from billing.exports.focus.metadata import file_json
 from billing.exports.focus.tables import DATASETS, VERSIONS, table_of
 from billing.exports.formats import Format
 from billing.exports.subjects import Period
@@ -198,6 +200,7 @@ def _run(arguments: argparse.Namespace) -> int:
                 sys.stdout.buffer.flush()
                 return 0
             written = _write(Path(arguments.output), chunks)
+            written |= _beside(Path(arguments.output), arguments, tools.clock.now())
     show(written, as_json=arguments.json, title="export")
     return 0
 
@@ -235,6 +238,16 @@ def _write(path: Path, chunks: Iterator[bytes]) -> dict[str, object]:
         raise BadRequest(f"{path} cannot be written: {error.strerror}.") from None
     say(f"wrote {path}")
     return {"file": str(path), "bytes": size, "sha256": digest.hexdigest()}
+
+
+def _beside(path: Path, arguments: argparse.Namespace, now: datetime) -> dict[str, object]:
+    """The metadata of a FOCUS file, under its name with `.metadata.json`."""
+    table = export_named(arguments).table
+    if table is None:
+        return {}
+    target = path.with_name(f"{path.name}.metadata.json")
+    target.write_text(json.dumps(file_json(table, now), indent=1))
+    return {"metadata": str(target)}
 
 
 def _period(now: datetime, start: str | None, end: str | None) -> Period:

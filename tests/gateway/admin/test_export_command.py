@@ -48,6 +48,27 @@ def test_an_export_goes_to_a_file_whole(home: Path, capsys: pytest.CaptureFixtur
     assert not list(target.parent.glob(".*.part"))
 
 
+def test_focus_is_written_in_a_version_with_its_metadata(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = home / "focus.csv"
+    words = ["export", "run", "focus", "--focus-version", "1.3", "--dataset", "contract-commitment"]
+    assert main([*words, "--output", str(target), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert "ContractCommitmentId" in target.read_text().splitlines()[0]
+    about = json.loads(Path(told["metadata"]).read_text())
+    assert about["Schema"]["FocusVersion"] == "1.3"
+    for wrong in (["--focus-version", "1.7"], ["--dataset", "x"], ["--columns", "Colour"]):
+        assert main(["export", "run", "focus", *wrong]) == 2
+        assert wrong[1] in capsys.readouterr().err
+    assert main(["export", "schedule", "focus", "--to", "books", "--json"]) == 0
+    made = json.loads(capsys.readouterr().out)
+    assert made["focus_version"] == "1.4"
+    change = ["export", "change", made["id"], "--focus-version", "1.2", "--json"]
+    assert main(change) == 0
+    assert json.loads(capsys.readouterr().out)["focus_version"] == "1.2"
+
+
 def test_a_journal_and_a_trial_balance_are_written(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

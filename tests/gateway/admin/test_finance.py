@@ -106,6 +106,36 @@ def test_exports_in_lines_have_one_a_request(deployment: Deployment, told: dict[
     assert get(deployment, "/v1/exports", what="focus", format="parquet").content[:4] == b"PAR1"
 
 
+def test_focus_is_chosen_by_version_dataset_and_columns(deployment: Deployment) -> None:
+    some = {"what": "focus", "columns": "InvoiceId, BilledCost"}
+    assert get(deployment, "/v1/exports", **some).text.splitlines()[0] == "InvoiceId,BilledCost"
+    old = get(deployment, "/v1/exports", what="focus", focus_version="1.2").text.splitlines()[0]
+    assert "ProviderName" in old and "HostProviderName" not in old
+    detail = get(deployment, "/v1/exports", what="focus", dataset="invoice-detail")
+    assert "ReferenceInvoiceId" in detail.text.splitlines()[0]
+    assert "focus-1.4-invoice-detail" in detail.headers["content-disposition"]
+    schema = get(deployment, "/v1/exports/focus/schema", dataset="billing-period").json()
+    assert schema["FocusVersion"] == "1.4"
+    assert schema["ColumnDefinition"][-1]["ColumnName"] == "x_BillingAccountId"
+
+
+def test_a_schedule_of_focus_is_changed_to_another_version(deployment: Deployment) -> None:
+    url = deployment.url + "/admin/v1/export-schedules"
+    body = {"what": "focus", "destination": "books", "focus_version": "1.3"}
+    made = httpx.post(url, json=body, headers=deployment.headers, timeout=60).json()
+    assert (made["focus_version"], made["dataset"]) == ("1.3", "cost-and-usage")
+
+    def _change(change: dict[str, Any]) -> httpx.Response:
+        mine = f"{url}/{made['id']}"
+        return httpx.patch(mine, json=change, headers=deployment.headers, timeout=60)
+
+    changed = _change({"focus_version": "1.4", "dataset": "invoice-detail"}).json()
+    assert (changed["focus_version"], changed["dataset"]) == ("1.4", "invoice-detail")
+    assert _change({"focus_version": "1.4", "paused": True}).json()["paused_at"]
+    assert _change({"focus_version": "2.0"}).json()["error"]["param"] == "focus_version"
+    assert _change({}).status_code == 400
+
+
 def test_a_tenant_sees_its_scheduled_exports_and_no_others(
     deployment: Deployment, tmp_path: Path
 ) -> None:
@@ -143,6 +173,11 @@ def test_a_tenant_sees_its_scheduled_exports_and_no_others(
         ("/v1/organization/costs", {"start_time": 1, "bucket_width": "1h"}, "bucket_width"),
         ("/v1/exports", {"what": "secrets"}, "what"),
         ("/v1/exports", {"format": "xls"}, "format"),
+        ("/v1/exports", {"what": "focus", "focus_version": "1.7"}, "focus_version"),
+        ("/v1/exports", {"what": "focus", "dataset": "prices"}, "dataset"),
+        ("/v1/exports", {"what": "focus", "columns": "Colour"}, "columns"),
+        ("/v1/exports", {"what": "usage", "focus_version": "1.4"}, "focus_version"),
+        ("/v1/exports/focus/schema", {"focus_version": "9"}, "focus_version"),
         ("/v1/exports", {"start": "soon"}, "start"),
     ],
 )
