@@ -31,7 +31,7 @@ def json_text(value: Any) -> str:
 
 # Hidden from models, but for providers that read them: see `engines/ports`.
 GATEWAY_MARKS = frozenset(
-    ("cache_control", "volatile", "rank", "reasoning_details", "of_call", "is_error")
+    ("cache_control", "volatile", "rank", "reasoning_details", "of_call", "is_error", "document")
 )
 _MOST_BYTES = 16_384  # of one list
 _MOST_LISTS = 256  # of at most 0.1 MB each, parsed

@@ -16,11 +16,12 @@ KINDS: Mapping[str, str] = MappingProxyType(
 )
 CAPABILITIES = frozenset(KINDS.values())
 RESERVED_TOKENS = 2_000  # for each part, until the upstream reports what it counted
+_OF_DOCUMENTS = ("title", "context", "citations")  # beside the source
 _SCHEMES = ("https://", "data:image/")
 _FIELDS = {
     "image_url": {"url", "detail"},
     "input_audio": {"data", "format"},
-    "file": {"file_data", "file_id", "filename", "url", "text", "context"},
+    "file": {"file_data", "file_id", "filename", "url", "context"},
 }
 
 
@@ -35,7 +36,7 @@ def checked(where: str, kind: str, value: Any) -> Part:
         raise _wrong(where, "an image with a data: or https: URL")
     if kind == "input_audio" and not value.get("data"):
         raise _wrong(where, "audio with data")
-    if kind == "file" and not {"file_data", "file_id", "url", "text"} & value.keys():
+    if kind == "file" and not {"file_data", "file_id", "url"} & value.keys():
         raise _wrong(where, "a file with file_data")
     return {"type": kind, kind: value}
 
@@ -56,20 +57,22 @@ def of_anthropic(where: str, source: Any) -> Part:
 
 def document_of_anthropic(where: str, block: Mapping[str, Any]) -> Part:
     """The part of a `document` block, whose source holds base64 or text, or names a URL. `citations`
-    stay with it, for a provider that makes them."""
+    stay with it, for a provider that makes them. A document of text is a part of text, which is
+    screened and counted as one, and `document` says what else the block had."""
     source = block.get("source")
     given = source if isinstance(source, dict) else {}
+    if given.get("type") == "text" and isinstance(given.get("data"), str):
+        named = {name: block[name] for name in _OF_DOCUMENTS if block.get(name) is not None}
+        return {"type": "text", "text": given["data"], "document": named}
     kind, file = given.get("type"), Part()
     if kind == "base64" and isinstance(given.get("data"), str):
         file["file_data"] = f"data:{given.get('media_type')};base64,{given['data']}"
-    elif kind == "text":
-        file["text"] = given.get("data")
     elif kind == "url":
         file["url"] = given.get("url")
     for name, to in (("title", "filename"), ("context", "context")):
         if block.get(name) is not None:
             file[to] = block[name]
-    if not file.keys() & {"file_data", "text", "url"}:
+    if not file.keys() & {"file_data", "url"}:
         raise _wrong(f"{where}.source", "of type base64, text or url")
     part = checked(f"{where}.source", "file", file)
     if (citations := block.get("citations")) is not None:

@@ -148,7 +148,9 @@ def upstreams(settings: Settings, _clock: Clock) -> Finding:
         return bad(
             "; ".join(refusals), "Correct TOLLHOUSE_MODEL, TOLLHOUSE_UPSTREAMS or the CURVE keys."
         )
-    servers = asyncio.run(probe_servers([entry for entry in entries if entry.is_http]))
+    # A provider has no pages that say what it is, and its key goes in a header of its own.
+    own = [entry for entry in entries if entry.is_http and not entry.provider]
+    servers = asyncio.run(probe_servers(own))
     sharing = [
         probe.entry.url
         for probe in servers

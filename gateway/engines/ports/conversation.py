@@ -149,3 +149,9 @@ def has_cache_marks(messages: Sequence[dict[str, Any]], tools: Sequence[dict[str
         and any("cache_control" in part for part in message["content"])
         for message in messages
     )
+
+
+def cites(part: dict[str, Any]) -> bool:
+    """Whether a document's answer is to cite it."""
+    asked = (part.get("document") or part.get("file") or {}).get("citations")
+    return bool(isinstance(asked, dict) and asked.get("enabled"))

@@ -266,11 +266,13 @@ def _message(where: str, message: Message, media: dict[str, str]) -> list[dict[s
         elif block.type == "image":
             parts.append(_marked(_image(here, block.source, media), block))
         elif block.type == "document":
-            media.setdefault("documents", here)
             document = {"source": block.source, "title": block.title, "context": block.context}
             given = media_parts.document_of_anthropic(
                 here, {**document, "citations": block.citations}
             )
+            cites = isinstance(block.citations, dict) and block.citations.get("enabled")
+            if given["type"] == "file" or cites:
+                media.setdefault("documents", here)
             parts.append(_marked(given, block))
         elif block.type == "text":
             parts.append(_text(here, block))

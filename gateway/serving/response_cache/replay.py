@@ -44,6 +44,11 @@ class Recording:
     def receipt(self) -> Receipt | None:
         return self._generation.receipt
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        found: tuple[str, ...] = getattr(self._generation, "notes", ())
+        return found
+
     async def take(self, needed: int = 1) -> list[Chunk]:
         chunks = await self._generation.take(needed)
         if self._chunks is not None:

@@ -188,6 +188,9 @@ def _block(part: dict[str, Any], request: InferenceRequest, notes: Notes) -> dic
         return _marked(_document(part["file"], request), part)
     if part["type"] == "input_audio":
         raise refused(request, "audio", _NAME)
+    if (held := part.get("document")) is not None:
+        source = {"type": "text", "media_type": "text/plain", "data": part["text"]}
+        return _marked({"type": "document", "source": source, **held}, part)
     return _text(part)
 
 
@@ -218,9 +221,7 @@ def _image(image: dict[str, Any], notes: Notes) -> dict[str, Any]:
 
 def _document(file: dict[str, Any], request: InferenceRequest) -> dict[str, Any]:
     source: dict[str, Any]
-    if file.get("text") is not None:
-        source = {"type": "text", "media_type": "text/plain", "data": file["text"]}
-    elif file.get("url") is not None:
+    if file.get("url") is not None:
         source = {"type": "url", "url": file["url"]}
     elif (data := data_of_url(file.get("file_data") or "")) is not None:
         source = {"type": "base64", "media_type": data.media_type, "data": data.base64}

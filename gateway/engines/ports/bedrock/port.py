@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 from urllib.parse import quote
 
-from core.extras import imports_of
+from core.extras import imports_of, require
 from gateway.catalog.upstreams import Upstream
 from gateway.engines.ports.bedrock.answer import ConverseReader
 from gateway.engines.ports.bedrock.request import converse_body
@@ -21,6 +21,7 @@ class BedrockPort:
     parameters = frozenset(("top_k", "reasoning_effort"))
 
     def __init__(self, upstream: Upstream) -> None:
+        require("botocore", "aws", "A model on Amazon Bedrock")
         self._url = upstream.url.rstrip("/")
         self._options = upstream.options
         self._key = upstream.api_key

@@ -209,7 +209,16 @@ def _block(part: dict[str, Any], request: InferenceRequest, notes: Notes) -> dic
         return {
             "audio": {"format": audio.get("format") or "wav", "source": {"bytes": audio["data"]}}
         }
+    if (held := part.get("document")) is not None:
+        block: dict[str, Any] = {"name": _name(held.get("title")), "format": "txt"}
+        kept = {name: held[name] for name in ("context", "citations") if name in held}
+        return {"document": {**block, "source": {"text": part["text"]}, **kept}}
     return {"text": part["text"]}
+
+
+def _name(title: Any) -> str:
+    """Bedrock takes letters, digits, single spaces, hyphens and brackets."""
+    return _OTHER_IN_NAME.sub(" ", str(title or ""))[:200].strip() or "document"
 
 
 def _image(url: str, request: InferenceRequest) -> dict[str, Any]:
@@ -228,11 +237,8 @@ def _image(url: str, request: InferenceRequest) -> dict[str, Any]:
 
 
 def _document(file: dict[str, Any], request: InferenceRequest) -> dict[str, Any]:
-    name = _OTHER_IN_NAME.sub(" ", str(file.get("filename") or "document"))[:200].strip()
-    block: dict[str, Any] = {"name": name or "document"}
-    if file.get("text") is not None:
-        block |= {"format": "txt", "source": {"text": file["text"]}}
-    elif (data := data_of_url(file.get("file_data") or "")) is not None:
+    block: dict[str, Any] = {"name": _name(file.get("filename"))}
+    if (data := data_of_url(file.get("file_data") or "")) is not None:
         if data.media_type not in _DOCUMENTS:
             raise refused(request, "documents", _NAME, f"it does not read {data.media_type[:60]}")
         block |= {"format": _DOCUMENTS[data.media_type], "source": {"bytes": data.base64}}

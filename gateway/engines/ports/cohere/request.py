@@ -8,6 +8,7 @@ from typing import Any
 
 from gateway.engines.ports.conversation import (
     allowed_tools,
+    cites,
     foreign_details,
     has_cache_marks,
     named_tool,
@@ -100,6 +101,8 @@ def _answer(message: dict[str, Any], notes: Notes) -> dict[str, Any]:
 
 
 def _part(part: dict[str, Any], request: InferenceRequest) -> dict[str, Any]:
+    if cites(part):
+        raise refused(request, "citations", _NAME)
     if part["type"] == "image_url":
         return {"type": "image_url", "image_url": part["image_url"]}
     if part["type"] == "text":

@@ -14,6 +14,7 @@ from gateway.engines.ports.conversation import (
     ERROR_MARK,
     allowed_tools,
     arguments_of,
+    cites,
     data_of_url,
     details_of,
     foreign_details,
@@ -152,6 +153,8 @@ def _signature_of(call_id: str, signed: Mapping[Any, Any]) -> Any:
 
 
 def _part(part: dict[str, Any], request: InferenceRequest, notes: Notes) -> dict[str, Any]:
+    if cites(part):
+        raise refused(request, "citations", _NAME)
     if part["type"] == "image_url":
         if part["image_url"].get("detail") not in (None, "auto"):
             notes.add("The detail of an image has no effect.")
@@ -166,10 +169,6 @@ def _part(part: dict[str, Any], request: InferenceRequest, notes: Notes) -> dict
         }
     if part["type"] == "file":
         file = part["file"]
-        if file.get("citations") is not None:
-            raise refused(request, "citations", _NAME)
-        if file.get("text") is not None:
-            return {"text": file["text"]}
         url = file.get("file_data") or file.get("url")
         if not url:
             raise refused(request, "documents", _NAME, "a file is sent as data, not by id")

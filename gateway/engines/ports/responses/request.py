@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from gateway.engines.ports.conversation import details_of, foreign_details, parts_of, text_of
+from gateway.engines.ports.conversation import cites, details_of, foreign_details, parts_of, text_of
 from gateway.engines.ports.port import Notes, refuse_set, refused
 from gateway.request.engine import Job
 from gateway.request.inference import InferenceRequest
@@ -103,6 +103,8 @@ def _reasoning(detail: dict[str, Any]) -> dict[str, Any]:
 
 
 def _part(part: dict[str, Any], request: InferenceRequest) -> dict[str, Any]:
+    if cites(part):
+        raise refused(request, "citations", _NAME)
     if part["type"] == "image_url":
         image = part["image_url"]
         detail = {"detail": image["detail"]} if image.get("detail") else {}
@@ -111,10 +113,6 @@ def _part(part: dict[str, Any], request: InferenceRequest) -> dict[str, Any]:
         raise refused(request, "audio", _NAME)
     if part["type"] == "file":
         file = part["file"]
-        if file.get("citations") is not None:
-            raise refused(request, "citations", _NAME)
-        if file.get("text") is not None:
-            return {"type": "input_text", "text": file["text"]}
         named = {"url": "file_url", "file_data": "file_data", "file_id": "file_id"}
         kept = {to: file[name] for name, to in named.items() if file.get(name) is not None}
         if file.get("filename"):

@@ -7,6 +7,7 @@ from urllib.parse import quote
 
 from gateway.catalog.upstreams import Upstream
 from gateway.engines.openai_body import path_of, upstream_body
+from gateway.engines.ports.conversation import cites
 from gateway.engines.ports.port import Call, Notes, SsePort, refuse_set, refused
 from gateway.engines.ports.shaped.answer import ShapedReader
 from gateway.engines.ports.shaped.azure_tokens import AzureTokens
@@ -16,7 +17,7 @@ from gateway.request.inference import InferenceRequest
 
 _MISTRAL_ID = 9  # characters of a tool call's id, letters and digits
 # What a message or part carries for other ports.
-_MARKS = ("of_call", "is_error", "reasoning_details")
+_MARKS = ("of_call", "is_error", "reasoning_details", "document")
 
 
 class ShapedPort(SsePort):
@@ -65,10 +66,12 @@ class ShapedPort(SsePort):
     def _message(self, message: dict[str, Any], request: InferenceRequest) -> dict[str, Any]:
         marks: tuple[str, ...] = ("cache_control", "volatile", "rank", *_MARKS)
         if self.dialect.details_back:  # OpenRouter passes both on
-            marks = ("volatile", "rank", "of_call", "is_error")
+            marks = ("volatile", "rank", "of_call", "is_error", "document")
         plain = {name: value for name, value in message.items() if name not in marks}
         content = plain.get("content")
         if isinstance(content, list):
+            if any(cites(part) for part in content):
+                raise refused(request, "citations", self.name)
             parts = [
                 {name: value for name, value in part.items() if name not in marks}
                 for part in content
@@ -80,11 +83,9 @@ class ShapedPort(SsePort):
         if part["type"] != "file":
             return part
         file = part["file"]
-        for name in ("citations", "context"):
-            if file.get(name) is not None:
-                raise refused(request, name, self.name)
-        if file.get("text") is not None:
-            return {"type": "text", "text": file["text"]}
+        if file.get("context") is not None:
+            raise refused(request, "context", self.name)
+        part = {**part, "file": {k: v for k, v in file.items() if k != "citations"}}
         if self.name == "mistral":
             url = file.get("file_data") or file.get("url")
             if not url:

@@ -13,6 +13,8 @@ from billing.pricing.prices import ensure_default_prices
 from core.clock import SystemClock
 from core.errors import SettingError
 from gateway.catalog.upstreams import read_upstreams
+from gateway.formats.messages.request import parse_messages
+from gateway.screening.prompt_texts import screened_texts
 from tests.gateway.deployment import Deployment, running_deployment
 from tests.gateway.provider_server import Provider, Said, named_events, provider, whole
 
@@ -503,3 +505,11 @@ def test_entries_are_checked() -> None:
             read(**fields)
     with pytest.raises(SettingError, match="options"):
         read_upstreams('[{"url": "http://x", "options": {"a": 1}}]')
+
+
+def test_a_document_of_text_is_screened_and_counted_as_text() -> None:
+    asked = parse_messages(json.dumps(BODY).encode())
+    assert any("a page" in each.text for each in screened_texts(asked))
+    part = next(each for each in asked.messages[1]["content"] if "document" in each)  # type: ignore[index]
+    assert part["document"] == {"title": "Page", "citations": {"enabled": True}}
+    assert asked.engine_parameters["documents"] is True  # its answer is to cite it
