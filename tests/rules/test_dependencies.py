@@ -18,6 +18,7 @@ NOT_INSTALLED = {
     "confluent_kafka": "confluent-kafka",
     "clickhouse_connect": "clickhouse-connect",
     "presidio_analyzer": "presidio-analyzer",
+    "google.auth": "google-auth",
 }
 # What each environment starts. `base` also serves every command; the rest trains the shipped models.
 _OPTIONAL = {
@@ -75,6 +76,9 @@ def installed() -> Mapping[str, list[str]]:
 @cache
 def providers(each: Import) -> set[str]:
     found = installed().get(each.top, [])
+    package = ".".join(each.name.split(".")[:2])  # of a namespace that other distributions share
+    if package in NOT_INSTALLED:
+        return {NOT_INSTALLED[package]}
     names = {canonicalize_name(name) for name in found} or {NOT_INSTALLED.get(each.top, "")}
     if len(names) == 1:
         return names

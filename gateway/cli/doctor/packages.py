@@ -13,6 +13,7 @@ from moderation.classifiers.compiled import is_compiled
 
 # An extra and the package that shows that it is installed.
 EXTRAS = {
+    "aws": "botocore",
     "clickhouse": "clickhouse_connect",
     "engine": "torch",
     "gpu": "triton",
@@ -23,6 +24,7 @@ EXTRAS = {
     "s3": "boto3",
     "stripe": "stripe",
     "tracing": "opentelemetry.sdk",
+    "vertex": "google.auth",
 }
 
 
