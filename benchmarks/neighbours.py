@@ -394,9 +394,10 @@ def main(arguments: list[str] | None = None) -> int:
             felt = asyncio.run(meet(site, row, options.seconds))
             found.setdefault(row.resource, []).append(felt)
             shapes.setdefault(row.resource, []).append(row.shape)
+            first, route = max(felt.first_tokens, default=0.0), max(felt.routes, default=0.0)
             progress(
-                f"  {row.resource}, {row.shape}: first token {max(felt.first_tokens):.2f} s, "
-                f"routes {max(felt.routes):.2f} s, {felt.refused} refused; "
+                f"  {row.resource}, {row.shape}: first token {first:.2f} s, "
+                f"routes {route:.2f} s, {felt.refused} refused; "
                 f"{felt.accepted} calls of the attack were taken"
             )
     empty = [each for each, felts in found.items() if not all(felt.accepted for felt in felts)]
@@ -406,7 +407,8 @@ def main(arguments: list[str] | None = None) -> int:
     settings: dict[str, Any] = {"plan": PLAN, "seconds": options.seconds}
     for resource, felts in found.items():
         report(resource, felts, settings | {"shapes": shapes[resource]})
-    report("all", [each for felts in found.values() for each in felts], settings)
+    if found:  # else nothing was measured
+        report("all", [each for felts in found.values() for each in felts], settings)
     return 1 if empty else 0
 
 

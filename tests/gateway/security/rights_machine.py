@@ -105,7 +105,12 @@ class MemberModel:
     link: str = ""
     link_cap: str = "owner"
     link_ends: datetime | None = None
+    over: list[str] = field(default_factory=list)  # links that were used, or ended otherwise
     epoch: int = 0  # sessions of an earlier one are over
+
+    def end_link(self) -> None:
+        self.over += [self.link] if self.link else []
+        self.link = ""
 
 
 @dataclass
@@ -477,7 +482,7 @@ class RightsMachine:
                 member.role = role
                 if "role" in change or change.get("disabled"):
                     member.epoch += 1
-                    member.link = ""
+                    member.end_link()
                 if "disabled" in change:
                     member.enabled = not change["disabled"]
                 if change.get("keep_keys"):
@@ -499,6 +504,7 @@ class RightsMachine:
             self._check_member(credential, held, member.tenant, member.role)
 
             def _after() -> None:
+                member.end_link()
                 member.link, member.link_ends = made.token, made.expires_at
                 member.link_cap = held.role if shown else "owner"
 
@@ -512,35 +518,43 @@ class RightsMachine:
         if not invited or self.choose(range(_PASSWORD_ONE_IN // 2)):
             return False
         member = self.choose(invited)
-        token = member.link or "a link that is over"
+        token = member.link
+        if not token or (member.over and self.choose(range(4)) == 0):
+            token = member.over[-1] if member.over else "a link that never was"
         with self.town.database.transaction() as session:
             process = self.choose(self.town.processes)
             found = invitations.accept_with_password(session, self.town.clock, token, HASH)
             cookie = process.auth.sign_in_member(session, found).cookie
         self._check_entry(member, token)
-        if not member.link:
+        if token != member.link:
             raise Escalation(f"{member} was entered by a link that is over")
         member.epoch += 1
-        member.link, member.password_cap = "", member.link_cap
+        member.end_link()
+        member.password_cap = member.link_cap
         self._session(cookie, member, member.link_cap)
         return True
 
     def _single_sign_on(self) -> bool:
         """By a link, or with the account that was linked by one."""
-        known = [each for each in self.town.members if each.account_cap or each.link]
+        known = [each for each in self.town.members if each.account_cap or each.link or each.over]
         if not known:
             return False
         member = self.choose(known[-3:])
         token = member.link if not member.account_cap or self.choose(range(3)) == 0 else ""
+        if member.over and not token and (not member.account_cap or self.choose(range(4)) == 0):
+            token = member.over[-1]
         identity = sign_on.ExternalIdentity(f"issuer {member.id}", "", invitation=token)
         with self.town.database.transaction() as session:
             process = self.choose(self.town.processes)
             found = sign_on.authenticate(session, self.town.clock, identity)
             cookie = process.auth.sign_in_member(session, found).cookie
         self._check_entry(member, token)
+        if token != member.link and token:
+            raise Escalation(f"{member} was entered by a link that is over")
         if token:
             cap = member.link_cap if member.account_cap != "owner" else "owner"
-            member.link, member.account_cap = "", cap
+            member.end_link()
+            member.account_cap = cap
         assert member.account_cap is not None
         self._session(cookie, member, member.account_cap)
         return True

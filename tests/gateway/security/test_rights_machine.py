@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from core.database import Database
-from core.tenants import key_bounds, keys, members, sessions
+from core.tenants import invitations, key_bounds, keys, members, sessions
 from core.tenants.models import Member
 from tests.gateway.security.rights_machine import Escalation, walk
 
@@ -58,6 +58,7 @@ FAULTS: dict[str, tuple[ModuleType, str, Any]] = {
     "an admin adds an owner": (members, "check_grant", _nothing),
     "a key of a disabled member works": (keys, "_check_usable", _any_member(keys._check_usable)),
     "a key of a lowered member keeps its role": (keys, "lower_role", _own_role),
+    "a link works twice": (invitations, "use", _nothing),
     "sessions outlive a change of role": (sessions, "revoke_all", _nothing),
 }
 
