@@ -307,13 +307,14 @@ def _build_services(base: _Base, path: _RequestPath) -> Services:
         settle_s=SETTLE_S if settings.redis_url else 0.0,
         stored=_stored,
     )
+    store = AdapterStore(settings.data_dir / "adapters", settings.adapter_dirs)
     adapters = AdapterRegistry(
         database=database,
         clock=clock,
         catalog=base.catalog,
-        store=AdapterStore(settings.data_dir / "adapters", settings.adapter_dirs),
+        store=store,
         quotas=base.storage,
-        refresh=CatalogRefresher(database, base.catalog).refresh,
+        refresh=CatalogRefresher(database, base.catalog, store).refresh,
     )
     base.router.suspects.on_quarantine = adapters.quarantine_soon
     return Services(

@@ -82,7 +82,7 @@ class AdapterRegistry:
                 name=name,
                 base_model=base_model,
                 digest=files.digest,
-                path=str(files.path),
+                path=self.store.stored_path(files),
                 rank=files.rank,
                 bytes=files.bytes,
             )
@@ -135,8 +135,9 @@ def _written(writing: "asyncio.Future[None]") -> None:
 
 
 class CatalogRefresher:
-    def __init__(self, database: Database, catalog: Catalog) -> None:
+    def __init__(self, database: Database, catalog: Catalog, store: AdapterStore) -> None:
         self._database = database
+        self._store = store
         self._catalog = catalog
 
     def refresh(self) -> None:
@@ -148,7 +149,7 @@ class CatalogRefresher:
                     row.name,
                     row.base_model,
                     row.digest,
-                    row.path,
+                    self._store.found_path(row.path, row.tenant_id, row.digest),
                     row.created_at,
                     row.quarantine_reason,
                 )

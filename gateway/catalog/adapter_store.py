@@ -87,6 +87,21 @@ class AdapterStore:
             files.path.rename(target_dir)
         return read_adapter(target_dir)
 
+    def stored_path(self, files: AdapterFiles) -> str:
+        """As the database has it: of an upload below the data directory's folder, so that a copied
+        directory works; of a directory of the operator's in full."""
+        path, root = files.path.resolve(), self._root.resolve()
+        return str(path.relative_to(root) if path.is_relative_to(root) else path)
+
+    def found_path(self, stored: str, tenant_id: str, digest: str) -> str:
+        """Where the files are on this machine. A row of before has an upload's path in full, perhaps
+        that of the directory from which this one was copied."""
+        path = Path(stored)
+        if path.is_absolute() and path.parts[-2:] == (tenant_id, digest):
+            own = self._root.resolve() / tenant_id / digest
+            return str(own if own.is_dir() else path)
+        return str(self._root.resolve() / path)  # an absolute path stays as it is
+
     def discard(self, tenant_id: str, digest: str) -> None:
         """Delete kept files; those of a directory of the operator's stay. Inside `locked`."""
         shutil.rmtree(self._root / tenant_id / digest, ignore_errors=True)

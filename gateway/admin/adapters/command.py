@@ -78,16 +78,20 @@ def _add(arguments: argparse.Namespace) -> int:
             if not tools.settings.upstreams:
                 files.check_served(_spec(tools, base_model))
             with store.locked(scope.tenant_id):
-                shown = _register(
-                    tools, scope, arguments.name, base_model, store.keep(scope.tenant_id, files)
-                )
+                shown = _register(tools, scope, arguments.name, base_model, store, files)
     show(shown, as_json=arguments.json, title="adapter")
     return 0
 
 
 def _register(
-    tools: CommandContext, scope: TenantScope, name: str, base_model: str, files: AdapterFiles
+    tools: CommandContext,
+    scope: TenantScope,
+    name: str,
+    base_model: str,
+    store: AdapterStore,
+    files: AdapterFiles,
 ) -> dict[str, Any]:
+    files = store.keep(scope.tenant_id, files)
     with tools.database.transaction() as session:
         adapter = adapters.register(
             session,
@@ -96,7 +100,7 @@ def _register(
             name=name,
             base_model=base_model,
             digest=files.digest,
-            path=str(files.path.resolve()),
+            path=store.stored_path(files),
             rank=files.rank,
             bytes=files.bytes,
         )

@@ -16,7 +16,9 @@ from typing import Any
 import numpy
 import pytest
 from safetensors.numpy import save
+from sqlalchemy import select
 
+from core.tenants.models import Adapter
 from engine.adapters.digest import CONFIG, WEIGHTS
 from engine.demo.paths import ADAPTERS, MODEL_DIR
 from engine.models.registry import model_spec, read_config
@@ -182,6 +184,30 @@ def test_a_refused_upload_leaves_the_files_of_another_one_of_the_same_weights(
     root = town.services.settings.data_dir / "adapters"
     kept = next(root.rglob(second.result().json()["digest"]))
     assert {each.name for each in kept.iterdir()} >= {CONFIG, WEIGHTS}
+
+
+def test_an_uploads_path_is_relative_to_the_data_directory(town: Town) -> None:
+    assert _upload(town, "relative", _tar(GOOD)).status_code == 201
+    with town.services.database.read() as session:
+        row = session.scalars(select(Adapter).where(Adapter.name == "relative")).one()
+    assert row.path == f"{row.tenant_id}/{row.digest}"
+    shown = town.services.pipeline.catalog.every_adapter()
+    [named] = [each for each in shown if each.name == "relative"]
+    root = (town.services.settings.data_dir / "adapters").resolve()
+    assert Path(named.path) == root / row.tenant_id / row.digest
+
+
+def test_a_copied_data_directory_finds_its_adapters(tmp_path: Path) -> None:
+    for place in ("before", "after"):
+        (tmp_path / place / "acme" / "digest").mkdir(parents=True)
+    old, new = str(tmp_path / "before" / "acme" / "digest"), tmp_path / "after"
+    store = AdapterStore(new, ())
+    for stored in ("acme/digest", old):
+        assert store.found_path(stored, "acme", "digest") == str(new / "acme" / "digest"), stored
+    own = str(tmp_path / "operators" / "digest")
+    assert store.found_path(own, "acme", "digest") == own
+    (new / "acme" / "digest").rmdir()
+    assert store.found_path(old, "acme", "digest") == old, "it was not copied"
 
 
 def test_files_are_kept_and_discarded_one_after_the_other(tmp_path: Path) -> None:
