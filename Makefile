@@ -94,7 +94,7 @@ $(VENV)/.torch: constraints.txt
 	touch $@
 
 # The extensions are built anew where their source has changed.
-EXTENSIONS := moderation/classifiers/kernel.c $(wildcard engine/backends/compiled/*.[ch])
+EXTENSIONS := $(wildcard moderation/classifiers/*.[ch]) $(wildcard engine/backends/compiled/*.[ch])
 
 $(VENV)/.installed: $(VENV)/.torch pyproject.toml $(EXTENSIONS)
 	@echo "== Tollhouse with $(EXTRAS) (2 of 2) =="

@@ -244,6 +244,16 @@ moderation_flags = Counter(
     "Moderation categories over their threshold, by action.",
     ["category", "action"],
 )
+moderation_holds = TallyCounter(
+    "tollhouse_moderation_holds",
+    "Times that text of a guarded answer began to wait, by what it waited for: score, rule.",
+    ["reason"],
+)
+moderation_longest_hold = TallyHistogram(
+    "tollhouse_moderation_longest_hold_characters",
+    "Most characters of a guarded answer that waited at once.",
+    buckets=(0, 8, 16, 32, 64, 128, 256, 512, 1_024, 8_192),
+)
 moderation_guard_seconds = Histogram(
     "tollhouse_moderation_guard_seconds",
     "Latency of guard models, by guard.",

@@ -12,11 +12,12 @@ from itertools import pairwise
 from msgspec import Struct
 from msgspec.structs import replace
 
+from moderation.looks import Looks
 from moderation.loose import LooseStream
-from moderation.normalise import FoldStream, View, fold, lower, spaced
-from moderation.policy import ASYNC, FULL, WINDOW, Policy, Stage
+from moderation.normalise import FoldStream, View, fold, folded_text, lower, spaced
+from moderation.policy import ASYNC, FULL, LONGEST_HOLD, WINDOW, Policy, Stage
 from moderation.rules import loose_spans, merged, spans_of, without_allowed
-from moderation.scoring import Scored, Successive, score_one, scores_below
+from moderation.scoring import Scored, Successive, score_one
 from moderation.screener import Findings, Screener
 from moderation.verdict import ANNOTATE, BLOCK, REDACT, Action, Span
 
@@ -24,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 # Characters in the classifier's window, as for prompts; only the last stride is new.
 OUTPUT_WINDOW = 400
-_LOOKS = 3  # at the text in a stride, with its checkpoint; at the first stride's with each chunk
+_LOOKS = 3  # that are slow, at the text in a stride, with its checkpoint
 # View characters kept before the last final offset, for word boundaries.
 _CONTEXT = 64
 _MAX_KEPT = 2_048
@@ -33,23 +34,22 @@ _NEEDED_WHEN_FULL = 128
 # Most checkpoints of one chunk that are scored together; bounds the scores that a block discards.
 _MAX_BATCH = 16
 _SPACE = re.compile(r"\s")
-_WORDS = re.compile(r".*\s", re.DOTALL)
 
 
-def stride_at(offset: int) -> int:
-    """Return the least distance to the next checkpoint: short at first, longer in long answers."""
-    if offset < 256:
-        return 32
-    return 64 if offset < 2_048 else 128
+def stride_at(offset: int, longest: int) -> int:
+    """Return the least distance to the next checkpoint, which is at most twice as far: short at first,
+    longer in long answers."""
+    stride = 32 if offset < 256 else 64 if offset < 2_048 else 128
+    return min(stride, longest // 2)
 
 
-def checkpoints(text: str, checked: int, length: int) -> list[int]:
+def checkpoints(text: str, checked: int, length: int, longest: int = LONGEST_HOLD) -> list[int]:
     """Return the offsets in `text` of its checkpoints. `checked` is the offset of the last
-    checkpoint before it, `length` that of its first character."""
+    checkpoint before it, `length` that of its first character; they are at most `longest` apart."""
     found: list[int] = []
     begin = 0
     while True:
-        stride = stride_at(checked)
+        stride = stride_at(checked, longest)
         soonest = checked + stride - length
         if soonest > len(text):
             return found
@@ -82,12 +82,17 @@ class _Scan(Struct, frozen=True):
 
 class Channel:
     _raw = ""  # from `_released` on
+    _unread = ""  # what was received and is not folded yet
     _released = 0
     _length = 0
     _checked = 0
     _cleared = 0  # up to where it was clearly harmless at a look
     _settled = 0
     _coming: Successive | None = None
+    _waits = False  # whether text waited after the last piece
+    # How often text began to wait for a verdict of the classifier, and for the end of what a rule may
+    # match; and the most characters that waited.
+    holds_by_score = holds_by_rule = longest_held = 0
 
     def __init__(
         self,
@@ -104,25 +109,27 @@ class Channel:
         self._screener = screener
         self._findings = findings
         self._index = index
-        self._fold = FoldStream.after(len(before)) if before else FoldStream()
+        self._folded = FoldStream.after(len(before)) if before else FoldStream()
         self._loose = LooseStream()
         self._foreign = 0  # view characters of `before` that are kept
         self._schedule(0)
         self._waiting: list[Span] = []
         self.cuts: list[tuple[int, int]] = []  # removed text, of what was released so far
         self._toothless = policy.shadow or policy.mode is ASYNC
-        gates = self._effective_action(self._screen.strictest) >= REDACT
-        self._gated = gates and screener.classifier is not None
         # Whether a rule can hold or cut out text; if none can, they are asked at checkpoints alone.
         self._rules_cut = self._screen.has_terms or (
             not self._toothless and self._screen.holds_acting
         )
         if before:
             self._begin_after(before)
+        self._looks: Looks | None = None  # at the channel's own text
+        if self._effective_action(self._screen.strictest) >= REDACT and screener.classifier:
+            limits = self._screen.clearly_harmless, self._screen.harmless_heads
+            self._looks = Looks(screener.classifier, *limits, OUTPUT_WINDOW)
 
     def _begin_after(self, before: str) -> None:
-        self._length = self._settled = -len(before)
-        self._push(fold(before), len(before))
+        self._settled = -len(before)
+        self._unread = before
         self._foreign = len(self._fold.view().text)
         try:
             self._settled = self._scan(final=False).hold
@@ -139,8 +146,8 @@ class Channel:
         """How many characters must follow before any more can be released or blocked, at least 1."""
         if self._policy.mode is FULL:
             return _NEEDED_WHEN_FULL
-        if not self._gated:
-            return 1  # what a rule holds may be decided by the next character
+        if self._looks is None or self._looks.quick:
+            return 1  # the next character may decide what is held
         left = min(self._next_look, self._soonest) - self._length
         return left if left > 1 else 1
 
@@ -151,14 +158,14 @@ class Channel:
 
     @property
     def _next_look(self) -> int:
-        """The length at which the text is looked at again, unless its checkpoint comes before."""
-        if not self._released and self._length <= stride_at(0):
+        """The length at which a slow look is made, unless a checkpoint comes before."""
+        if not self._released and self._length <= stride_at(0, self._policy.longest_hold):
             return self._length  # the first text is released as soon as it is clearly harmless
         return self._look_at
 
     def _schedule(self, length: int) -> None:
-        """After a look or checkpoint at `length`: where the next ones are."""
-        stride = stride_at(self._checked)
+        """After a slow look or a checkpoint at `length`: where the next ones are."""
+        stride = stride_at(self._checked, self._policy.longest_hold)
         step = stride // _LOOKS
         self._soonest = self._checked + stride  # its checkpoint is at the next space
         # One shortly before would release little.
@@ -168,32 +175,59 @@ class Channel:
     def feed(self, text: str, *, last: bool = False) -> Release:
         """`last`: `end` follows at once, and makes the verdict on what a look would be at."""
         self._raw += text
-        if self._soonest - self._length > len(text):  # no checkpoint yet
-            self._push(fold(text), len(text))
-            if self._gated and self._length < self._next_look:
-                return _NOTHING
-            return Release(self._release_early(looks=not last))
-        begin, places = 0, checkpoints(text, self._checked, self._length)
+        size = len(text)
+        if self._soonest - self._length > size:  # no checkpoint yet
+            self._unread += text
+            self._length += size
+            released = self._release_early(text, looks=not last)
+            if self._released < self._length:
+                self._note_hold()
+            elif self._waits:
+                self._waits = False
+            return Release(released) if released else _NOTHING
+        longest = self._policy.longest_hold
+        begin, places = 0, checkpoints(text, self._checked, self._length, longest)
         for first in range(0, len(places), _MAX_BATCH):
             group = places[first : first + _MAX_BATCH]
             pieces = [text[start:end] for start, end in pairwise((begin, *group))]
             begin = group[-1]
-            folded = [(fold(piece), len(piece)) for piece in pieces]
-            self._coming = self._windows([view.text for view, _ in folded])
-            for view, length in folded:
-                self._push(view, length)
+            self._coming = self._windows(pieces)
+            for piece in pieces:
+                self._unread += piece
+                self._length += len(piece)
+                if self._looks is not None:
+                    self._looks.push(piece)
                 if (stopped := self._check(final=False)) is not None:
                     return stopped
         if begin < len(text):
-            self._push(fold(text[begin:]), len(text) - begin)
-        return Release(self._release_early(looks=not last))
+            self._unread += text[begin:]
+            self._length += len(text) - begin
+        released = self._release_early(text[begin:], looks=not last)
+        self._waits = self._waits and self._released < self._length
+        if self._released < self._length:
+            self._note_hold()
+        return Release(released)
+
+    def _note_hold(self) -> None:
+        """Some text waits after what was received last."""
+        if self._policy.mode is not WINDOW:
+            return
+        if not self._waits:
+            self._waits = True
+            scored = max(self._cleared, self._checked) if self._looks is not None else self._length
+            by_score = scored < self._length
+            self.holds_by_score += by_score
+            self.holds_by_rule += not by_score
+        if self.held > self.longest_held:
+            self.longest_held = self.held
 
     def _windows(self, pieces: Sequence[str]) -> Successive | None:
-        """The windows that end at the checkpoints of the folded `pieces`."""
+        """The windows that end at the checkpoints that the `pieces` end at."""
         if self._screener.classifier is None:
             return None
         text = self._window()
         end, cuts = len(text), []
+        pieces = list(map(folded_text, pieces))
         for piece in pieces:
             end += len(piece)
             cuts.append((max(0, end - OUTPUT_WINDOW), end))
@@ -205,13 +239,18 @@ class Channel:
             return stopped
         return Release(self._emit(self._scan(final=True), self._length))
 
-    def _push(self, folded: View, length: int) -> None:
-        known = len(self._fold.view().text) if self._screen.deny else 0
-        self._fold.push(folded, length)
-        self._length += length
-        if self._screen.deny:
-            view = self._fold.view()
-            self._loose.push(view.text[known:], view.starts[known:], view.ends[known:])
+    @property
+    def _fold(self) -> FoldStream:
+        """The folded text, which is made when it is asked for."""
+        text = self._unread
+        if text:
+            self._unread = ""
+            known = len(self._folded.view().text) if self._screen.deny else 0
+            self._folded.push(fold(text), len(text))
+            if self._screen.deny:
+                view = self._folded.view()
+                self._loose.push(view.text[known:], view.starts[known:], view.ends[known:])
+        return self._folded
 
     def _effective_action(self, action: Action) -> Action:
         return min(action, ANNOTATE) if self._toothless else action
@@ -348,39 +387,36 @@ class Channel:
             hold, strict = min(hold, at, allowed), min(strict, allowed, at if acting else allowed)
         return _original(plain, hold, self._length), _original(plain, strict, self._length)
 
-    def _release_early(self, *, looks: bool) -> str:
-        """Release the text that is safe between checkpoints."""
+    def _release_early(self, new: str, *, looks: bool) -> str:
+        """Release the text that is safe between checkpoints; `new` was received last, and nothing has
+        looked at it."""
         if self._policy.mode is ASYNC:
             return self._consume(self._length)
         if self._policy.mode is FULL:
             return ""
         limit = self._length
-        if self._gated:
-            if looks and self._length >= self._next_look:
-                self._look()
-            limit = self._cleared if self._cleared > self._checked else self._checked
-        if limit <= self._released:
-            return ""
-        if not self._rules_cut:
-            return self._emit(_Scan((), self._length, self._length), limit)
-        return self._emit(self._scan(final=False), limit)
+        if self._looks is not None:
+            if not (looks and limit > self._checked and self._look(self._looks, new)):
+                limit = self._cleared if self._cleared > self._checked else self._checked
+                if limit <= self._released:
+                    return ""
+            else:
+                self._cleared = limit
+        if not (self._rules_cut or self._waiting):
+            return self._consume(limit)
+        scan = self._scan(final=False) if self._rules_cut else _Scan((), limit, limit)
+        return self._emit(scan, limit)
 
-    def _look(self) -> None:
-        """Clear the whole words since the last checkpoint if the text is clearly harmless. The verdict,
-        which checkpoints alone make, does not change."""
-        first = not self._released and self._length <= stride_at(0)
-        self._schedule(self._length)
-        words = _WORDS.match(self._raw)
-        whole = len(self._raw) if first else words.end() if words else 0
-        if whole and self._clearly_harmless():
-            self._cleared = self._released + whole
-
-    def _clearly_harmless(self) -> bool:
-        assert self._screener.classifier is not None
+    def _look(self, looks: Looks, new: str) -> bool:
+        """Whether the text so far is clearly harmless. The verdict, which checkpoints alone make, does
+        not change."""
+        if not looks.quick:
+            if self._length < self._next_look:
+                looks.push(new)
+                return False
+            self._schedule(self._length)
         try:
-            return scores_below(
-                self._screener.classifier, self._window(), self._screen.clearly_harmless
-            )
+            return looks.harmless(new)
         except Exception as error:  # the checkpoint decides what follows from it
             _log.error("the classifier failed: %s", type(error).__name__)
             return False
@@ -406,6 +442,9 @@ class Channel:
         count = until - self._released
         if count <= 0:
             return ""
+        if until == self._length:
+            taken, self._raw, self._released = self._raw, "", until
+            return taken
         taken, self._raw = self._raw[:count], self._raw[count:]
         self._released += len(taken)
         return taken

@@ -7,6 +7,7 @@ chunks. Text may be released between checkpoints, which never changes the verdic
 
 from collections.abc import Callable, Hashable, Sequence
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from moderation.channel import Channel, Release
@@ -19,6 +20,15 @@ from moderation.verdict import ANNOTATE, BLOCK, Verdict
 CONTENT = "content"
 MOST_BEFORE = 1_024  # characters of the continued text that rules read
 _MOST_REMEMBERED = 4_096  # texts whose result `clean` keeps
+
+
+class Holds(Struct, frozen=True):
+    """How often text began to wait, for the classifier's verdict or for the end of what a rule may
+    match, and the most characters that waited."""
+
+    by_score: int
+    by_rule: int
+    longest: int
 
 
 class StreamGuard:
@@ -48,7 +58,8 @@ class StreamGuard:
             return Release("", blocked=True)
         if self._policy.mode is OFF or not text:
             return Release(text)
-        return self._answer(choice, self._channel(choice, channel).feed(text, last=last))
+        found = self._channels.get((choice, channel)) or self._channel(choice, channel)
+        return self._answer(choice, found.feed(text, last=last))
 
     def finish(self, choice: int, channel: Hashable = CONTENT) -> Release:
         """End one channel of a choice: judge the held text and return the rest."""
@@ -98,6 +109,15 @@ class StreamGuard:
     def channels(self, choice: int) -> list[Hashable]:
         """Return the channels that a choice has used, in order of first use."""
         return [name for owner, name in self._channels if owner == choice]
+
+    def holds(self) -> Holds:
+        """Return what waited so far, over all choices and channels."""
+        channels = self._channels.values()
+        return Holds(
+            sum([each.holds_by_score for each in channels]),
+            sum([each.holds_by_rule for each in channels]),
+            max([each.longest_held for each in channels], default=0),
+        )
 
     def verdict(self) -> Verdict:
         """Return the verdict so far over all choices and channels."""

@@ -7,10 +7,13 @@ is an "s".
 
 import re
 from collections.abc import Sequence
+from copy import deepcopy
 from typing import Final
 
 from msgspec import Struct
 
+from moderation.classifiers.compiled import LooseText as CompiledLooseText
+from moderation.classifiers.compiled import is_compiled
 from moderation.normalise import FILLER, View, lower
 
 LEET: Final = {
@@ -59,17 +62,16 @@ def loosen_text(text: str) -> str:
     if not may_change(text):
         return text
     if _SPELLED.search(text) is not None or _SPELLED_APART.search(text) is not None:
-        loose = _read(text)
+        loose = read_loosely(text)
     else:  # nothing else is read over white space
         loose = "".join(map(_loosen_run, _SPACES.split(text)))
     return text if loose == lower(text) else loose
 
 
-def _read(text: str) -> str:
-    stream, places = LooseStream(), range(len(text) + 1)
-    stream.push(text, places[:-1], places[1:])
-    stream.finish()
-    return stream.view().text
+def read_loosely(text: str) -> str:
+    """The loose view of a folded text, read as a whole."""
+    read = LooseText()
+    return read.add(text) + read.rest()
 
 
 def _loosen_run(run: str) -> str:
@@ -78,7 +80,7 @@ def _loosen_run(run: str) -> str:
         return lower(run)
     known = _CHANGED.get(run)
     if known is None:
-        known = _read(run) if _run_may_change(run) else lower(run)
+        known = read_loosely(run) if _run_may_change(run) else lower(run)
         if len(run) <= _MAX_CACHED_LENGTH:
             if len(_CHANGED) >= _MAX_CACHED:
                 _CHANGED.clear()
@@ -228,6 +230,12 @@ class LooseStream(Struct):
             return self._waiting[1]
         return self._spell[0][1] if self._spell else None
 
+    def take(self) -> str:
+        """The text of the view so far, which is forgotten."""
+        taken = "".join(self._out)
+        self.drop(len(self._out))
+        return taken
+
     def drop(self, count: int) -> None:
         """Forget the oldest characters."""
         count = max(0, count)
@@ -235,6 +243,30 @@ class LooseStream(Struct):
 
     def view(self) -> View:
         return View("".join(self._out), self._starts, self._ends)
+
+
+class PlainLooseText:
+    """The loose view without offsets of a folded text that arrives in pieces."""
+
+    def __init__(self) -> None:
+        self._stream = LooseStream()
+        self._length = 0
+
+    def add(self, text: str) -> str:
+        """Continue the text; the characters of its view that are final now."""
+        places = range(self._length, self._length + len(text) + 1)
+        self._length += len(text)
+        self._stream.push(text, places[:-1], places[1:])
+        return self._stream.take()
+
+    def rest(self) -> str:
+        """The other characters of its view, as if the text ended here."""
+        ended = deepcopy(self._stream)
+        ended.finish()
+        return ended.take()
+
+
+LooseText = CompiledLooseText if is_compiled() else PlainLooseText
 
 
 def _is_letter(character: str) -> bool:

@@ -92,9 +92,19 @@ def _fold_composed(character: str) -> str:
 _TABLE = _FoldTable()
 
 
+def _is_untouched(text: str) -> bool:
+    """Plain ASCII, which costs one scan and no copy."""
+    return text.isascii() and (text.isprintable() or _UNTOUCHED.fullmatch(text) is not None)
+
+
+def folded_text(text: str) -> str:
+    """The text of `fold` alone."""
+    return text if _is_untouched(text) else "".join(map(_TABLE.__getitem__, text))
+
+
 def fold(text: str) -> View:
-    """Fold a whole text. Plain ASCII costs one scan and no copy."""
-    if text.isascii() and (text.isprintable() or _UNTOUCHED.fullmatch(text)):
+    """Fold a whole text."""
+    if _is_untouched(text):
         return View(text, range(len(text)), range(1, len(text) + 1))
     pieces, starts = [], []
     for offset, character in enumerate(text):

@@ -15,6 +15,7 @@ from math import inf
 from types import MappingProxyType
 from typing import Any, Self
 
+from moderation.categories import HEADS
 from moderation.defaults import DEFAULT_ANNOTATE_AT, DEFAULT_BLOCK_AT
 from moderation.entities import entity_matchers
 from moderation.patterns import DEFAULT_MATCH_LENGTH, PatternMatcher
@@ -27,6 +28,8 @@ ALL_ROLES = frozenset({"system", "user", "assistant", "tool", "tools"})
 # Chat templates render these as the other role, so a policy cannot tell them apart.
 SAME_ROLE: Mapping[str, str] = MappingProxyType({"developer": "system", "function": "tool"})
 
+# Characters of an answer, at most, between two verdicts of the classifier.
+LONGEST_HOLD, SHORTEST_HOLD = 256, 32
 _EARLY_FACTOR = 0.5  # of the lowest threshold that redacts or blocks
 
 
@@ -173,6 +176,15 @@ class Screen:
         return {name: _EARLY_FACTOR * min(ats) for name, ats in given.items() if ats}
 
     @cached_property
+    def harmless_heads(self) -> tuple[float, ...]:
+        """By head, the lowest of `clearly_harmless`: no score is above that of its head."""
+        limits = dict.fromkeys(HEADS, inf)
+        for name, at in self.clearly_harmless.items():
+            head = name.partition("/")[0]
+            limits[head] = min(at, limits[head])
+        return tuple(limits.values())
+
+    @cached_property
     def strictest(self) -> Action:
         """The strictest action that the classifier's scores can lead to."""
         found = Action.ALLOW
@@ -226,6 +238,7 @@ class Policy:
     cut_output_paid_by: Payer = Payer.TENANT
     second_stage: SecondStage | None = None
     strikes: StrikeRule | None = None
+    longest_hold: int = LONGEST_HOLD  # characters of an answer that wait for the classifier at most
 
     @cached_property
     def _screened(self) -> frozenset[str]:

@@ -10,7 +10,9 @@ from moderation.errors import BadPolicy
 from moderation.patterns import DEFAULT_MATCH_LENGTH, MAX_MATCH_LENGTH, compile_pattern
 from moderation.policy import (
     ALL_ROLES,
+    LONGEST_HOLD,
     SAME_ROLE,
+    SHORTEST_HOLD,
     Mode,
     Payer,
     Policy,
@@ -41,7 +43,7 @@ def read_policy(policy_type: type[PolicyType], document: Mapping[str, Any]) -> P
 
 
 def to_dict(policy: Policy) -> dict[str, Any]:
-    return {
+    document = {
         "name": policy.name,
         "input": _screen_to_dict(policy.input),
         "output": _screen_to_dict(policy.output),
@@ -54,6 +56,9 @@ def to_dict(policy: Policy) -> dict[str, Any]:
         "second_stage": _slots_to_dict(policy.second_stage),
         "strikes": _slots_to_dict(policy.strikes),
     }
+    if policy.longest_hold != LONGEST_HOLD:  # else as policies without it, which keep their version
+        document["longest_hold"] = policy.longest_hold
+    return document
 
 
 def _slots_to_dict(value: SecondStage | StrikeRule | None) -> dict[str, Any] | None:
@@ -258,6 +263,10 @@ def _strikes(value: Any, path: str) -> StrikeRule | None:
     return StrikeRule(limit, hours)
 
 
+def _longest_hold(value: Any, path: str) -> int:
+    return _integer(value, path, SHORTEST_HOLD, LONGEST_HOLD)
+
+
 _POLICY_FIELDS: dict[str, Callable[[Any, str], Any]] = {
     "name": _text,
     "input": _screen,
@@ -270,4 +279,5 @@ _POLICY_FIELDS: dict[str, Callable[[Any, str], Any]] = {
     "cut_output_paid_by": _one_of(Payer),
     "second_stage": _second_stage,
     "strikes": _strikes,
+    "longest_hold": _longest_hold,
 }

@@ -106,15 +106,6 @@ def score_one(classifier: Classifier, text: str) -> Scored:
     return score_cuts(classifier, text, [(0, len(text))])[0]
 
 
-def scores_below(classifier: Classifier, text: str, limits: Mapping[str, float]) -> bool:
-    """Whether each score of one window, in both views, is below its limit; mostly without their names."""
-    (row,) = scores_of_cuts(classifier, text, [(0, len(text))])
-    if max(row) < min(limits.values(), default=0.0) and not may_change(text):
-        return True  # no score is above that of its head
-    scores = score_one(classifier, text).scores
-    return all(scores[name] < limit for name, limit in limits.items())
-
-
 def highest(scored: Sequence[Scored]) -> Scored:
     """Combine windows: the highest of each score, and the view of the highest."""
     if not scored:

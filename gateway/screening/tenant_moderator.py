@@ -19,7 +19,7 @@ from gateway.screening.decisions import DecisionLog
 from gateway.screening.moderator import Continued, PromptBlocked, ScreeningResult
 from gateway.screening.prompt_texts import screened_texts, with_redactions
 from gateway.screening.second_opinions import SecondOpinions
-from moderation.guard import StreamGuard
+from moderation.guard import Holds, StreamGuard
 from moderation.policy import OFF, Payer, Policy
 from moderation.screener import Screener, text_of
 from moderation.second_stage import in_grey_band, reviews_answers
@@ -144,6 +144,7 @@ class GuardedResponse:
         self._recorded = True
         verdict = self.verdict()
         _count_check("output", verdict)
+        _count_holds(self.stream.holds())
         self._record(verdict, "".join(self.texts))
 
 
@@ -270,6 +271,14 @@ def _count_check(direction: str, verdict: Verdict) -> None:
     _checks(direction, action).inc()
     for category in verdict.flagged:
         metrics.moderation_flags.labels(category, action).inc()
+
+
+def _count_holds(holds: Holds) -> None:
+    metrics.moderation_longest_hold.observe(holds.longest)
+    if holds.by_score:
+        metrics.moderation_holds.labels("score").inc(holds.by_score)
+    if holds.by_rule:
+        metrics.moderation_holds.labels("rule").inc(holds.by_rule)
 
 
 @cache

@@ -19,6 +19,7 @@ from moderation.categories import HEADS, PROMPT_ATTACK
 from moderation.classifiers.compiled import Kernel
 from moderation.classifiers.cuts import Cuts, Piece, read_pieces, runs
 from moderation.classifiers.features import BUCKETS
+from moderation.classifiers.windows import CompiledWindow, WindowWords
 from moderation.classifiers.word_contributions import (
     WIDTHS,
     Arrays,
@@ -134,6 +135,7 @@ class Ensemble:
         self._tables = WordTables(Weights(stored))
         self._first = self._new_scorer()  # with the largest cache, so it is used where it is free
         self._free: deque[Scorer] = deque([self._first])
+        self._window_words: WindowWords | None = None
 
     @classmethod
     def load(cls, path: Path, *, compiled: bool = Kernel is not None) -> "Ensemble":
@@ -161,6 +163,13 @@ class Ensemble:
             self._free.append(scorer)
         else:
             self._free.appendleft(scorer)
+
+    def running_window(self, reach: int, limits: Sequence[float]) -> CompiledWindow | None:
+        """None where the classifier is not compiled."""
+        if self._window_words is None:
+            self._window_words = self._new_scorer().window_words()
+        words = self._window_words
+        return None if words is None else CompiledWindow(words, reach, tuple(limits))
 
     def halves(self, texts: Sequence[str]) -> tuple[Floats, Floats]:
         """Return the uncalibrated logits of both halves: the heads, then any harm."""
@@ -213,6 +222,10 @@ class Scorer:
             padding = tables.before, tables.behind, tables.beyond
             arrays = (*of_words, *layer, self._calibration, self._offsets, *words.of_grams)
             self._kernel = words.kernel = Kernel(arrays, BUCKETS, padding)
+
+    def window_words(self) -> WindowWords | None:
+        """Gives its words to running windows, for which alone they are from then on."""
+        return None if self._kernel is None else WindowWords(self._words, self._kernel)
 
     def halves(self, texts: Sequence[str]) -> tuple[Floats, Floats]:
         """Return the uncalibrated logits of both halves: the heads, then any harm."""

@@ -79,6 +79,7 @@ class Lexicon:
         self._hashes, self._leads = shared.hashes, shared.leads
         self._range = shared.take_range()
         self._next = self._range.start
+        self.reused = 0  # how often the numbers of words were given to others
         self._numbers: dict[str, int] = {}  # of the words that this lexicon has read
         # By run of characters between white space, mostly a word.
         self._runs: dict[str, list[int]] = {}
@@ -98,7 +99,7 @@ class Lexicon:
         while new < MOST_WORDS and None in found:
             at = found.index(None, at + 1)
             run = runs[at]
-            known = [self._number(word) for word in TOKEN.findall(run)[:MOST_WORDS]]
+            known = [self.number(word) for word in TOKEN.findall(run)[:MOST_WORDS]]
             if len(run) <= _LONGEST_RUN and len(self._runs) < len(self._range):
                 self._runs[run] = known
             found[at], new = known, new + len(known)
@@ -110,7 +111,22 @@ class Lexicon:
             return [self._numbers[word] for word in words]
         except KeyError:
             self._evict_if_full(len(words))
-            return [self._number(word) for word in words]
+            return [self.number(word) for word in words]
+
+    @property
+    def known(self) -> dict[str, int]:
+        """The numbers of the words read so far; another mapping once numbers were given to others."""
+        return self._numbers
+
+    def take_number(self) -> int:
+        """One that is given to no word."""
+        self._range = self._range[:-1]
+        return self._range.stop
+
+    def make_room(self, wanted: int) -> None:
+        """For so many new words; the numbers of cached words may be used for them (`reused`)."""
+        if self._next + wanted > self._range.stop:
+            self._evict_if_full(wanted)
 
     def _evict_if_full(self, wanted: int) -> None:
         if len(self._runs) >= len(self._range):
@@ -120,8 +136,10 @@ class Lexicon:
             self._numbers = {word: at for word, at in self._numbers.items() if word in known}
             self._next = self._range.start
             self._runs = {}
+            self.reused += 1
 
-    def _number(self, word: str) -> int:
+    def number(self, word: str) -> int:
+        """The number of a word for which there is room."""
         if word in self._numbers:
             return self._numbers[word]
         number = self.vocabulary.get(word)

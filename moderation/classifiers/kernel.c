@@ -131,10 +131,34 @@ static void pool(const Kernel *self, const int32_t *list, int32_t length, float 
     for (int32_t i = 0; i < filters; i++) sum[i] *= mean;
 }
 
-/* out = row x matrix + its last row (the biases) */
+/* out = row x matrix + bias. Of widths that fit registers, with the sums kept there: the sums are made in
+ * the same order, so they are the same. */
+#if defined(__GNUC__)
+typedef float Eight __attribute__((vector_size(32), aligned(4), may_alias));
+#define PRODUCT_OF(count_of)                                                              \
+    case count_of: {                                                                      \
+        Eight sum[count_of];                                                              \
+        for (int i = 0; i < count_of; i++) sum[i] = ((const Eight *)bias)[i];             \
+        for (int32_t k = 0; k < count; k++) {                                             \
+            const float by = row[k];                                                      \
+            const Eight *line = (const Eight *)(matrix + (size_t)k * width);              \
+            for (int i = 0; i < count_of; i++) sum[i] += by * line[i];                    \
+        }                                                                                 \
+        for (int i = 0; i < count_of; i++) ((Eight *)out)[i] = sum[i];                    \
+        return;                                                                           \
+    }
+#define WIDE_PRODUCTS                                                                     \
+    switch (width % 8 ? 0 : width / 8) {                                                  \
+        PRODUCT_OF(1) PRODUCT_OF(2) PRODUCT_OF(3) PRODUCT_OF(4) PRODUCT_OF(5) PRODUCT_OF(6) PRODUCT_OF(7) \
+    }
+#else
+#define WIDE_PRODUCTS
+#endif
+
 FOR_EACH_PROCESSOR
 static void product(const float *restrict row, int32_t count, const float *restrict matrix,
                     const float *restrict bias, int32_t width, float *restrict out) {
+    WIDE_PRODUCTS
     memcpy(out, bias, sizeof(float) * width);
     for (int32_t k = 0; k < count; k++) {
         const float by = row[k], *restrict line = matrix + (size_t)k * width;
@@ -207,6 +231,23 @@ static void contribute(Kernel *self, int32_t number, const uint32_t *grams, int3
     }
 }
 
+static uint32_t checksum(const char *word, Py_ssize_t length) {
+    uint32_t hash = 0xFFFFFFFFu;
+    for (Py_ssize_t i = 0; i < length; i++)
+        hash = crc_table[(hash ^ (unsigned char)word[i]) & 255] ^ (hash >> 8);
+    return hash ^ 0xFFFFFFFFu;
+}
+
+/* Stores what an ASCII word contributes; returns the number of its n-grams. */
+static int32_t store_word(Kernel *self, int32_t number, const char *word, Py_ssize_t length, int32_t hash) {
+    uint32_t grams[MOST_GRAMS];
+    int32_t count = hash_grams(word, length < LONGEST_WORD ? (int32_t)length : LONGEST_WORD, grams);
+    contribute(self, number, grams, count);
+    ((int32_t *)self->views[HASHES].buf)[number] = hash;
+    ((int32_t *)self->views[COUNTS].buf)[number] = count;
+    return count;
+}
+
 PyDoc_STRVAR(add_word_doc, "add_word(number: int, word: bytes, hash: int, /) -> int\n--\n\n"
                            "Store what an ASCII word contributes; returns the number of its n-grams.");
 
@@ -214,15 +255,10 @@ static PyObject *kernel_add_word(Kernel *self, PyObject *args) {
     int number, hash;
     const char *word;
     Py_ssize_t length;
-    uint32_t grams[MOST_GRAMS];
     if (!PyArg_ParseTuple(args, "iy#i", &number, &word, &length, &hash)) return NULL;
     if (number < 0 || number >= self->words || hash < 0 || hash >= self->buckets || !length)
         return PyErr_SetString(PyExc_ValueError, "no such word"), NULL;
-    int32_t count = hash_grams(word, length < LONGEST_WORD ? (int32_t)length : LONGEST_WORD, grams);
-    contribute(self, number, grams, count);
-    ((int32_t *)self->views[HASHES].buf)[number] = hash;
-    ((int32_t *)self->views[COUNTS].buf)[number] = count;
-    return PyLong_FromLong(count);
+    return PyLong_FromLong(store_word(self, number, word, length, hash));
 }
 
 static int reserve(Kernel *self, Py_ssize_t length) {
@@ -283,16 +319,11 @@ static PyObject *kernel_logits(Kernel *self, PyObject *numbers) {
     return read_text(self, numbers, logits) ? NULL : list_of(logits, self->logits);
 }
 
-PyDoc_STRVAR(scores_doc, "scores(numbers: list[int], /) -> list[float]\n--\n\n"
-                         "The probabilities of the heads: the last one is no harm, and the last logit is\n"
-                         "that of any harm, by which the harms are scaled (`blend_any_harm`).");
-
-static PyObject *kernel_scores(Kernel *self, PyObject *numbers) {
-    float logits[WIDEST];
+/* Makes of the logits the probabilities of the heads; the last logit is that of any harm, by which the
+ * harms are scaled (`blend_any_harm`). */
+static void blend(const Kernel *self, float *logits) {
     double chances[WIDEST], top = LEAST_TOP;
     const int32_t heads = self->logits - 1, harms = heads - 1;
-    if (harms < 0) return PyErr_SetString(PyExc_ValueError, "there are no heads"), NULL;
-    if (read_text(self, numbers, logits)) return NULL;
     for (int32_t i = 0; i <= heads; i++)
         chances[i] = 1 / (1 + exp(logits[i] > -MAX_EXPONENT ? -(double)logits[i] : MAX_EXPONENT));
     for (int32_t i = 0; i < harms; i++) top = chances[i] > top ? chances[i] : top;
@@ -301,7 +332,17 @@ static PyObject *kernel_scores(Kernel *self, PyObject *numbers) {
         const double scaled = i < harms ? chances[i] * scale : chances[i];
         logits[i] = (float)(scaled > 1 ? 1 : scaled);
     }
-    return list_of(logits, heads);
+}
+
+PyDoc_STRVAR(scores_doc, "scores(numbers: list[int], /) -> list[float]\n--\n\n"
+                         "The probabilities of the heads: the last one is no harm.");
+
+static PyObject *kernel_scores(Kernel *self, PyObject *numbers) {
+    float logits[WIDEST];
+    if (self->logits < 2) return PyErr_SetString(PyExc_ValueError, "there are no heads"), NULL;
+    if (read_text(self, numbers, logits)) return NULL;
+    blend(self, logits);
+    return list_of(logits, self->logits - 1);
 }
 
 static Py_ssize_t side(const Kernel *self, int which, int axis) { return self->views[which].shape[axis]; }
@@ -373,6 +414,9 @@ static PyObject *kernel_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNU
     return (PyObject *)self;
 }
 
+#include "loose.h"
+#include "window.h"
+
 static PyMethodDef methods[] = {
     {"logits", (PyCFunction)kernel_logits, METH_O, logits_doc},
     {"scores", (PyCFunction)kernel_scores, METH_O, scores_doc},
@@ -384,15 +428,25 @@ static PyType_Spec spec = {"moderation.classifiers._kernel.Kernel", sizeof(Kerne
                            Py_TPFLAGS_DEFAULT, slots};
 
 // What `compiled.py` expects of this module; both change together, so that an older build is not used.
-#define INTERFACE 3
+#define INTERFACE 4
 
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, .m_name = "_kernel", .m_size = -1};
 
+/* Takes the reference; `type` may be NULL, with an exception. */
+static int add_type(PyObject *module_made, const char *name, PyObject *type) {
+    int failed = !type || PyModule_AddObjectRef(module_made, name, type);
+    Py_XDECREF(type);
+    return failed;
+}
+
 PyMODINIT_FUNC PyInit__kernel(void) {
     fill_crc_table();
+    fill_kinds();
     PyObject *made = PyModule_Create(&module), *type = made ? PyType_FromSpec(&spec) : NULL;
-    if (!type || PyModule_AddIntMacro(made, INTERFACE) || PyModule_AddObject(made, "Kernel", type)) {
-        Py_XDECREF(type);
+    kernel_type = (PyTypeObject *)type;
+    if (!made || PyModule_AddIntMacro(made, INTERFACE) || add_type(made, "Kernel", type)
+        || add_type(made, "Window", PyType_FromSpec(&window_spec))
+        || add_type(made, "LooseText", PyType_FromSpec(&loose_spec))) {
         Py_XDECREF(made);
         return NULL;
     }

@@ -1,7 +1,19 @@
 """The guard: text leaves early, channels and choices are judged apart, memory is bounded."""
 
-from moderation.guard import StreamGuard
-from moderation.policy import Mode, Policy, default_policy
+import itertools
+import re
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moderation.classifiers.compiled import is_compiled
+from moderation.classifiers.load import load_classifier
+from moderation.errors import BadPolicy
+from moderation.guard import Holds, StreamGuard
+from moderation.policy import LONGEST_HOLD, SHORTEST_HOLD, Mode, Policy, default_policy
 from moderation.screener import Screener
 from moderation.verdict import Action
 from tests.moderation.helpers import BrokenClassifier, WordClassifier, stream
@@ -33,7 +45,7 @@ def test_what_no_rule_can_still_match_leaves_piece_by_piece() -> None:
         assert left and behind <= len("forbidden")
 
 
-def test_with_the_classifier_whole_words_leave_while_the_text_is_clearly_harmless() -> None:
+def test_slow_looks_let_text_leave_while_it_is_clearly_harmless() -> None:
     pieces = [f" word{number}" for number in range(120)]
     guard = StreamGuard(STRICT, SCREENER)
     left = [guard.feed(0, piece).text for piece in pieces]
@@ -144,3 +156,56 @@ def test_a_long_stream_keeps_little() -> None:
     channel = guard._channels[0, "content"]
     assert len(channel._fold.view().text) < 8_000
     assert len(channel._loose.view().text) < 8_000
+
+
+EVERYDAY = Path(__file__).parents[2] / "moderation/classifiers/synthetic/everyday.txt"
+
+
+def everyday_pieces() -> list[str]:
+    """Sentences that no weight was trained on, as tokens of a few letters."""
+    lines = [line for line in EVERYDAY.read_text("utf-8").splitlines() if line[:1] not in ("", "#")]
+    return re.findall(r"\s?\w{1,5}|\s?[^\w\s]|\s", " ".join(lines))
+
+
+def test_everyday_text_leaves_with_its_token() -> None:
+    pieces = everyday_pieces()
+    guard = StreamGuard(default_policy(), Screener(load_classifier()))
+    left = [bool(guard.feed(0, piece).text) for piece in pieces]
+    assert len(pieces) > 1_000 and left[0]
+    assert not is_compiled() or sum(left) >= 0.95 * len(pieces)
+    holds = guard.holds()
+    assert holds.by_rule == 0 and holds.longest <= LONGEST_HOLD
+    assert holds.by_score == sum(
+        1 for before, now in pairwise([True, *left]) if before and not now
+    ), "a hold begins with the first piece that does not leave"
+
+
+@given(st.lists(st.integers(1, 12), min_size=1), st.integers(SHORTEST_HOLD, LONGEST_HOLD))
+def test_a_policy_bounds_how_long_text_waits(sizes: list[int], longest: int) -> None:
+    """Where every look finds harm, and no verdict does."""
+    document = {"longest_hold": longest, "output": {"categories": {"violence": {"block": 1.0}}}}
+    policy = Policy.from_dict(document)
+    assert Policy.from_dict(policy.to_dict()) == policy
+    guard, waits, text = StreamGuard(policy, SCREENER), 0, "poison" * 100 + " " + "and poison " * 60
+    for size in itertools.cycle(sizes):
+        piece, text = text[:size], text[size:]
+        if not piece:
+            break
+        waits += len(piece) - len(guard.feed(0, piece).text)
+        assert waits == guard.held(0) <= longest
+    assert guard.holds().by_score and guard.holds().longest <= longest
+
+
+def test_a_policy_without_a_bound_keeps_its_version() -> None:
+    assert "longest_hold" not in default_policy().to_dict()
+    for wrong in (31, 257, "64", True):
+        with pytest.raises(BadPolicy, match="longest_hold: expected a whole number from 32 to 256"):
+            Policy.from_dict({"longest_hold": wrong})
+
+
+def test_holds_of_rules_are_counted_apart() -> None:
+    document = {"output": {"categories": {}, "entities": {"email": "redact"}}}
+    guard = StreamGuard(Policy.from_dict(document), Screener())
+    for piece in ("mail ", "bob", "@exam", "ple ", "and ", "joe", "@ "):
+        guard.feed(0, piece)
+    assert guard.holds() == Holds(by_score=0, by_rule=2, longest=len("bob@exam"))

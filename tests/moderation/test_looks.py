@@ -7,17 +7,22 @@ from hypothesis import strategies as st
 
 from moderation.categories import SCORED
 from moderation.channel import OUTPUT_WINDOW, checkpoints
+from moderation.classifiers.base import Classifier
+from moderation.classifiers.ensemble import Ensemble
+from moderation.classifiers.features import TOKEN
+from moderation.classifiers.load import SHIPPED as weights
 from moderation.classifiers.load import load_classifier
 from moderation.cues import openai_scores
 from moderation.guard import StreamGuard
+from moderation.looks import Looks
 from moderation.normalise import lower
-from moderation.policy import Policy
-from moderation.scoring import scores_below
+from moderation.policy import Policy, Screen, Thresholds
 from moderation.screener import Screener
 from tests.moderation.helpers import cut
 from tests.moderation.test_normalise import read_by_character
 
 SHIPPED = load_classifier()
+NUMPY = Ensemble.load(weights, compiled=False)
 PIECES = [
     *(
         "the cat sat on the mat. ",
@@ -36,27 +41,56 @@ PIECES = [
         "how to make a bomb at home ",
         ".",
     ),
-    *("bl00d and gore ", "I want to die ", "hurt", "s.t.a.b ", "x" * 40, " b.c.d "),
+    *("bl00d and gore ", "I want to die ", "hurt", "s.t.a.b ", "x" * 9, " b.c.d ", "don't "),
 ]
 texts = st.lists(st.sampled_from(PIECES), max_size=60).map("".join)
 
 
+def whole_words(text: str) -> str:
+    """From the first word on of which some is among the last characters that are scored."""
+    for found in TOKEN.finditer(lower(text)):
+        if found.end() > len(text) - OUTPUT_WINDOW:
+            return text[found.start() :]
+    return ""
+
+
 def scores_from_scratch(text: str) -> Mapping[str, float]:
-    """The highest scores of both views of a folded text."""
+    """The highest scores of both views of the last words of a folded text."""
     found = []
     for view in (text, read_by_character(text)):
-        (row,) = SHIPPED.score([view]).tolist()
-        found.append(openai_scores(row, view))
+        (row,) = SHIPPED.score([whole_words(view)]).tolist()
+        found.append(openai_scores(row, view[-OUTPUT_WINDOW:]))
     return {name: max(each[name] for each in found) for name in SCORED}
 
 
+def looks_at(limits: Mapping[str, float], classifier: Classifier = SHIPPED) -> Looks:
+    screen = Screen({name: Thresholds(block=2 * at) for name, at in limits.items()})
+    return Looks(classifier, screen.clearly_harmless, screen.harmless_heads, OUTPUT_WINDOW)
+
+
 @settings(max_examples=300, deadline=None)
-@given(texts, st.dictionaries(st.sampled_from(SCORED), st.floats(0.01, 0.6), min_size=1))
-def test_a_look_sees_what_the_scores_from_scratch_say(text: str, limits: dict[str, float]) -> None:
-    text = text[-OUTPUT_WINDOW:]
-    scores = scores_from_scratch(text)
-    expected = all(scores[name] < limit for name, limit in limits.items())
-    assert scores_below(SHIPPED, text, limits) is expected
+@given(
+    texts,
+    st.lists(st.integers(0, 2_000), max_size=60),
+    st.dictionaries(st.sampled_from(SCORED), st.floats(0.01, 0.6), min_size=1),
+    st.data(),
+)
+def test_a_look_sees_what_the_scores_from_scratch_say(
+    text: str, places: list[int], limits: dict[str, float], data: st.DataObject
+) -> None:
+    """Compiled or not, however the text comes, and whether each piece is looked at or not."""
+    found, said = [looks_at(limits), looks_at(limits, NUMPY)], ""
+    for piece in cut(text, places):
+        said += piece
+        if not data.draw(st.booleans()):
+            for looks in found:
+                looks.push(piece)
+            continue
+        scores = scores_from_scratch(said)
+        if min(abs(scores[name] - limit) for name, limit in limits.items()) < 1e-4:
+            return  # too close for arithmetic of another order
+        expected = all(scores[name] < limit for name, limit in limits.items())
+        assert [looks.harmless(piece) for looks in found] == [expected, expected]
 
 
 @settings(max_examples=150, deadline=None)
@@ -75,8 +109,8 @@ def test_what_leaves_between_checkpoints_is_clearly_harmless(
             return
         left += len(release.text)
         if release.text and left > max(checkpoints(said, 0, 0), default=0):
-            scores = scores_from_scratch(said[-OUTPUT_WINDOW:])
-            assert all(scores[name] < limit for name, limit in limits.items())
+            scores = scores_from_scratch(said)
+            assert all(scores[name] < limit + 1e-4 for name, limit in limits.items())
 
 
 @settings(max_examples=150, deadline=None)
