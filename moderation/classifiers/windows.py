@@ -79,7 +79,7 @@ class WindowWords:
         self._kernel = kernel
         self._scratch = words.take_number()
 
-    def window(self, reach: int, limits: tuple[float, ...]) -> Window:
+    def window(self, reach: int, limits: tuple[float, ...]) -> "Window":
         words = self.words
         known = words.known, words.vocabulary, words.number
         return Window(self._kernel, *known, self._scratch, reach, limits)
@@ -127,7 +127,7 @@ class CompiledWindow:
         kept = self.text + text
         self.text = kept if len(kept) < 4 * self._reach else kept[-2 * self._reach :]
 
-    def _taken(self) -> Window | None:
+    def _taken(self) -> "Window | None":
         """The window, if its words still have their numbers: to be put back once it has read text."""
         window, self._window = self._window, None
         return window if self._reused == self._words.words.reused else None
@@ -141,7 +141,7 @@ class CompiledWindow:
                     pass
             return self._begun().look(tail)
 
-    def _begun(self) -> Window:
+    def _begun(self) -> "Window":
         """A window of the text so far."""
         self._words.words.make_room(8 * self._reach)
         window = self._words.window(self._reach, self._limits)

@@ -1,6 +1,7 @@
 """What the screen and the guard decided is recorded, each once; and who bears what they cut."""
 
 import hashlib
+import re
 import time
 from typing import Any
 
@@ -113,8 +114,9 @@ def test_the_policy_says_who_pays_for_a_cut_answer(
     text = "One two three four five six seven eight nine ten, a zeppelin and more."
     answer = ask(deployment, text, stream=stream, max_tokens=60)
     assert answer.status_code == 200
-    assert "content_filter" in answer.text and "zeppelin" not in answer.text
-    assert "seven" in answer.text
+    said = "".join(re.findall(r'"content":"([^"]*)"', answer.text))  # a word in several events
+    assert "content_filter" in answer.text and "zeppelin" not in said
+    assert "seven" in said
     found = event(deployment, answer)
     assert (found["moderation"], found["paid_by"]) == ("block", payer)
     assert (found["output_tokens"] > 0) is tenant_pays
