@@ -3,13 +3,26 @@
 A bound socket refuses connections until the server listens, so that nobody waits for a start.
 """
 
+import ctypes
 import errno
 import socket
+import struct
+from contextlib import suppress
 
 from core.errors import SettingError
 from core.settings import Settings
 
 BACKLOG = 2048
+DRAIN_QUEUE_S = 0.5  # for the server to accept what has connected before the socket closes
+_SO_ATTACH_FILTER = 26  # of Linux
+# Classic BPF on the TCP header: drop a segment with SYN and without ACK, keep any other.
+_DROP_SYN = (
+    (0x30, 0, 0, 13),  # load the byte of the flags
+    (0x54, 0, 0, 0x12),  # SYN and ACK
+    (0x15, 0, 1, 0x02),  # SYN alone?
+    (0x06, 0, 0, 0),
+    (0x06, 0, 0, 0xFFFFFFFF),
+)
 
 
 def listen(settings: Settings) -> socket.socket:
@@ -31,6 +44,17 @@ def listen_for_metrics(settings: Settings) -> socket.socket | None:
             f"Cannot listen on {settings.metrics_listen}: {error.strerror}.",
             next_step="Set TOLLHOUSE_METRICS_LISTEN to a free address of this machine.",
         ) from None
+
+
+def stop_connecting(listener: socket.socket) -> None:
+    """From now on, the kernel completes no new connection. Those that are complete but not accepted are
+    reset when a socket closes, perhaps with a request that a proxy does not send twice: let the server
+    accept them first. A client that is not connected tries again, and is refused after the close. No
+    effect where the system has no such filter."""
+    code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *each) for each in _DROP_SYN))
+    program = struct.pack("HP", len(_DROP_SYN), ctypes.addressof(code))
+    with suppress(OSError):
+        listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
 
 
 def _bound(host: str, port: int) -> socket.socket:

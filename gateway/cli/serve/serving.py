@@ -20,7 +20,7 @@ from gateway.answers.deadlines import shutting_down
 from gateway.app import create_app, create_metrics_app
 from gateway.edge import memory
 from gateway.edge.http_protocol import BoundedHttp
-from gateway.edge.listening import BACKLOG
+from gateway.edge.listening import BACKLOG, DRAIN_QUEUE_S, stop_connecting
 from gateway.serving.pipeline import Pipeline
 from gateway.wiring import build
 
@@ -96,6 +96,7 @@ class Server(uvicorn.Server):
         self._drain_s = drain_s
         self._delay_s = delay_s
         self._leaves_at: float | None = None
+        self.listener: socket.socket | None = None  # if it is this process's alone
         self._early: int | None = None  # a signal that came before the server listened
 
     def handle_early(self, sig: int, frame: FrameType | None) -> None:
@@ -118,7 +119,11 @@ class Server(uvicorn.Server):
         if self._early is not None:
             early, self._early = self._early, None
             self.handle_exit(early, None)
-        if self._leaves_at is not None and time.monotonic() >= self._leaves_at:
+        left_s = float("inf") if self._leaves_at is None else self._leaves_at - time.monotonic()
+        if left_s <= DRAIN_QUEUE_S and self.listener is not None:
+            stop_connecting(self.listener)
+            self.listener = None
+        if left_s <= 0:
             self._leaves_at = None
             self.handle_exit(signal.SIGTERM, None)
         return await super().on_tick(counter)
@@ -137,13 +142,14 @@ class Server(uvicorn.Server):
 
 
 async def _serve(
-    server: uvicorn.Server,
+    server: Server,
     listener: socket.socket,
     beside: Coroutine[Any, Any, None] | None,
     ready: Callable[[], None] | None,
     parent: int | None,
 ) -> None:
     memory.bound_threads(asyncio.get_running_loop())
+    server.listener = listener if parent is None else None
     # Its connections, which have this from it, may linger without keeping the next start from the port.
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     tasks = [

@@ -16,6 +16,7 @@ from types import FrameType
 from prometheus_client.multiprocess import mark_process_dead
 
 from core.settings import PREFIX, Settings
+from gateway.edge.listening import DRAIN_QUEUE_S, stop_connecting
 
 log = logging.getLogger("tollhouse.workers")
 _PASSED_NAMES = ("upstreams", "host", "port", "workers", "data_dir", "model", "model_name")
@@ -102,7 +103,9 @@ class _WorkerPool:
     def _stop(self) -> None:
         for worker in self._workers:
             worker.send_signal(signal.SIGTERM)
-        self._wait(self._settings.drain_delay_s)
+        self._wait(max(0.0, self._settings.drain_delay_s - DRAIN_QUEUE_S))
+        stop_connecting(self._listeners[0])
+        self._wait(min(self._settings.drain_delay_s, DRAIN_QUEUE_S))
         # A socket that anybody holds open takes connections that nobody would accept.
         self._listeners[0].close()
         deadline = time.monotonic() + self._settings.drain_timeout_s + 15
