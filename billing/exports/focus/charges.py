@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from billing.exports.focus import commitments, rerated, skus
 from billing.exports.focus.documents import Bounds, Document, Kind
 from billing.exports.focus.inputs import SLOT, DayKey, Inputs
-from billing.exports.focus.pieces import Piece, pieces_of
+from billing.exports.focus.pieces import OnePrice, Piece, pieces_of
 from billing.exports.focus.skus import Sku
 from billing.invoicing.tables import InvoiceLine
 from billing.pricing.pricing import Component
@@ -154,15 +154,19 @@ def _charges(
         category, frequency = "Usage", "Usage-Based"
     whole = units_of_minor(line.amount_minor, document.invoice.currency)
     billed = split_billed(whole, [each.exact for each in pieces], [each.weight for each in pieces])
-    groups: dict[tuple[Sku | None, str], list[Share]] = {}
+    groups: dict[tuple[str, str], tuple[Sku | None, list[Share]]] = {}
     for piece, part in zip(pieces, billed, strict=True):
-        groups.setdefault((piece.sku, piece.version), []).append(_share(document, piece, part))
+        group = (piece.sku.price_id if piece.sku is not None else "", piece.version)
+        known = groups.get(group)
+        if known is None:
+            known = groups[group] = piece.sku, []
+        known[1].append(_share(document, piece, part))
     applied, resource = None, _adapter(line)
     if line.kind == "commitment":
         held = inputs.commitments.get(document.invoice.tenant_id, ())
         applied, commitment = commitments.applied(held, _bounds(line), document.sign * whole)
         resource = (commitment, commitment, "Contract commitment") if commitment else None
-    for (sku, version), shares in groups.items():
+    for (_, version), (sku, shares) in groups.items():
         yield Charge(
             document,
             line,
@@ -212,9 +216,15 @@ def _usage(inputs: Inputs, document: Document, line: InvoiceLine) -> list[Piece]
     component = Component(line.component)
     version = inputs.book.by_id.get(line.price_version)
     found: list[Piece] = []
+    one = None
+    if version is not None and component in version.linear:
+        one = OnePrice(inputs.listed, (line.model, line.adapter, component), version)
     for day in inputs.days.get(key, ()):
         quantity, amount = day.sums[at], day.sums[at + 1]
         if quantity <= 0 and not amount:
+            continue
+        if one is not None:
+            found.append(one.piece(day.at, day.key_id, quantity, amount))
             continue
         before = inputs.before(key, component, day)
         plain = Piece(day.at, day.at + _DAY, day.key_id, version=line.price_version, exact=amount)

@@ -2,14 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from billing.exports.focus import skus
 from billing.exports.focus.list_prices import ListPrices
 from billing.exports.focus.skus import Sku, UnitPrices
-from billing.exports.focus.tier_parts import STANDARD, Part, Point, parts_of
+from billing.exports.focus.tier_parts import STANDARD, Part, Point, parts_of, points_of
 from billing.pricing.pricing import Component, PriceVersion
 from core.money import PICO
+
+_DAY = timedelta(days=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,35 @@ class Piece:
 
 
 What = tuple[str, str, Component]  # model, adapter and component
+
+
+class OnePrice:
+    """Pieces of usage whose price does not depend on other usage: what they share is made once."""
+
+    def __init__(self, listed: ListPrices, what: What, version: PriceVersion) -> None:
+        self._listed, self._what, self._version = listed, what, version
+        self._point = points_of(version.rates.get(what[2]))[0]
+        self._sku = skus.of_usage(*what, version, self._point)
+        self._prices: dict[int, UnitPrices] = {}  # by list price
+
+    def piece(self, day: datetime, key_id: str, quantity: int, amount: int) -> Piece:
+        unit = self._listed.unit(self._what, self._version, self._point, day)
+        prices = self._prices.get(unit)
+        if prices is None:
+            prices = skus.unit_prices(self._what[2], self._version, self._point, unit)
+            self._prices[unit] = prices
+        units = quantity * PICO
+        return Piece(
+            day,
+            day + _DAY,
+            key_id,
+            self._sku,
+            self._version.id,
+            units,
+            units // self._sku.block,
+            prices,
+            amount,
+        )
 
 
 def pieces_of(
