@@ -53,7 +53,7 @@ def problem_of(raw: Mapping[str, Any], fields: Fields, prefix: str = "") -> str:
 
 def shown(value: Any) -> str:
     """For a message: in one line, and not without end."""
-    text = ascii(value)
+    text = " ".join(ascii(value).split())
     return text if len(text) < _SHOWN else f"{text[:_SHOWN]}..."
 
 

@@ -104,7 +104,7 @@ def _stored(
         raise CheckpointError(f"{tensors.place(name)} holds NaN or infinite values")
     if to == "fp8":
         return _in_float8(name, stored.float())
-    found, bits = quantize(stored.float(), to, inputs), FORMATS[to]
+    found, bits = quantize(stored.float(), to, inputs, zero_points=True), FORMATS[to]
     middle = 1 << (bits - 1)
     scales = torch.where(found.scales > 0, found.scales, 1.0)  # of a group of zeros
     parts = {

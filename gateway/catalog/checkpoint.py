@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _NAMED_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
 _DEFAULT = "default"
+_MOST_TEMPLATE = 1 << 20  # characters; the longest published ones have a fiftieth
 _SAMPLES = ("", "Hello, world 123\n", "a" * 64 + "!", " " * 256, "\u00e9\u4e16\U0001f600")
 
 
@@ -182,6 +183,12 @@ def _templates(path: Path, written: object) -> dict[str, str]:
     for file in sorted((path / "additional_chat_templates").glob("*.jinja")):
         found[file.stem] = _text(file)
     for name, text in found.items():
+        if len(text) > _MOST_TEMPLATE:
+            raise SettingError(
+                f"{path} has a chat_template, {name!a}, of {len(text)} characters: at most "
+                f"{_MOST_TEMPLATE} are read.",
+                next_step="Correct chat_template.",
+            )
         if not _is_unicode(text):
             raise SettingError(
                 f"{path / 'tokenizer_config.json'} has a chat_template, {name!a}, with a "

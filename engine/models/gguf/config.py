@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from engine.json_fields import shown
 from engine.models.gguf.dequantise import dequantise
 from engine.models.gguf.fields import Fields
 from engine.models.gguf.header import GgufHeader
@@ -38,7 +39,7 @@ def read_config(header: GgufHeader, fields: Fields) -> dict[str, Any]:
     architecture = fields.architecture
     if architecture not in _CLASSES:
         known = ", ".join(_CLASSES)
-        raise fields.fail(f"general.architecture is {architecture!r}; supported: {known}")
+        raise fields.fail(f"general.architecture is {shown(architecture)}; supported: {known}")
     own = fields.own
     if fields.whole(own("expert_count"), 0) > 0:
         raise fields.fail(f"{own('expert_count')} is set: mixtures of experts are not supported")
@@ -108,11 +109,14 @@ def _rope_scaling(header: GgufHeader, fields: Fields, head: int) -> dict[str, An
     own = fields.own
     if ROPE_FACTORS in header.tensors:
         return {"rope_type": "divided", "divisors": _divisors(header, fields, head)}
-    kind = fields.values.get(own("rope.scaling.type"), "none")
+    named = own("rope.scaling.type")
+    kind = fields.text(named) if named in fields.values else "none"
     if kind == "none":
         return None
     if kind not in ("linear", "yarn"):
-        raise fields.fail(f"{own('rope.scaling.type')} is {kind!r}; supported: none, linear, yarn")
+        raise fields.fail(
+            f"{own('rope.scaling.type')} is {shown(kind)}; supported: none, linear, yarn"
+        )
     scaling: dict[str, Any] = {
         "rope_type": kind,
         "factor": fields.number(own("rope.scaling.factor")),

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import CheckpointError
+from engine.json_fields import shown
 from engine.models.gguf.header import GgufHeader
 
 
@@ -58,7 +59,7 @@ class Fields:
     def _wrong(self, key: str, wanted: str) -> CheckpointError:
         if key not in self.values:
             return self.fail(f"{key} is missing: it must be {wanted}")
-        return self.fail(f"{key} is {str(self.values[key])[:40]!r}: it must be {wanted}")
+        return self.fail(f"{key} is {shown(self.values[key])}: it must be {wanted}")
 
 
 def fields_of(header: GgufHeader) -> Fields:

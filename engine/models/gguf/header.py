@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import CheckpointError
+from engine.json_fields import shown
 from engine.models.gguf.cursor import Cursor
 from engine.models.gguf.parts import TENSORS, check_number, other_parts
 from engine.models.gguf.types import BLOCKS, type_name
@@ -61,9 +62,9 @@ def read_header(path: Path) -> GgufHeader:
                 raise CheckpointError(f"{other}: tensor {name} is in another part, too")
             tensors[name] = info
     wanted = header.metadata.get(TENSORS, len(tensors))
-    if others and wanted != len(tensors):
+    if others and (type(wanted) is not int or wanted != len(tensors)):
         raise CheckpointError(
-            f"{path}: {TENSORS} is {wanted!r}, but its parts hold {len(tensors)} tensors"
+            f"{path}: {TENSORS} is {shown(wanted)}, but its parts hold {len(tensors)} tensors"
         )
     return GgufHeader(path, (path, *others), header.metadata, tensors)
 
@@ -86,7 +87,7 @@ def _read(cursor: Cursor) -> GgufHeader:
     for number in range(value_count):
         key = cursor.text(f"metadata key {number}")
         if key in metadata:
-            raise cursor.fail(f"metadata key {key!r} occurs twice")
+            raise cursor.fail(f"metadata key {shown(key)} occurs twice")
         metadata[key] = cursor.value(key)
     infos = [_tensor(cursor, number) for number in range(tensor_count)]
     data_start = _aligned(cursor, metadata)
@@ -139,5 +140,5 @@ def _tensor(cursor: Cursor, number: int) -> TensorInfo:
 def _aligned(cursor: Cursor, metadata: dict[str, Any]) -> int:
     alignment = metadata.get("general.alignment", 32)
     if not isinstance(alignment, int) or alignment < 8 or alignment % 8:
-        raise cursor.fail(f"general.alignment is {alignment!r}: it must be a multiple of 8")
+        raise cursor.fail(f"general.alignment is {shown(alignment)}: it must be a multiple of 8")
     return -(-cursor.at // alignment) * alignment

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import CheckpointError
+from engine.json_fields import shown
 
 COUNT, NUMBER, TENSORS = "split.count", "split.no", "split.tensors.count"
 _MOST = 65_535  # the format counts in 16 bits
@@ -15,7 +16,7 @@ def count_of(path: Path, metadata: dict[str, Any]) -> int:
     """1 for a file that is whole. Raises CheckpointError for a number that cannot be."""
     count = metadata.get(COUNT, 0)
     if type(count) is not int or not 0 <= count <= _MOST:
-        raise CheckpointError(f"{path}: {COUNT} is {count!r}: it must be from 0 to {_MOST}")
+        raise CheckpointError(f"{path}: {COUNT} is {shown(count)}: it must be from 0 to {_MOST}")
     return max(count, 1)
 
 

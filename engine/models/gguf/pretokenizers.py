@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from tokenizers import Regex
 from tokenizers.pre_tokenizers import ByteLevel, Digits, PreTokenizer, Sequence, Split
 
+from engine.json_fields import shown
 from engine.models.gguf.fields import Fields
 
 _CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -60,5 +61,5 @@ _KNOWN = {
 def splitting_of(fields: Fields) -> Splitting:
     name = fields.values.get("tokenizer.ggml.pre")
     if not isinstance(name, str) or name not in _KNOWN:
-        raise fields.fail(f"tokenizer.ggml.pre is {name!r}; supported: {', '.join(_KNOWN)}")
+        raise fields.fail(f"tokenizer.ggml.pre is {shown(name)}; supported: {', '.join(_KNOWN)}")
     return _KNOWN[name]

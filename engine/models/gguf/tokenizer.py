@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
 
+from engine.json_fields import shown
 from engine.models.gguf.fields import Fields
 from engine.models.gguf.pretokenizers import splitting_of
 from engine.models.gguf.tokens import Tokens
@@ -20,7 +21,7 @@ def build_tokenizer(fields: Fields, tokens: Tokens) -> Tokenizer:
     elif kind == "llama":
         tokenizer, adds_bos = _sentence_piece(fields, tokens), True
     else:
-        raise fields.fail(f"tokenizer.ggml.model is {kind!r}; supported: gpt2, llama")
+        raise fields.fail(f"tokenizer.ggml.model is {shown(kind)}; supported: gpt2, llama")
     tokenizer.add_special_tokens([_added(tokens, number, True) for number in tokens.control])
     tokenizer.add_tokens([_added(tokens, number, False) for number in tokens.user])
     _frame(fields, tokenizer, tokens, adds_bos)

@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
+import torch
 
 from engine.errors import AdapterError, CheckpointError
 from engine.models.formats.safetensors_source import SafetensorsSource
@@ -14,6 +15,7 @@ from engine.models.gguf.describe import describe
 from engine.models.registry import model_spec
 from engine.models.tokenizer_file import read_tokenizer
 from gateway.catalog.adapter_archive import read_adapter
+from tests.engine.gguf_files import f32, vocabulary, write_gguf
 from tests.engine.hostile.runs import CLASSES, Run, made_bases
 from tests.engine.hostile.serving import serve_adapter
 from tests.engine.hostile.trial import LOADED, REFUSED, tried
@@ -98,6 +100,19 @@ def test_metadata_are_named_as_the_file_has_them(run: Run, tmp_path: Path) -> No
     file.write_bytes(raw[:at] + b"\x00\x00\xe0\x40" + raw[at + 4 :])  # 7.0
     with pytest.raises(CheckpointError, match=rf"model\.gguf: {key.decode()} is 7\.0"):
         describe(file)
+
+
+@pytest.mark.parametrize("key", ["tokenizer.ggml.pre", "llama.rope.scaling.type"])
+def test_a_list_in_place_of_a_text(tmp_path: Path, key: str) -> None:
+    plain = {"general.architecture": "llama", "llama.block_count": 1, "llama.context_length": 64}
+    plain |= {"llama.embedding_length": 8, "llama.feed_forward_length": 8}
+    plain |= {"llama.attention.head_count": 2, "llama.attention.layer_norm_rms_epsilon": 1e-5}
+    many = {key: list(range(2000))}
+    table = f32("token_embd.weight", torch.ones(320, 8))
+    file = write_gguf(tmp_path / "model.gguf", plain | vocabulary(320) | many, [table])
+    with pytest.raises(CheckpointError, match=key) as caught:
+        describe(file)
+    assert "\n" not in caught.value.message and len(caught.value.message) < 1000
 
 
 def test_fields_of_an_adapter(run: Run, tmp_path: Path) -> None:

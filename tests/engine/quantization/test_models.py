@@ -205,3 +205,20 @@ def test_a_scale_that_is_not_finite_is_refused(tmp_path: Path) -> None:
     file = write_gguf(tmp_path / "poisoned.gguf", metadata, tensors)
     with pytest.raises(CheckpointError, match=r"token_embd\.weight holds scales that are NaN"):
         load_model(EngineConfig(model=str(file)))
+
+
+def test_int4_is_exact_but_for_its_codes() -> None:
+    """Scales and minima are what float16 holds, and each value has the nearest of its group's codes."""
+    torch.manual_seed(4)
+    weight = torch.cat((torch.randn(48, 128) * 0.05, torch.rand(16, 128) + 5))
+    found = quantize(weight, "int4")
+    assert found.minima is not None
+    assert torch.equal(found.minima, found.minima.half().float())
+    assert torch.equal(found.scales, found.scales.half().float())
+    levels = torch.arange(16) * found.scales[:, :, None] + found.minima[:, :, None]
+    groups = weight.reshape(64, 4, 32)
+    nearest = (groups[:, :, :, None] - levels[:, :, None]).abs().amin(-1)
+    off = (found.dense() - weight).abs().reshape(64, 4, 32)
+    torch.testing.assert_close(off, nearest, atol=1e-6, rtol=0)
+    by_zero_points = quantize(weight, "int4", zero_points=True)
+    assert (off.square().mean() / (by_zero_points.dense() - weight).square().mean()).item() < 0.9
