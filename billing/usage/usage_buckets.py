@@ -2,23 +2,28 @@
 
 Days and hours come from the roll-ups; so do days by end user or engine alone. Minutes, and every other
 query that filters or groups by what only events know (batch, `conditions`), come from the events.
-Every query takes a TenantScope. Buckets are in UTC and aligned to their width.
+Every query takes a TenantScope. Buckets are in UTC and aligned to their width; days may be those of
+another time zone. They come from the hours, and where local midnight is inside an hour, from its events.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from enum import Enum
+from itertools import pairwise
 from typing import Any
 
 from sqlalchemy import ColumnElement, Select, case, func, literal, select
 from sqlalchemy.orm import Session
 
+from billing.accounts.tables import BillingPeriod
 from billing.columns import AMOUNT_COLUMNS, QUANTITY_COLUMNS
-from billing.usage import origin_rollups
+from billing.usage import local_days, origin_rollups
 from billing.usage.border import not_moved
 from billing.usage.raw_rows import Grouping, Wanted
 from billing.usage.reading import read_buckets
+from billing.usage.rollups import ADJUSTMENT
 from billing.usage.tables import (
     Charge,
     DailyService,
@@ -47,6 +52,7 @@ class Width(Enum):
         self.most = most
 
 
+_ALMOST = timedelta(hours=1) - timedelta(microseconds=1)  # to the next whole hour
 DIMENSIONS = (
     "project_id",
     "key_id",
@@ -74,6 +80,7 @@ class BucketQuery:
     member_ids: tuple[str, ...] = ()
     kinds: tuple[str, ...] = ()
     adapters: tuple[str, ...] = ()  # "" is none
+    zone: str = "UTC"  # of days, an IANA name
     batch: bool | None = None  # True: only batch requests; False: only others
     conditions: tuple[ColumnElement[bool], ...] = ()  # on usage events and their charges
     # Whether charges are read with events. Without them, amounts and what rating counts are 0.
@@ -88,10 +95,14 @@ class BucketQuery:
         return bool(grouped or self.conditions) or self.batch is not None
 
     @property
+    def is_zoned(self) -> bool:
+        return self.width is Width.DAY and self.zone != "UTC"
+
+    @property
     def origin(self) -> str:
         """The dimension, if days by origin are asked for and nothing that their roll-ups lack; or ""."""
         filters = (self.key_ids, self.models, self.member_ids, self.kinds, self.adapters)
-        known = self.width is Width.DAY and not any((*filters, self.conditions))
+        known = self.width is Width.DAY and not any((*filters, self.conditions, self.is_zoned))
         single = len(self.group_by) == 1 and self.group_by[0] in origin_rollups.TABLES
         return self.group_by[0] if known and single and self.batch is None else ""
 
@@ -121,9 +132,11 @@ class BucketPage:
 def usage_buckets(session: Session, scope: TenantScope, query: BucketQuery) -> BucketPage:
     """Every bucket from start to end, including empty ones. Raises BadRequest with the field."""
     _check(query)
+    limit = query.limit or query.width.usual
+    if query.is_zoned:
+        return _local_days(session, scope, query, limit)
     step = timedelta(seconds=query.width.seconds)
     start = floor_to(query.start, query.width)
-    limit = query.limit or query.width.usual
     end = min(query.end, start + limit * step)
     found: dict[datetime, list[BucketRow]] = {}
     if query.origin and origin_rollups.known_since(session, start):
@@ -136,13 +149,7 @@ def usage_buckets(session: Session, scope: TenantScope, query: BucketQuery) -> B
         statement = _select(session, scope, query, start, end)
         read = [dict(row) for row in session.execute(statement).mappings()]
     for values in read:
-        found.setdefault(_moment(values["bucket"]), []).append(
-            BucketRow(
-                {name: values[name] for name in query.group_by},
-                {name: int(values[name] or 0) for name in QUANTITY_COLUMNS},
-                {name: int(values[name] or 0) for name in AMOUNT_COLUMNS},
-            )
-        )
+        found.setdefault(_moment(values["bucket"]), []).append(_row(query, values))
     buckets = []
     moment = start
     while moment < end:
@@ -151,18 +158,128 @@ def usage_buckets(session: Session, scope: TenantScope, query: BucketQuery) -> B
     return BucketPage(buckets, moment if moment < query.end else None)
 
 
+def _row(query: BucketQuery, values: Mapping[str, Any]) -> BucketRow:
+    return BucketRow(
+        {name: values[name] for name in query.group_by},
+        {name: int(values[name] or 0) for name in QUANTITY_COLUMNS},
+        {name: int(values[name] or 0) for name in AMOUNT_COLUMNS},
+    )
+
+
+def _local_days(session: Session, scope: TenantScope, query: BucketQuery, limit: int) -> BucketPage:
+    """Days of another zone. An hour with a local midnight inside counts to the day in which it begins,
+    less what its events after midnight have, which is added to the day after."""
+    bounds = local_days.midnights(query.start, query.end, query.zone, limit)
+    days = _DaySums(query, bounds)
+    if query.needs_events:
+        for values in _quarters(session, scope, query, (bounds[0], bounds[-1])):
+            days.add(_moment(values["bucket"]), values)
+    else:
+        first, last = (local_days.hour_of(each + _ALMOST) for each in (bounds[0], bounds[-1]))
+        hourly = replace(query, width=Width.HOUR)
+        statement = _select(session, scope, hourly, first, last)
+        for row in session.execute(statement).mappings():
+            days.add(_moment(row["bucket"]), dict(row))
+        for bound in bounds:
+            hour = local_days.hour_of(bound)
+            if hour == bound:
+                continue
+            for values in _after(session, scope, hourly, bound, hour):
+                days.move(bound, values)
+    buckets = [Bucket(*each, days.rows(each[0])) for each in pairwise(bounds)]
+    return BucketPage(buckets, bounds[-1] if bounds[-1] < query.end else None)
+
+
+def _after(
+    session: Session, scope: TenantScope, hourly: BucketQuery, bound: datetime, hour: datetime
+) -> list[dict[str, Any]]:
+    """What the roll-ups of an hour have from a midnight inside it on. They tell billing periods apart,
+    of which one may begin there; else it is read from the events that are rated."""
+    period = session.scalar(
+        select(BillingPeriod.id).where(
+            BillingPeriod.tenant_id == scope.tenant_id, BillingPeriod.starts_at == bound
+        )
+    )
+    after = hour + local_days.HOUR
+    if period is not None and not _by_member(hourly):
+        table = HourlyUsage
+        posted = case((table.kind == ADJUSTMENT, table.bill_period_id), else_=table.usage_period_id)
+        statement = _select(session, scope, hourly, hour, after).where(posted == period)
+        return [dict(row) for row in session.execute(statement).mappings()]
+    span, seconds = (bound, after), local_days.QUARTER_S
+    query = replace(hourly, charges=True)
+    statement = _from_events(session, scope, query, *span, seconds)
+    statement = statement.where(Charge.request_id.is_not(None))
+    return _raw(session, scope, query, span, statement, seconds)
+
+
+def _by_member(query: BucketQuery) -> bool:
+    return bool(query.member_ids) or "member_id" in query.group_by
+
+
+def _quarters(
+    session: Session, scope: TenantScope, query: BucketQuery, span: tuple[datetime, datetime]
+) -> list[dict[str, Any]]:
+    """Sums of raw rows by quarters of an hour."""
+    seconds = local_days.QUARTER_S
+    statement = _from_events(session, scope, query, *span, seconds)
+    return _raw(session, scope, query, span, statement, seconds)
+
+
+class _DaySums:
+    """Sums by day and group."""
+
+    def __init__(self, query: BucketQuery, bounds: list[datetime]) -> None:
+        self._query, self._bounds = query, bounds
+        self._sums: dict[datetime, dict[tuple[Any, ...], dict[str, Any]]] = {
+            each: {} for each in bounds[:-1]
+        }
+
+    def add(self, at: datetime, values: Mapping[str, Any]) -> None:
+        self._count(self._bounds[bisect_right(self._bounds, at) - 1], values, 1)
+
+    def move(self, bound: datetime, values: Mapping[str, Any]) -> None:
+        """From the day that ends at the bound to the one that begins there."""
+        index = self._bounds.index(bound)
+        if index:
+            self._count(self._bounds[index - 1], values, -1)
+        if index < len(self._bounds) - 1:
+            self._count(bound, values, 1)
+
+    def rows(self, day: datetime) -> list[BucketRow]:
+        """Groups that have anything, in order."""
+        groups = sorted(self._sums[day].items(), key=lambda each: [str(part) for part in each[0]])
+        names = (*QUANTITY_COLUMNS, *AMOUNT_COLUMNS)
+        return [_row(self._query, sums) for _, sums in groups if any(sums[name] for name in names)]
+
+    def _count(self, day: datetime, values: Mapping[str, Any], sign: int) -> None:
+        # An adapter or a member that is none is null in events and "" in the roll-ups.
+        group = {
+            name: (values[name] or "") if name in _NULLABLE else values[name]
+            for name in self._query.group_by
+        }
+        own = self._sums[day].setdefault(tuple(group.values()), dict(group))
+        for name in (*QUANTITY_COLUMNS, *AMOUNT_COLUMNS):
+            own[name] = own.get(name, 0) + sign * int(values[name] or 0)
+
+
 def _raw(
     session: Session,
     scope: TenantScope,
     query: BucketQuery,
     span: tuple[datetime, datetime],
     statement: Select[Any],
+    seconds: int | None = None,
 ) -> list[dict[str, Any]]:
     """Sums of raw rows: those of moved days from their store, the others from the database."""
     values = _values(scope, query)
     matching = tuple((name, tuple(some)) for name, some in values.items() if some)
     grouping = Grouping(
-        query.width.seconds, query.group_by, matching, query.batch, query.conditions
+        seconds or query.width.seconds,
+        query.group_by,
+        matching,
+        query.batch,
+        query.conditions,
     )
     wanted = Wanted(*span, scope.tenant_id)
     border, theirs = read_buckets(session, wanted, grouping, query.lacks)
@@ -205,7 +322,7 @@ def _select(
 ) -> Select[Any]:
     if query.width is Width.MINUTE or query.needs_events:
         return _from_events(session, scope, query, start, end)
-    by_member = bool(query.member_ids) or "member_id" in query.group_by
+    by_member = _by_member(query)
     daily = query.width is Width.DAY
     table: Any = DailyUsage if daily else HourlyUsage
     if by_member:
@@ -244,11 +361,16 @@ def _by_origin(
 
 
 def _from_events(
-    session: Session, scope: TenantScope, query: BucketQuery, start: datetime, end: datetime
+    session: Session,
+    scope: TenantScope,
+    query: BucketQuery,
+    start: datetime,
+    end: datetime,
+    seconds: int | None = None,
 ) -> Select[Any]:
     table = UsageEventRow
     dialect = session.get_bind().dialect.name
-    bucket = epoch_bucket(table.occurred_at, dialect, query.width.seconds)
+    bucket = epoch_bucket(table.occurred_at, dialect, seconds or query.width.seconds)
     rated: list[Any] = [
         func.coalesce(func.sum(getattr(Charge, name)), 0) if query.charges else literal(0)
         for name in (*_CHARGED, *AMOUNT_COLUMNS)

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
+from billing.periods import zone_of
 from billing.usage.usage_buckets import Bucket, BucketPage, BucketQuery, BucketRow, Width
 from core.clock import usual
 from core.errors import BadRequest
@@ -43,7 +44,8 @@ _LINE_ITEMS = (  # name, amount, quantity, unit
 
 
 PARAMETERS = (
-    *("start_time", "end_time", "bucket_width", "group_by", "limit", "page", "batch"),
+    *("start_time", "end_time", "bucket_width", "time_zone"),
+    *("group_by", "limit", "page", "batch"),
     *("project_ids", "api_key_ids", "user_ids", "models"),
 )
 
@@ -58,6 +60,10 @@ def query_parameters(groups: dict[str, str], widths: Iterable[str]) -> list[dict
         "start_time": (second, "Unix time in seconds, inclusive."),
         "end_time": (second, "Unix time in seconds, exclusive; now without it."),
         "bucket_width": ({"type": "string", "enum": list(widths)}, "1d without it."),
+        "time_zone": (
+            {"type": "string"},
+            "An IANA name, such as Asia/Kolkata: buckets of 1d are its days. UTC without it.",
+        ),
         "group_by": (texts | {"items": {"type": "string", "enum": named}}, "One result a group."),
         "project_ids": (texts, "Only of these projects."),
         "user_ids": (texts, "Only of keys of these members."),
@@ -217,12 +223,23 @@ def _query(
         WIDTHS[label],
         group_by,
         limit,
+        zone=_zone(_one(parameters, "time_zone")),
         project_ids=_many(parameters, "project_ids"),
         key_ids=_many(parameters, "api_key_ids"),
         models=_many(parameters, "models"),
         member_ids=_many(parameters, "user_ids"),
         batch=_truth(parameters, "batch"),
     )
+
+
+def _zone(name: str | None) -> str:
+    if name is None:
+        return "UTC"
+    try:
+        zone_of(name)
+    except BadRequest as error:
+        raise BadRequest(str(error), next_step=error.next_step, param="time_zone") from None
+    return name
 
 
 def _groups(parameters: dict[str, list[str]], known: dict[str, str]) -> list[str]:
