@@ -228,7 +228,7 @@ def day_presets(request: Request, span: Range, today: date) -> tuple[list[Link],
     kept = [(name, asked[name]) for name in ("by", "compare") if asked.get(name)]
     links = []
     for since, words in PRESETS.items():
-        own = Query(since=since).span(today, 1)
+        own = Query(since=since).span(today, 1).of(span.zone)
         days = [("from", str(own.first)), ("to", str(own.last))]
         links.append(Link(words, f"?{urlencode([*days, *kept])}", own == span))
     return links, CustomPeriod(span, today, not any(each.on for each in links), kept)
@@ -238,4 +238,4 @@ def before(span: Range) -> Range:
     """The period of the same length that ends where this one begins."""
     length = span.last - span.first
     last = span.first - (span.first.resolution)
-    return Range(last - length, last)
+    return Range(last - length, last, span.zone)

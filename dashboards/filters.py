@@ -6,6 +6,7 @@ from decimal import Decimal, InvalidOperation
 
 from starlette.requests import Request
 
+from billing.periods import zone_of
 from billing.usage.day_range import Range
 from core.clock import usual_day
 from core.errors import BadRequest
@@ -13,9 +14,10 @@ from core.errors import BadRequest
 MAX_DAYS = 180
 
 
-def date_range(request: Request, now: datetime, default_days: int = 30) -> Range:
-    """`from` and `to` of the query string, inclusive, in UTC; by default the last `default_days`."""
-    last = _day(request, "to") or now.date()
+def date_range(request: Request, now: datetime, default_days: int = 30, zone: str = "UTC") -> Range:
+    """`from` and `to` of the query string, inclusive, as days of the zone; by default the last
+    `default_days`."""
+    last = _day(request, "to") or now.astimezone(zone_of(zone)).date()
     first = _day(request, "from") or last - timedelta(default_days - 1)
     if first > last:
         raise BadRequest(
@@ -26,7 +28,7 @@ def date_range(request: Request, now: datetime, default_days: int = 30) -> Range
             f"The range has {(last - first).days + 1} days; the maximum is {MAX_DAYS}.",
             next_step="Choose a shorter range, or export the usage.",
         )
-    return Range(first, last)
+    return Range(first, last, zone)
 
 
 def choice(request: Request, name: str, known: tuple[str, ...], default: str) -> str:

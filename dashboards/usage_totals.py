@@ -12,6 +12,7 @@ from typing import Any
 from sqlalchemy.orm import Session
 
 from billing.columns import AMOUNT_COLUMNS, QUANTITY_COLUMNS
+from billing.periods import zone_of
 from billing.usage import origin_rollups
 from billing.usage.day_range import Range
 from billing.usage.origin_rollups import OTHERS, known_since
@@ -104,8 +105,8 @@ def by_region(found: UsageTotals, regions: Mapping[str, str]) -> UsageTotals:
 def corrections(session: Session, scope: TenantScope, span: Range) -> int:
     """Picounits of corrections of past usage that were posted in the range."""
     width = span.width
-    limit = min(width.most, span.days * 86400 // width.seconds)
-    query = BucketQuery(span.start, span.end, width, (), limit, kinds=(ADJUSTMENT,))
+    limit = min(width.most, span.buckets)
+    query = BucketQuery(span.start, span.end, width, (), limit, kinds=(ADJUSTMENT,), zone=span.zone)
     buckets = usage_buckets(session, scope, query).buckets
     return sum(row.amounts["amount"] for bucket in buckets for row in bucket.rows)
 
@@ -119,8 +120,8 @@ def read(
     **filters: Any,  # filters of BucketQuery: tuples of names
 ) -> UsageTotals:
     width = span.width
-    limit = min(width.most, span.days * 86400 // width.seconds)
-    query = BucketQuery(span.start, span.end, width, (group_by,), limit, **filters)
+    limit = min(width.most, span.buckets)
+    query = BucketQuery(span.start, span.end, width, (group_by,), limit, zone=span.zone, **filters)
     if query.origin == "end_user" and not query.charges and known_since(session, span.start):
         return _largest_end_users(session, scope, span, query)
     page = usage_buckets(session, scope, query)
@@ -145,7 +146,8 @@ def read(
             for column, value in sums.items():
                 step[column] += value
     form = "%H:%M" if width.seconds < 86400 else "%d %b"
-    labels = [bucket.start.strftime(form) for bucket in found]
+    zone = zone_of(span.zone)
+    labels = [bucket.start.astimezone(zone).strftime(form) for bucket in found]
     names = names_of(session, scope, counts) if group_by in _BY_ID else {}
     return UsageTotals(group_by, labels, dict(counts), dict(steps), whole, names)
 

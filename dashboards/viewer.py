@@ -28,6 +28,7 @@ class Viewer:
     name: str  # name of the member or the key
     role: str  # owner | admin | finance | developer | viewer | operator
     currency: str = "USD"
+    timezone: str = "UTC"  # of the tenant's days and months
     operator: bool = False
 
 

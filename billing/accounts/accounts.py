@@ -214,3 +214,9 @@ def _default_seller() -> dict[str, object]:
         "next_number": 1,
         "next_credit_note": 1,
     }
+
+
+def timezone_of(session: Session, tenant_id: str) -> str:
+    """Of the tenant's billing periods; UTC before its first usage."""
+    account = session.get(BillingAccount, tenant_id)
+    return account.timezone if account is not None else "UTC"

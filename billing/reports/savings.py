@@ -1,12 +1,13 @@
 """What a tenant saved by prefix caching, and which part of it prompt order made possible."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from billing.usage.day_range import Range
-from billing.usage.tables import DailyService
+from billing.usage.tables import DailyService, HourlyService
 from core.tenants.scope import TenantScope
 
 
@@ -24,7 +25,7 @@ def read(session: Session, scope: TenantScope, span: Range) -> Savings:
 
     Exact for a flat price. A version without computed tokens counts as 0.
     """
-    table = DailyService
+    table: Any = DailyService if span.zone == "UTC" else HourlyService
     query = (
         select(
             func.sum(table.input_tokens - table.cached_tokens),

@@ -1,6 +1,6 @@
 """Costs: spend by day and component, forecast, remaining credit and budgets, and savings."""
 
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 from urllib.parse import urlencode
 
@@ -81,21 +81,20 @@ def with_markup(units: int, markup_ppm: int) -> int:
     return units + round_half_away(units * markup_ppm, 10**6)
 
 
-def forecast(spent: int, corrected: int, month_start: datetime, now: datetime) -> int:
+def forecast(spent: int, corrected: int, month: Range, now: datetime) -> int:
     """Spend at the end of the month at this month's mean rate, in picounits. What was `corrected`
     is part of `spent`, and happens once."""
-    end = (month_start + timedelta(32)).replace(day=1)
-    elapsed = max(1, int((now - month_start).total_seconds()))
+    elapsed = max(1, int((now - month.start).total_seconds()))
     usage = spent - corrected
-    return usage * int((end - month_start).total_seconds()) // elapsed + corrected
+    return usage * int((month.month_end - month.start).total_seconds()) // elapsed + corrected
 
 
 def costs(request: Request) -> Response:
     viewer, deps = viewer_of(request, "costs"), deps_of(request)
     now = deps.clock.now()
-    span = date_range(request, now, now.day)
+    month = Range.month_of(now, viewer.timezone)
+    span = date_range(request, now, month.days, viewer.timezone)
     group_by = choice(request, "by", tuple(usage_totals.GROUPS), "model")
-    month = Range(now.date().replace(day=1), now.date())
     with deps.database.report() as session:
         found = usage_totals.read(session, viewer.scope, span, now, group_by)
         this_month = found
@@ -112,11 +111,12 @@ def costs(request: Request) -> Response:
     table = costs_table(found, viewer.currency, markup_ppm)
     if wants_csv(request):
         return table.csv(f"costs-{span.first}-{span.last}")
-    forecast_amount = forecast(this_month.total("amount"), corrected, month.start, now)
-    presets, custom = day_presets(request, span, now.date())
+    forecast_amount = forecast(this_month.total("amount"), corrected, month, now)
+    presets, custom = day_presets(request, span, month.last)
     page_data = PageData(
         "Costs",
-        "Usage at the prices pinned when each request was admitted, before tax and credits.",
+        "Usage at the prices pinned when each request was admitted, before tax and credits, by days of "
+        f"{viewer.timezone}.",
         span=span,
         presets=presets,
         custom=custom,

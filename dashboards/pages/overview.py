@@ -27,7 +27,7 @@ from dashboards.scales import count_of, grouped, short
 def overview(request: Request) -> Response:
     viewer, deps = viewer_of(request, "usage"), deps_of(request)
     now, root = deps.clock.now(), root_of(request)
-    span = Range(now.date().replace(day=1), now.date())
+    span = Range.month_of(now, viewer.timezone)
     hour = now.replace(minute=0, second=0, microsecond=0)
     with deps.database.report() as session:
         models = usage_totals.read(session, viewer.scope, span, now, "model")
@@ -54,7 +54,7 @@ def overview(request: Request) -> Response:
     failed, answered = last_day.sums["failed"], last_day.sums["answers"]
     first = last_day.first_token_ms(0.95)
     spent = models.total("amount")
-    forecast_amount = money(forecast(spent, corrected, span.start, now), viewer.currency)
+    forecast_amount = money(forecast(spent, corrected, span, now), viewer.currency)
     billed = money(with_markup(spent, markup_ppm), viewer.currency)
     spend = Tile(
         "Spend this month",

@@ -39,7 +39,7 @@ def page_of(request: Request) -> Response:
     viewer, deps = viewer_of(request, "projects"), deps_of(request)
     can_edit = deps.auth.may(viewer, "projects", "write")
     now = deps.clock.now()
-    month = Range(now.date().replace(day=1), now.date())
+    month = Range.month_of(now, viewer.timezone)
     with deps.database.read() as session:
         found = organisations.projects(session, viewer.scope)
         live = [

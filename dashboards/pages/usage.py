@@ -7,6 +7,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from billing.usage.tables import FIRST_COLUMNS, FIRST_TOKEN_MS
+from billing.usage.usage_buckets import Width
 from core.errors import BadRequest
 from dashboards import charts, compared_periods, explorer, service_totals, usage_totals
 from dashboards.filters import choice
@@ -82,8 +83,12 @@ def _usage(request: Request) -> Response:
     sees_costs = deps.auth.may(viewer, "costs", "read")
     explored = explorer.read_query(request, now.date(), usual, sees_costs)
     span, compared = explored.span, compared_periods.wanted(request)
+    served_in = span  # service levels are rolled up by days of UTC
     with deps.database.report() as session:
         filters = filters_of(session, viewer.scope, explored.query)
+        if filters.rolled_up is not None and group_by in usage_totals.GROUPS:
+            span = span.of(viewer.timezone)
+            served_in = span if span.width is Width.HOUR else served_in
         wanted = compared_periods.usage_filters(filters, group_by, span)
         if "conditions" in wanted:  # the page shows no amounts
             wanted["charges"] = any(term.field == "cost" for term in explored.query.terms)
@@ -102,9 +107,9 @@ def _usage(request: Request) -> Response:
             served, by_group = service_totals.read(
                 session,
                 viewer.scope,
-                span.start,
-                span.end,
-                span.width,
+                served_in.start,
+                served_in.end,
+                served_in.width,
                 grouped_by,
                 filters=filters.rolled_up,
             )

@@ -3,7 +3,7 @@
 import asyncio
 import re
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, tzinfo
 from functools import cache
 from itertools import compress, repeat
 from operator import attrgetter, is_not
@@ -18,11 +18,12 @@ from core.clock import usual
 from core.errors import BadRequest, UnsupportedParameter
 
 
-def parse_datetime(text: str, name: str | None = None) -> datetime:
-    """Parses ISO 8601; without an offset it is UTC. `name` is the parameter that an error names."""
+def parse_datetime(text: str, name: str | None = None, zone: tzinfo = UTC) -> datetime:
+    """Parses ISO 8601; without an offset it is of the zone. `name` is the parameter that an error
+    names."""
     try:
         moment = datetime.fromisoformat(text)
-        return usual(moment if moment.tzinfo else moment.replace(tzinfo=UTC))
+        return usual(moment if moment.tzinfo else moment.replace(tzinfo=zone).astimezone(UTC))
     except ValueError:
         subject = f"{name} is" if name else "The value is"
         raise BadRequest(

@@ -2,12 +2,13 @@
 
 import re
 import xml.etree.ElementTree as ET
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from billing.usage.day_range import Range
 from dashboards.charts import PLOT_H, TOP, Series, blocks, lines, meter, stacked_bars
 from dashboards.pages.costs import amount_axis, forecast
 from dashboards.scales import axis_for, grouped, short
@@ -112,9 +113,9 @@ def test_a_single_series_is_named_unless_the_title_does() -> None:
 
 def test_a_correction_is_not_extrapolated() -> None:
     """0.04 used and 0.60 given back on the second of thirty days."""
-    start = datetime(2026, 11, 1, tzinfo=UTC)
+    now = datetime(2026, 11, 3, tzinfo=UTC)
     cents = 10**10
-    found = forecast(-56 * cents, -60 * cents, start, start + timedelta(days=2))
+    found = forecast(-56 * cents, -60 * cents, Range.month_of(now, "UTC"), now)
     assert found == 4 * cents * 15 - 60 * cents
 
 

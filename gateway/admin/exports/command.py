@@ -22,6 +22,7 @@ from billing.exports.formats import Format
 from billing.exports.subjects import Period
 from billing.exports.tables import ExportJob
 from billing.exports.views import job_json, schedule_json
+from billing.periods import zone_of
 from billing.rating.rating_worker import rate_all
 from billing.stores import open_store
 from core.errors import BadRequest
@@ -160,8 +161,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     write.add_argument("--tenant", help="name or id; default: all tenants")
     add_focus(write)
     write.add_argument("--format", choices=list(Format), default="csv")
-    write.add_argument("--from", dest="start", metavar="DATE", help="first day, UTC")
-    write.add_argument("--to", dest="end", metavar="DATE", help="day after the last, UTC")
+    write.add_argument("--from", dest="start", metavar="DATE", help="first day")
+    write.add_argument("--to", dest="end", metavar="DATE", help="day after the last")
+    write.add_argument(
+        "--time-zone", metavar="NAME", default="UTC", help="of --from and --to (default: UTC)"
+    )
     write.add_argument("--output", metavar="FILE", help="default, and `-`: stdout")
     write.set_defaults(run=_run)
     add_export_schedules(verbs)
@@ -191,7 +195,7 @@ def _run(arguments: argparse.Namespace) -> int:
     with command_context() as tools:
         wait_until_shipped(tools.settings)
         rate_all(tools.database, tools.clock)
-        period = _period(tools.clock.now(), arguments.start, arguments.end)
+        period = _period(tools.clock.now(), arguments)
         with tools.database.report(fresh=True) as session:
             chunks = _chunks(session, arguments, period)
             if arguments.output in (None, "-"):
@@ -250,9 +254,10 @@ def _beside(path: Path, arguments: argparse.Namespace, now: datetime) -> dict[st
     return {"metadata": str(target)}
 
 
-def _period(now: datetime, start: str | None, end: str | None) -> Period:
-    until = parse_datetime(end) if end else now
-    since = parse_datetime(start) if start else until - timedelta(days=31)
+def _period(now: datetime, arguments: argparse.Namespace) -> Period:
+    zone, start, end = zone_of(arguments.time_zone), arguments.start, arguments.end
+    until = parse_datetime(end, "--to", zone) if end else now
+    since = parse_datetime(start, "--from", zone) if start else until - timedelta(days=31)
     if since >= until:
         raise BadRequest("--from is not before --to.", next_step="Give an earlier --from.")
     return Period(since, until)

@@ -25,6 +25,7 @@ from billing.exports.formats import Format
 from billing.exports.subjects import Period
 from billing.exports.tables import ExportJob
 from billing.exports.views import job_json, schedule_json
+from billing.periods import zone_of
 from billing.pricing import engine_prices
 from billing.pricing.exchange_rates import Converter
 from billing.reports import margin, month_end
@@ -91,13 +92,14 @@ def export(
     focus: Annotated[FocusChoice, Depends(focus_choice)],
     what: Annotated[str, Query(description=f"One of {', '.join(NAMES)}.")] = "usage",
     format: Annotated[str, Query(description="csv, jsonl or parquet.")] = "csv",
-    start: Annotated[str | None, Query(description="First day or time, UTC, inclusive.")] = None,
-    end: Annotated[str | None, Query(description="Last day or time, UTC, exclusive.")] = None,
+    start: Annotated[str | None, Query(description="First day or time, inclusive.")] = None,
+    end: Annotated[str | None, Query(description="Last day or time, exclusive.")] = None,
+    time_zone: Annotated[str, Query(description="Of both, an IANA name; UTC without it.")] = "UTC",
 ) -> StreamingResponse:
     """Download the tenant's usage, charges, invoices or ledger, or a FOCUS dataset."""
     export = export_of(what, focus.version, focus.dataset, focus.columns)
     form = format_of(format)
-    period = _period(ctx.clock.now(), start, end)
+    period = _period(ctx.clock.now(), start, end, shapes.checked_zone(time_zone))
     name = f"tollhouse-{export.stem}-{period.start:%Y%m%d}-{period.end:%Y%m%d}.{form.value}"
     return StreamingResponse(
         _rows(ctx, export, form, period),
@@ -160,10 +162,10 @@ def _buckets(ctx: AdminContext, query: BucketQuery, kinds: tuple[str, ...]) -> A
         return usage_buckets(session, ctx.scope, replace(query, kinds=kinds))
 
 
-def _period(now: datetime, start: str | None, end: str | None) -> Period:
+def _period(now: datetime, start: str | None, end: str | None, zone: str) -> Period:
     """By default the last 31 days."""
-    until = _parse_time("end", end) or now
-    since = _parse_time("start", start) or until - timedelta(days=31)
+    until = _parse_time("end", end, zone) or now
+    since = _parse_time("start", start, zone) or until - timedelta(days=31)
     if since >= until:
         raise BadRequest(
             "start is not before end.", next_step="Give a start before the end.", param="start"
@@ -171,8 +173,8 @@ def _period(now: datetime, start: str | None, end: str | None) -> Period:
     return Period(since, until)
 
 
-def _parse_time(name: str, text: str | None) -> datetime | None:
-    return parse_datetime(text, name) if text is not None else None
+def _parse_time(name: str, text: str | None, zone: str) -> datetime | None:
+    return parse_datetime(text, name, zone_of(zone)) if text is not None else None
 
 
 def _parameters(request: Request) -> dict[str, list[str]]:

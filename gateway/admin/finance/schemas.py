@@ -223,7 +223,7 @@ def _query(
         WIDTHS[label],
         group_by,
         limit,
-        zone=_zone(_one(parameters, "time_zone")),
+        zone=checked_zone(_one(parameters, "time_zone") or "UTC"),
         project_ids=_many(parameters, "project_ids"),
         key_ids=_many(parameters, "api_key_ids"),
         models=_many(parameters, "models"),
@@ -232,13 +232,11 @@ def _query(
     )
 
 
-def _zone(name: str | None) -> str:
-    if name is None:
-        return "UTC"
+def checked_zone(name: str) -> str:
     try:
         zone_of(name)
     except BadRequest as error:
-        raise BadRequest(str(error), next_step=error.next_step, param="time_zone") from None
+        raise BadRequest(error.message, next_step=error.next_step, param="time_zone") from None
     return name
 
 

@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from billing.accounts.accounts import timezone_of
 from core.clock import Clock
 from core.errors import Forbidden, Unauthenticated
 from core.tenants import audit, keys, members, operators, organisations, sessions
@@ -110,6 +111,7 @@ class DashboardAuth:
             name=_name_of(session, actor),
             role=actor.role,
             currency=tenant.currency,
+            timezone=timezone_of(session, tenant.id),
             operator=actor.is_operator,
         )
 

@@ -14,8 +14,10 @@ from billing.accounts import accounts
 from billing.accounts.accounts import lock_account
 from billing.invoicing import invoice_run
 from billing.invoicing.tables import Invoice, InvoiceLine
+from billing.usage.day_range import Range
 from billing.usage.usage_buckets import Bucket, BucketQuery, Width, usage_buckets
 from core.tenants.scope import TenantScope, scope_of_operator
+from dashboards import usage_totals
 from tests.billing.conftest import Deployment
 
 ZONES = (
@@ -139,6 +141,28 @@ def _days_are_the_sheet(deployment: Deployment, zone: str) -> None:
         ).all()
     march = read(days(deployment, zone, date(2026, 3, 1), 31), zone)
     assert Fraction(sum(exact), PICO) == sum(march.values()) > 0
+
+
+def test_a_range_of_days_is_that_of_its_zone() -> None:
+    now = datetime(2026, 3, 31, 19, tzinfo=UTC)  # April in Kolkata
+    month = Range.month_of(now, "Asia/Kolkata")
+    assert (month.first, month.last) == (date(2026, 4, 1), date(2026, 4, 1))
+    assert month.start == datetime(2026, 3, 31, 18, 30, tzinfo=UTC)
+    assert month.month_end == datetime(2026, 4, 30, 18, 30, tzinfo=UTC)
+    assert (month.width, month.buckets) == (Width.DAY, 1)  # its midnight is inside an hour
+    changed = Range(date(2026, 3, 29), date(2026, 3, 29), "Europe/Berlin")
+    assert (changed.width, changed.buckets) == (Width.HOUR, 23)
+
+
+def test_a_page_s_totals_are_those_of_the_tenant_s_month(lite: Deployment) -> None:
+    sheet = use(lite, ZoneInfo("Asia/Kathmandu"))
+    lite.rate()
+    span = Range(date(2026, 3, 1), date(2026, 3, 31), "Asia/Kathmandu")
+    with lite.database.read() as session:
+        found = usage_totals.read(session, scope(), span, lite.clock.now(), "model")
+    march = [amount for (day, _), amount in sheet.items() if day.month == 3]
+    assert Fraction(found.total("amount"), PICO) == sum(march)
+    assert (found.labels[0], found.labels[-1], len(found.labels)) == ("01 Mar", "31 Mar", 31)
 
 
 def test_a_page_ends_at_a_local_midnight_and_the_next_one_begins_there(lite: Deployment) -> None:

@@ -4,9 +4,10 @@ import csv
 import io
 import json
 import time
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import httpx
 import jsonschema
@@ -96,6 +97,37 @@ def test_costs_are_the_same_money_as_the_export(
     assert sum(r["quantity"] for r in tokens) == told["output"]
 
 
+def test_days_and_dates_may_be_those_of_a_time_zone(
+    deployment: Deployment, told: dict[str, int]
+) -> None:
+    """Days of Kolkata begin at half past six of the evening before, UTC."""
+    zone = ZoneInfo("Asia/Kolkata")
+    today = datetime.now(zone).replace(hour=0, minute=0, second=0, microsecond=0)
+    first, after = today - timedelta(days=1), today + timedelta(days=1)
+    for path in ("usage/completions", "costs"):
+        buckets = get(
+            deployment,
+            f"/v1/organization/{path}",
+            start_time=int(first.timestamp()) + 3600,
+            end_time=int(after.timestamp()),
+            time_zone="Asia/Kolkata",
+        ).json()["data"]
+        assert [(each["start_time"], each["end_time"]) for each in buckets] == [
+            (int(first.timestamp()), int(today.timestamp())),
+            (int(today.timestamp()), int(after.timestamp())),
+        ]
+        if path != "costs":
+            counts = [r["output_tokens"] for bucket in buckets for r in bucket["results"]]
+            assert sum(counts) == told["output"]
+    span = {"what": "usage", "format": "csv", "time_zone": "Asia/Kolkata"}
+    data = get(
+        deployment, "/v1/exports", start=f"{first:%Y-%m-%d}", end=f"{after:%Y-%m-%d}", **span
+    )
+    assert len(list(csv.DictReader(io.StringIO(data.text)))) == told["requests"]
+    earlier = get(deployment, "/v1/exports", start="2026-01-01", end="2026-01-02", **span)
+    assert list(csv.DictReader(io.StringIO(earlier.text))) == []
+
+
 def test_exports_in_lines_have_one_a_request(deployment: Deployment, told: dict[str, int]) -> None:
     rows = [
         json.loads(line)
@@ -179,6 +211,8 @@ def test_a_tenant_sees_its_scheduled_exports_and_no_others(
         ("/v1/exports", {"what": "usage", "focus_version": "1.4"}, "focus_version"),
         ("/v1/exports/focus/schema", {"focus_version": "9"}, "focus_version"),
         ("/v1/exports", {"start": "soon"}, "start"),
+        ("/v1/exports", {"time_zone": "Mars/Base"}, "time_zone"),
+        ("/v1/organization/costs", {"start_time": 1, "time_zone": "Mars/Base"}, "time_zone"),
     ],
 )
 def test_a_wrong_query_names_its_field(

@@ -38,7 +38,7 @@ def test_every_parameter_that_the_document_lists_is_taken(
     named = {each["name"]: sample(each) for each in listed if each["name"] != "tenant"}
     assert {"start_time", "end_time", "bucket_width", "group_by", "limit", "page"} <= named.keys()
     assert [each["name"] for each in listed if each.get("required")] == ["start_time"]
-    named |= {"limit": 5, "end_time": named["start_time"] + 60}
+    named |= {"time_zone": "Asia/Kolkata"} | {"limit": 5, "end_time": named["start_time"] + 60}
     named["page"] = f"page_{named['start_time']}"
     for name, value in named.items():
         asked = {"start_time": named["start_time"], name: value}
