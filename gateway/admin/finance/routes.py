@@ -86,20 +86,33 @@ def focus_choice(
     return FocusChoice(focus_version, dataset, column_names(columns))
 
 
+@dataclass(frozen=True, slots=True)
+class Days:
+    start: str | None
+    end: str | None
+    time_zone: str
+
+
+def days_asked(
+    start: Annotated[str | None, Query(description="First day or time, inclusive.")] = None,
+    end: Annotated[str | None, Query(description="Last day or time, exclusive.")] = None,
+    time_zone: Annotated[str, Query(description="Of both, an IANA name; UTC without it.")] = "UTC",
+) -> Days:
+    return Days(start, end, time_zone)
+
+
 @router.get("/exports")
 def export(
     ctx: ExportReadAccess,
     focus: Annotated[FocusChoice, Depends(focus_choice)],
+    days: Annotated[Days, Depends(days_asked)],
     what: Annotated[str, Query(description=f"One of {', '.join(NAMES)}.")] = "usage",
     format: Annotated[str, Query(description="csv, jsonl or parquet.")] = "csv",
-    start: Annotated[str | None, Query(description="First day or time, inclusive.")] = None,
-    end: Annotated[str | None, Query(description="Last day or time, exclusive.")] = None,
-    time_zone: Annotated[str, Query(description="Of both, an IANA name; UTC without it.")] = "UTC",
 ) -> StreamingResponse:
     """Download the tenant's usage, charges, invoices or ledger, or a FOCUS dataset."""
     export = export_of(what, focus.version, focus.dataset, focus.columns)
     form = format_of(format)
-    period = _period(ctx.clock.now(), start, end, shapes.checked_zone(time_zone))
+    period = _period(ctx.clock.now(), days)
     name = f"tollhouse-{export.stem}-{period.start:%Y%m%d}-{period.end:%Y%m%d}.{form.value}"
     return StreamingResponse(
         _rows(ctx, export, form, period),
@@ -162,10 +175,11 @@ def _buckets(ctx: AdminContext, query: BucketQuery, kinds: tuple[str, ...]) -> A
         return usage_buckets(session, ctx.scope, replace(query, kinds=kinds))
 
 
-def _period(now: datetime, start: str | None, end: str | None, zone: str) -> Period:
+def _period(now: datetime, days: Days) -> Period:
     """By default the last 31 days."""
-    until = _parse_time("end", end, zone) or now
-    since = _parse_time("start", start, zone) or until - timedelta(days=31)
+    zone = shapes.checked_zone(days.time_zone)
+    until = _parse_time("end", days.end, zone) or now
+    since = _parse_time("start", days.start, zone) or until - timedelta(days=31)
     if since >= until:
         raise BadRequest(
             "start is not before end.", next_step="Give a start before the end.", param="start"
