@@ -29,7 +29,7 @@ from gateway.engines.remote import RemoteEngine
 from gateway.engines.upstream_limits import UpstreamLimits
 from gateway.engines.upstream_usage import CountTokens
 from gateway.request.engine import EngineClient
-from gateway.request.parameters import EXTRA
+from gateway.request.inference import EXTRA
 
 # Of our own engine.
 OWN_CAPABILITIES = frozenset({"tools", "json", "grammar", "embeddings", "rerank", "score"})

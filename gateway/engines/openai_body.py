@@ -11,9 +11,8 @@ from gateway.engines.upstream_scores import ROUTES as SCORES
 from gateway.engines.upstream_scores import scores_body
 from gateway.prompts.tool_lists import GATEWAY_MARKS
 from gateway.request.engine import Job
-from gateway.request.inference import InferenceRequest
+from gateway.request.inference import EXTRA, InferenceRequest
 from gateway.request.media_parts import CAPABILITIES
-from gateway.request.parameters import EXTRA
 from gateway.request.plain_messages import PlainMessages
 
 _TOOL_FIELDS = frozenset(("type", "function"))  # OpenAI's own, of a function

@@ -1,5 +1,6 @@
 """Sampling parameters of a request: its own values over the model's defaults."""
 
+from dataclasses import fields
 from functools import lru_cache
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
@@ -70,33 +71,12 @@ def _given(request: InferenceRequest) -> dict[str, Any]:
     return given
 
 
-_SAMPLING_NAMES = (
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "typical_p",
-    "top_n_sigma",
-    "dry_multiplier",
-    "dry_base",
-    "dry_allowed_length",
-    "lz_penalty",
-    "allowed_token_ids",
-    "repetition_penalty",
-    "frequency_penalty",
-    "presence_penalty",
-    "logit_bias",
-    "seed",
-    "n",
-    "best_of",
-    "use_beam_search",
-    "length_penalty",
-    "logprobs",
-    "logprob_token_ids",
-    "prompt_logprobs",
-    "stop_token_ids",
-    "min_tokens",
-    "ignore_eos",
+# Both records have these, but for those that a request has as texts, and the limit of the prompt.
+_SAMPLING_NAMES = tuple(
+    field.name
+    for field in fields(SamplingParams)
+    if field.name in InferenceRequest.__struct_fields__
+    and field.name not in ("max_tokens", "bad_words")
 )
 _sampling = attrgetter(*_SAMPLING_NAMES)
 _UNSET_VALUES = _sampling(InferenceRequest("", ""))

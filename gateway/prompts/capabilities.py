@@ -7,9 +7,8 @@ from msgspec.structs import replace
 from core.errors import NotFound, UnsupportedParameter
 from gateway.catalog.catalog import ServedModel
 from gateway.edge.decoding import unknown_parameter
-from gateway.request.inference import InferenceRequest
+from gateway.request.inference import EXTRA, PASSED, InferenceRequest
 from gateway.request.media_parts import CAPABILITIES
-from gateway.request.parameters import EXTRA, PASSED
 
 # The capability that an upstream must declare for each parameter in `InferenceRequest.engine_parameters`.
 _NEEDS = {

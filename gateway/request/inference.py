@@ -1,5 +1,7 @@
 """An inference request in the form that all API surfaces share."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from msgspec import Struct, field
@@ -120,3 +122,44 @@ class Usage(Struct, frozen=True):
     @property
     def total(self) -> int:
         return self.prompt + self.output
+
+
+# Parameters beyond OpenAI's, each with its value when it is not set.
+EXTRA: Mapping[str, Any] = MappingProxyType(
+    {
+        name: getattr(InferenceRequest("", ""), name)
+        for name in (
+            "top_k",
+            "min_p",
+            "typical_p",
+            "top_n_sigma",
+            "dry_multiplier",
+            "dry_base",
+            "dry_allowed_length",
+            "dry_sequence_breakers",
+            "lz_penalty",
+            "best_of",
+            "use_beam_search",
+            "length_penalty",
+            "bad_words",
+            "allowed_token_ids",
+            "repetition_penalty",
+            "stop_token_ids",
+            "min_tokens",
+            "ignore_eos",
+            "include_stop_str_in_output",
+            "truncate_prompt_tokens",
+            "truncation_side",
+            "logprob_token_ids",
+            "chat_template_kwargs",
+            "continue_final_message",
+            "reasoning_effort",
+            "prediction",
+            "service_tier",
+        )
+    }
+)
+
+
+# Of these, hints to the model that an upstream's entry may list in its `extra_fields`.
+PASSED = ("verbosity", "prompt_cache_retention", "prompt_cache_options")

@@ -31,8 +31,7 @@ from gateway.formats.sampling import (
 from gateway.prompts.predictions import text_of
 from gateway.prompts.template_variables import checked
 from gateway.request import media_parts, thoughts
-from gateway.request.inference import InferenceRequest
-from gateway.request.parameters import PASSED
+from gateway.request.inference import PASSED, InferenceRequest
 from gateway.request.plain_messages import plain_messages
 from gateway.request.prompt_references import reference_of
 
