@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from engine.decoding.masks import Masks
-from engine.decoding.truncation import GREEDY_BELOW, draw
+from engine.decoding.truncation import GREEDY_BELOW, draw, excludes_rare
 from engine.protocol import SamplingParams
 
 _FEW = 16  # the vocabulary over the number of ids that are few
@@ -69,4 +69,4 @@ def few_ids(masks: Masks, index: list[int], vocab: int) -> FewIds | None:
 
 def _is_exact(params: SamplingParams) -> bool:
     """Whether a token is drawn, and no sum over the vocabulary but that of shares decides which."""
-    return params.temperature >= GREEDY_BELOW and params.typical_p >= 1 and params.top_n_sigma == 0
+    return params.temperature >= GREEDY_BELOW and not excludes_rare(params)

@@ -32,7 +32,7 @@ from engine.decoding.grammar.step_masks import Begun, StepMasks
 from engine.decoding.masks import Mask, exclude_, mask_of
 from engine.decoding.penalties import Penalties
 from engine.decoding.splitmix import mix
-from engine.decoding.truncation import GREEDY_BELOW, draw
+from engine.decoding.truncation import GREEDY_BELOW, draw, excludes_rare
 from engine.protocol import SamplingParams, TokenLogprob
 
 if TYPE_CHECKING:
@@ -232,9 +232,8 @@ def is_greedy(params: SamplingParams) -> bool:
 
 
 def _is_plain(params: SamplingParams) -> bool:
-    rare = params.typical_p < 1 or params.top_n_sigma > 0
     return (
-        (not rare or is_greedy(params))
+        (not excludes_rare(params) or is_greedy(params))
         and params.logprobs is None
         and not params.allowed_token_ids
         and params.grammar is None

@@ -51,13 +51,14 @@ def draw(
     return tokens
 
 
+def excludes_rare(params: SamplingParams) -> bool:
+    """Whether ids are excluded by a measure of all of the row's logits: top-nσ or typical."""
+    return params.top_n_sigma > 0 or params.typical_p < 1
+
+
 def without_rare(logits: Tensor, params: list[SamplingParams]) -> Tensor:
     """`logits`, or a copy of them without the ids that top-nσ and typical exclude: [rows, vocab]."""
-    narrow = [
-        n
-        for n, p in enumerate(params)
-        if p.temperature >= GREEDY_BELOW and (p.top_n_sigma > 0 or p.typical_p < 1)
-    ]
+    narrow = [n for n, p in enumerate(params) if p.temperature >= GREEDY_BELOW and excludes_rare(p)]
     if not narrow:
         return logits
     asked = [params[n] for n in narrow]

@@ -1,15 +1,17 @@
 """Checks the parameters of best_of and beam search."""
 
+from dataclasses import fields
+
 from engine.errors import RequestError
 from engine.protocol import SamplingParams
 
 MOST_CANDIDATES = 20  # OpenAI's limit of best_of
 MOST_BEAMS = 16
-# What samples, or reads what was generated before: a beam search has neither draws nor one history.
-_NOT_WITH_BEAMS = (
-    "top_k", "top_p", "min_p", "typical_p", "top_n_sigma", "repetition_penalty", "frequency_penalty",
-    "presence_penalty", "dry_multiplier", "lz_penalty", "bad_words", "grammar", "prompt_logprobs",
-    "best_of", "logprob_token_ids",
+# All others sample, or read what was generated before: a beam search has neither draws nor one history.
+_WITH_BEAMS = (
+    "max_tokens", "temperature", "logit_bias", "allowed_token_ids", "seed", "n", "logprobs",
+    "stop_token_ids", "min_tokens", "ignore_eos", "pooling", "use_beam_search", "length_penalty",
+    "dry_base", "dry_allowed_length", "dry_breakers",
 )  # fmt: skip
 
 
@@ -32,7 +34,7 @@ def check_candidates(params: SamplingParams, max_running: int) -> None:
             f"length_penalty is {params.length_penalty}: it must be from -10 to 10",
         )
     plain = SamplingParams(params.max_tokens)
-    for name in _NOT_WITH_BEAMS:
+    for name in [each.name for each in fields(params) if each.name not in _WITH_BEAMS]:
         if getattr(params, name) != getattr(plain, name):
             raise RequestError(
                 "unsupported_parameter",
