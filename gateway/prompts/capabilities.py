@@ -28,6 +28,7 @@ _ROUTES = {"embeddings": "embeddings", "rerank": "/v1/rerank", "score": "/v1/sco
 
 # Of answers: an upstream's text has no token ids.
 _BY_ID = ("return_tokens_as_token_ids", "return_token_ids")
+_by_id, _NOT_BY_ID = attrgetter(*_BY_ID), (False, False)
 
 _extra = attrgetter(*EXTRA)
 _UNSET = tuple(EXTRA.values())
@@ -56,8 +57,10 @@ def check_sampling_parameters(ask: InferenceRequest, model: ServedModel) -> None
             next_step="Leave it out, or use a model of the built-in engine.",
             param="echo" if ask.echo else "prompt_logprobs",
         )
-    by_id = [name for name in _BY_ID if getattr(ask, name)]
-    for name in (*by_id, *ask.extra.get("own_engine", ())):
+    own_engine = ask.extra.get("own_engine")
+    if own_engine or _by_id(ask) != _NOT_BY_ID:
+        by_id = [name for name in _BY_ID if getattr(ask, name)]
+        [name, *_] = [*by_id, *(own_engine or ())]
         raise UnsupportedParameter(
             f"The upstream of {model.name} does not support {name}.",
             next_step=f"Remove {name}, or use a model of the built-in engine.",

@@ -54,7 +54,12 @@ class Pipeline:
 
     async def serve(self, surface: Surface, exchange: Exchange) -> None:
         request_id = exchange.request_id or new_id(REQUEST)
-        ctx = RequestContext(request_id, surface, exchange, self.clock.monotonic())
+        ctx = RequestContext(
+            request_id=request_id,
+            surface=surface,
+            exchange=exchange,
+            started=self.clock.monotonic(),
+        )
         token = logs.request_id.set(ctx.request_id)
         metrics.in_flight.inc()
         try:

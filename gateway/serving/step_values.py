@@ -11,7 +11,7 @@ from gateway.engines.sampling import sampling_params
 from gateway.metering.engine_receipts import note_text
 from gateway.metering.meter import Meter, MeterServices, blocked_ending
 from gateway.request.engine import Job
-from gateway.serving.context import RequestContext
+from gateway.serving.context import Context, RequestContext
 
 
 def admission_request(ctx: RequestContext) -> AdmissionRequest:
@@ -36,7 +36,7 @@ def admission_request(ctx: RequestContext) -> AdmissionRequest:
     )
 
 
-def query_of(ctx: RequestContext) -> Query:
+def query_of(ctx: Context) -> Query:
     return Query(ctx.target, ctx.prompt, ctx.principal.tenant_id)
 
 
@@ -117,19 +117,16 @@ async def record_blocked(ctx: RequestContext, services: MeterServices, paid_by: 
     await ctx.meter.close(blocked_ending(paid_by), None)
 
 
-def opened_request(ctx: RequestContext, now: datetime, engine_id: str) -> OpenedRequest:
+def opened_request(ctx: Context, now: datetime, engine_id: str) -> OpenedRequest:
     assert ctx.reservation is not None
     principal, adapter, request = ctx.principal, ctx.target.adapter, ctx.prompt.request
-    kind = UsageKind.GENERATION if request.inputs is None else UsageKind.EMBEDDING
-    if ctx.lookup is not None and ctx.lookup.hit is not None:
-        kind = UsageKind.CACHE_HIT
     return OpenedRequest(
         request_id=ctx.request_id,
         tenant_id=principal.tenant_id,
         project_id=principal.project_id,
         key_id=principal.key_id,
-        kind=kind,
-        route=ctx.surface.route,
+        kind=ctx.kind,
+        route=ctx.route,
         model=ctx.target.model.name,
         adapter=adapter.name if adapter else None,
         adapter_digest=adapter.digest if adapter else None,

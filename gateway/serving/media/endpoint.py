@@ -32,7 +32,12 @@ class MediaEndpoint:
 
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
         clock, exchange = self._service.clock, Exchange(scope, receive, send)
-        ctx = MediaContext(new_id(REQUEST), self._endpoint, exchange, clock.monotonic())
+        ctx = MediaContext(
+            request_id=new_id(REQUEST),
+            endpoint=self._endpoint,
+            exchange=exchange,
+            started=clock.monotonic(),
+        )
         status = 499
         metrics.in_flight.inc()
         try:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import aiohttp
 import orjson
+from msgspec.structs import replace
 
 from core.clock import Clock
 from core.errors import NotFound, TollhouseError, Unavailable
@@ -37,6 +38,7 @@ from gateway.serving.media.request import Endpoint
 from gateway.serving.media.transcripts import TranscriptBlocked, TranscriptEvents
 from gateway.serving.media.usage import MediaUsage
 from gateway.serving.pipeline import Pipeline
+from gateway.serving.step_values import opened_request, query_of
 
 log = logging.getLogger("tollhouse.media")
 _STREAMED = ("audio/", "text/event-stream", "application/octet-stream")
@@ -118,7 +120,7 @@ class MediaService:
         ctx.usage = MediaUsage(ctx.request)
 
     async def _deliver(self, ctx: MediaContext) -> int:
-        route = self.pipeline.router.route(ctx.query())
+        route = self.pipeline.router.route(query_of(ctx))
         replica = route.next()
         if replica is None:
             raise TryFallback(route.refusal()) if ctx.fallbacks else route.refusal()
@@ -288,7 +290,10 @@ class MediaService:
 
     def _meter(self, ctx: MediaContext, engine_id: str) -> Meter:
         services = self.pipeline.metering
-        meter = Meter(services, ctx.opened(services.clock.now(), engine_id), ctx.trace)
+        opened = opened_request(ctx, services.clock.now(), engine_id)
+        # The upstream is asked for its own model, whatever adapter the name has.
+        opened = replace(opened, adapter=None, adapter_digest=None)
+        meter = Meter(services, opened, ctx.trace)
         meter.moderation = ctx.screening.action if ctx.screening is not None else None
         meter.streamed = ctx.request.stream
         meter.fallback_from = tuple(ctx.fallback_from)
