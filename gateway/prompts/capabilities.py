@@ -1,5 +1,6 @@
 """Parameters that only some engines support. Where one is not supported, the request is refused."""
 
+from collections.abc import Mapping
 from operator import attrgetter
 
 from msgspec.structs import replace
@@ -57,10 +58,10 @@ def check_sampling_parameters(ask: InferenceRequest, model: ServedModel) -> None
             next_step="Leave it out, or use a model of the built-in engine.",
             param="echo" if ask.echo else "prompt_logprobs",
         )
-    own_engine = ask.extra.get("own_engine")
+    own_engine: Mapping[str, object] | None = ask.extra.get("own_engine")
     if own_engine or _by_id(ask) != _NOT_BY_ID:
         by_id = [name for name in _BY_ID if getattr(ask, name)]
-        [name, *_] = [*by_id, *(own_engine or ())]
+        [name, *_] = [*by_id, *list(own_engine or ())]
         raise UnsupportedParameter(
             f"The upstream of {model.name} does not support {name}.",
             next_step=f"Remove {name}, or use a model of the built-in engine.",
