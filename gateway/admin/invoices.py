@@ -22,14 +22,8 @@ from core.errors import BadRequest
 from core.ids import new_id
 from core.money import decimal_of, format_minor
 from gateway.admin.adjustments.command import submit
-from gateway.admin.console import (
-    CommandContext,
-    add_json,
-    command_context,
-    show,
-    tenant_id_of,
-    units_of_amount,
-)
+from gateway.admin.console import CommandContext, command_context, tenant_id_of, units_of_amount
+from gateway.admin.output import add_json, show
 from gateway.metering.spool_watch import wait_until_shipped
 from gateway.serving.payments import make_taxes
 

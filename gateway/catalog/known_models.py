@@ -1,15 +1,9 @@
 """Short names of models: where each comes from, its SHA-256, licence and size."""
 
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sqlalchemy.orm import Session
-
-from billing.pricing.prices import ensure_default_prices, ensure_price
-from core.clock import Clock
 from engine.demo.paths import ADAPTERS, DEMO_DIR
-from gateway.catalog.upstreams import Upstream
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,18 +74,3 @@ def shipped_adapters(model: str) -> dict[str, Path]:
         if (each / "adapter_config.json").is_file()
         and (each / "adapter_model.safetensors").is_file()
     }
-
-
-def ensure_model_prices(
-    session: Session, clock: Clock, upstreams: Sequence[Upstream], own: str, names: Iterable[str]
-) -> None:
-    """The price of a model's upstream entry, else the default price. `own` is the name of the entries
-    that name no model."""
-    for name in names:
-        entry = next(
-            (each for each in upstreams if each.price and (each.model or own) == name), None
-        )
-        if entry is not None:
-            ensure_price(session, clock, name, entry.price, "of the upstream's entry")
-        else:
-            ensure_default_prices(session, clock, name)

@@ -7,7 +7,8 @@ from sqlalchemy.engine import make_url
 
 from billing.usage import partitions
 from core.errors import BadRequest
-from gateway.admin.console import add_json, command_context, say, show
+from gateway.admin.console import command_context
+from gateway.admin.output import add_json, say, show
 
 HELP = "upgrade the database schema, or downgrade it to a revision"
 

@@ -21,8 +21,8 @@ from core.tenants import audit
 from core.tenants.key_cache import KeyCache
 from core.tenants.models import AuditEntry
 from gateway.catalog.catalog import Catalog, ServedModel
-from gateway.catalog.known_models import ensure_model_prices
 from gateway.catalog.model_files import model_name
+from gateway.catalog.model_prices import ensure_model_prices
 from gateway.catalog.upstreams import Upstream, read_upstreams
 from gateway.edge.refresh import POLL_S
 from gateway.edge.threads import Work, run_as

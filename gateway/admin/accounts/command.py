@@ -8,7 +8,8 @@ from billing.adjustments import account_changes
 from billing.payments.methods import METHODS
 from core.errors import BadRequest
 from core.tenants import audit
-from gateway.admin.console import add_json, add_tenant, command_context, scope_named, show
+from gateway.admin.console import add_tenant, command_context, scope_named
+from gateway.admin.output import add_json, show
 
 _TEXTS = ("legal_name", "address", "email", "tax_region", "tax_id", "postal_code")
 _DEFAULT = "default"

@@ -13,14 +13,8 @@ from core.tenants import adapters
 from core.tenants.scope import TenantScope
 from engine.errors import EngineError
 from engine.model_spec import ModelSpec
-from gateway.admin.console import (
-    CommandContext,
-    add_json,
-    add_tenant,
-    command_context,
-    scope_named,
-    show,
-)
+from gateway.admin.console import CommandContext, add_tenant, command_context, scope_named
+from gateway.admin.output import add_json, show
 from gateway.catalog.adapter_archive import AdapterFiles
 from gateway.catalog.adapter_store import AdapterStore
 from gateway.catalog.checkpoint import read_config, spec_of

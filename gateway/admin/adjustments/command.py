@@ -13,14 +13,8 @@ from billing.reports import month_end
 from core.errors import BadRequest
 from core.money import decimal_of
 from core.tenants import operators
-from gateway.admin.console import (
-    CommandContext,
-    add_json,
-    command_context,
-    say,
-    show,
-    units_of_amount,
-)
+from gateway.admin.console import CommandContext, command_context, units_of_amount
+from gateway.admin.output import add_json, say, show
 
 # A user of this machine has the deployment's own token, so both are one person.
 OPERATOR = "operator"

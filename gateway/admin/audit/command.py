@@ -21,13 +21,11 @@ from billing.rating.rating_worker import rate_all
 from core.errors import DependencyDown
 from gateway.admin.console import (
     CommandContext,
-    add_json,
     add_provider_window,
     command_context,
     fetched_from_provider,
-    say,
-    show,
 )
+from gateway.admin.output import add_json, say, show
 from gateway.admission.held_money import held_money_differences
 from gateway.metering.receipt_files import files_and_events, receipt_files
 from gateway.metering.spool_watch import wait_until_shipped

@@ -11,7 +11,8 @@ from billing.bank.wires import Clerk
 from billing.payments import dunning
 from core.errors import BadRequest
 from gateway.admin.adjustments.command import actor
-from gateway.admin.console import CommandContext, add_json, command_context, say, show
+from gateway.admin.console import CommandContext, command_context
+from gateway.admin.output import add_json, say, show
 
 
 def add_bank_lines(verbs: Any) -> None:

@@ -10,7 +10,8 @@ from billing.subscriptions import subscriptions
 from billing.subscriptions.tables import Plan
 from core.errors import BadRequest
 from core.money import units_of
-from gateway.admin.console import add_json, command_context, show
+from gateway.admin.console import command_context
+from gateway.admin.output import add_json, show
 
 _AMOUNTS = {
     "base_fee": "fee per interval",

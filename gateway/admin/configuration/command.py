@@ -17,7 +17,8 @@ from gateway.admin.configuration import files, state
 from gateway.admin.configuration.apply import Application
 from gateway.admin.configuration.changes import Work
 from gateway.admin.configuration.document import Configuration
-from gateway.admin.console import add_json, command_context, say, show
+from gateway.admin.console import command_context
+from gateway.admin.output import add_json, say, show
 
 HELP = "make plans, prices and tenants what a file says; exit 2 with --dry-run if they differ"
 _DRIFT = 2

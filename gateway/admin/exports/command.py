@@ -28,9 +28,10 @@ from billing.stores import open_store
 from core.errors import BadRequest
 from core.tenants.scope import scope_of_operator
 from gateway.admin.configuration.command import add_config_export
-from gateway.admin.console import add_json, command_context, say, show, tenant_id_of
+from gateway.admin.console import command_context, tenant_id_of
 from gateway.admin.exports.options import add_focus, export_named
 from gateway.admin.ledger.journal_command import add_journal
+from gateway.admin.output import add_json, say, show
 from gateway.edge.decoding import parse_datetime
 from gateway.metering.spool_watch import wait_until_shipped
 

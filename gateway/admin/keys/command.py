@@ -15,15 +15,13 @@ from core.tenants.roles import MEMBER_ROLES
 from core.tenants.scope import TenantScope
 from gateway.admin.console import (
     CommandContext,
-    add_json,
     add_tenant,
     command_context,
     project_named,
-    say,
     scope_named,
-    show,
 )
-from gateway.admin.models import known_names
+from gateway.admin.engines.command import known_names
+from gateway.admin.output import add_json, say, show
 from gateway.edge.decoding import parse_datetime
 
 HELP = "issue, list, rotate and revoke API keys"

@@ -7,7 +7,8 @@ from billing.ledger import account_statement, journal
 from billing.ledger.account_statement import StatementQuery
 from billing.ledger.ledger import AccountKind
 from core.errors import BadRequest
-from gateway.admin.console import add_json, command_context, say, show, tenant_id_of
+from gateway.admin.console import command_context, tenant_id_of
+from gateway.admin.output import add_json, say, show
 from gateway.edge.decoding import parse_datetime
 
 

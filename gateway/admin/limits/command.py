@@ -4,7 +4,8 @@ import argparse
 
 from core.tenants import limits, organisations
 from core.tenants.plans import DAY, HOUR, MINUTE, LimitRule, Scope, Unit
-from gateway.admin.console import add_json, add_tenant, command_context, scope_named, show
+from gateway.admin.console import add_tenant, command_context, scope_named
+from gateway.admin.output import add_json, show
 
 HELP = "show, set and remove a tenant's limits"
 _PERIODS = {"minute": MINUTE, "hour": HOUR, "day": DAY}

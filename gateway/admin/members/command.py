@@ -15,13 +15,12 @@ from core.tenants.scope import TenantScope
 from gateway.admin.console import (
     PASSWORD_SOURCE,
     CommandContext,
-    add_json,
     add_tenant,
     command_context,
     password_from,
     scope_named,
-    show,
 )
+from gateway.admin.output import add_json, show
 
 HELP = "add, list and change the members of a tenant"
 

@@ -4,7 +4,8 @@ import argparse
 
 from core.tenants import operators
 from core.tenants.roles import ACCOUNTANT, OPERATOR_ROLES
-from gateway.admin.console import ACTOR, add_json, command_context, say, show
+from gateway.admin.console import ACTOR, command_context
+from gateway.admin.output import add_json, say, show
 
 HELP = "add, list and disable named operators"
 

@@ -8,15 +8,8 @@ from billing.adjustments import organisation_links
 from billing.organisations import organisation_usage, organisations
 from billing.rating.rating_worker import rate_all
 from core.errors import BadRequest
-from gateway.admin.console import (
-    ACTOR,
-    add_json,
-    add_tenant,
-    command_context,
-    scope_named,
-    show,
-    tenant_id_of,
-)
+from gateway.admin.console import ACTOR, add_tenant, command_context, scope_named, tenant_id_of
+from gateway.admin.output import add_json, show
 from gateway.edge.decoding import parse_datetime
 from gateway.metering.spool_watch import wait_until_shipped
 

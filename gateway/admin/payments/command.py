@@ -19,14 +19,13 @@ from gateway.admin.adjustments.command import submit
 from gateway.admin.bank import command as _bank_lines
 from gateway.admin.console import (
     CommandContext,
-    add_json,
     add_provider_window,
     command_context,
     fetched_from_provider,
-    show,
     tenant_id_of,
     units_of_amount,
 )
+from gateway.admin.output import add_json, show
 from gateway.serving.payments import make_payments
 
 HELP = "show and refund payments, import bank statements; retry commands to Stripe and its events"

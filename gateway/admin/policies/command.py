@@ -11,15 +11,8 @@ from sqlalchemy.orm import Session
 
 from core.errors import BadRequest
 from core.tenants.scope import TenantScope, scope_of_operator
-from gateway.admin.console import (
-    ACTOR,
-    add_json,
-    add_tenant,
-    command_context,
-    scope_named,
-    show,
-    tenant_id_of,
-)
+from gateway.admin.console import ACTOR, add_tenant, command_context, scope_named, tenant_id_of
+from gateway.admin.output import add_json, show
 from gateway.metering.spool_watch import wait_until_shipped
 from moderation import appeals, policies, records, strikes
 from moderation.dry_run import dry_run

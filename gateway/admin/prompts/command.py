@@ -7,7 +7,8 @@ from typing import Any
 
 from core.errors import BadRequest
 from core.tenants import prompt_templates
-from gateway.admin.console import add_json, add_tenant, command_context, scope_named, show
+from gateway.admin.console import add_tenant, command_context, scope_named
+from gateway.admin.output import add_json, show
 
 HELP = "create, version, list, show and remove prompt templates"
 

@@ -20,14 +20,13 @@ from gateway.admin.adjustments.command import submit
 from gateway.admin.console import (
     ACTOR,
     CommandContext,
-    add_json,
     add_tenant,
     command_context,
     scope_named,
-    show,
     tenant_id_of,
     units_of_amount,
 )
+from gateway.admin.output import add_json, show
 
 
 def add_add_ons(verbs: Any) -> None:

@@ -7,7 +7,8 @@ from billing.accounts.accounts import ensure_seller
 from billing.invoicing import sellers
 from core.errors import BadRequest
 from core.tenants import audit
-from gateway.admin.console import add_json, command_context, show
+from gateway.admin.console import command_context
+from gateway.admin.output import add_json, show
 
 HELP = "show and change the issuer of invoices"
 _TEXTS = {

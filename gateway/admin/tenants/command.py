@@ -19,14 +19,13 @@ from gateway.admin.console import (
     ACTOR,
     PASSWORD_SOURCE,
     CommandContext,
-    add_json,
     add_tenant,
     command_context,
     password_from,
     scope_named,
-    show,
 )
 from gateway.admin.organisations.command import add_organisations
+from gateway.admin.output import add_json, show
 from gateway.admin.subscriptions.command import add_add_ons, add_subscriptions
 
 

@@ -17,15 +17,9 @@ from core.errors import BadRequest, NotFound
 from core.money import decimal_of
 from core.settings import Settings
 from core.tenants.operator import operator_token
-from gateway.admin.console import (
-    add_json,
-    command_context,
-    scope_named,
-    show,
-    tenant_id_of,
-    text_of,
-)
+from gateway.admin.console import command_context, scope_named, tenant_id_of, text_of
 from gateway.admin.erasures import erase_everywhere
+from gateway.admin.output import add_json, show
 from gateway.edge.decoding import parse_datetime
 from gateway.metering import parked_records
 from gateway.metering.spool_watch import wait_until_shipped

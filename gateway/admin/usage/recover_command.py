@@ -9,7 +9,8 @@ from billing.payments.base import TryLater
 from billing.recovery import guard
 from billing.recovery.recovery import Recover
 from core.errors import BadRequest, Conflict, DependencyDown
-from gateway.admin.console import add_json, command_context, say, show
+from gateway.admin.console import command_context
+from gateway.admin.output import add_json, say, show
 from gateway.metering.receipt_files import MIN_AGE_S, Recovered, receipt_files, recover
 from gateway.metering.streams.storing import stream_state
 from gateway.serving.payments import make_payments

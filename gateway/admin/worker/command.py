@@ -7,7 +7,8 @@ from pathlib import Path
 from core import logs
 from core.data_dir import make_data_dir, private_files
 from core.settings import Settings, load_settings
-from gateway.admin.console import add_json, command_context, show
+from gateway.admin.console import command_context
+from gateway.admin.output import add_json, show
 from gateway.admin.worker.metrics import DIRECTORY, serve_metrics
 
 HELP = "run tasks from the broker: rating, invoices, payments, exports"

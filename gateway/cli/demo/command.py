@@ -13,7 +13,8 @@ from billing.usage.tables import Charge
 from core.money import decimal_of
 from core.tenants import bootstrap
 from core.tenants.models import Adapter, Tenant
-from gateway.admin.console import CommandContext, add_json, command_context, show
+from gateway.admin.console import CommandContext, command_context
+from gateway.admin.output import add_json, show
 from gateway.catalog.model_files import DEMO_NAME
 from gateway.cli.demo import server, traffic
 from gateway.metering.spool_watch import wait_until_shipped

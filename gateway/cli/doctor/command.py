@@ -5,7 +5,7 @@ import dataclasses
 
 from core.clock import SystemClock
 from core.settings import load_settings
-from gateway.admin.console import add_json, say, show
+from gateway.admin.output import add_json, say, show
 from gateway.cli.doctor import dependencies, packages, storage
 from gateway.cli.doctor.check import Check, Health, Report, good, run_checks
 

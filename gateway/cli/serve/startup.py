@@ -22,8 +22,9 @@ from core.tenants import bootstrap, epochs, keys
 from core.tenants.models import Adapter
 from core.tenants.scope import scope_of_operator
 from gateway.catalog.adapter_archive import read_adapter
-from gateway.catalog.known_models import ensure_model_prices, shipped_adapters
+from gateway.catalog.known_models import shipped_adapters
 from gateway.catalog.model_files import model_name, served_names
+from gateway.catalog.model_prices import ensure_model_prices
 from gateway.catalog.upstreams import read_upstreams
 from migrations.run import upgrade
 

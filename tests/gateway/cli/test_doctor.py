@@ -104,7 +104,8 @@ def test_a_spool_that_nobody_ships_is_told(tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / "spool" / "1-a.db") as spool:
         spool.executescript(
             "create table opened (request_id, body); create table outbox (seq, topic, body);"
-            "create table parked (seq, topic, body, reason); insert into outbox values (1, 'u', x'');"
+            "create table parked (seq, topic, body, reason); create table folded (log);"
+            "insert into folded values (0); insert into outbox values (1, 'u', x'');"
         )
     spool.close()
     late = SystemClock()
