@@ -65,25 +65,25 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def _list(arguments: argparse.Namespace) -> int:
-    from gateway.admin.engines.command import list_models
+    from gateway.admin.engines.served import list_models
 
     return list_models(arguments)
 
 
 def _engines(arguments: argparse.Namespace) -> int:
-    from gateway.admin.engines.command import list_engines
+    from gateway.admin.engines.served import list_engines
 
     return list_engines(arguments)
 
 
 def _drain(arguments: argparse.Namespace) -> int:
-    from gateway.admin.engines.command import drain
+    from gateway.admin.engines.served import drain
 
     return drain(arguments)
 
 
 def _resume(arguments: argparse.Namespace) -> int:
-    from gateway.admin.engines.command import resume
+    from gateway.admin.engines.served import resume
 
     return resume(arguments)
 

@@ -20,7 +20,7 @@ from gateway.admin.console import (
     project_named,
     scope_named,
 )
-from gateway.admin.engines.command import known_names
+from gateway.admin.engines.served import known_names
 from gateway.admin.output import add_json, say, show
 from gateway.edge.decoding import parse_datetime
 
