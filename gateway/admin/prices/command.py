@@ -17,7 +17,7 @@ from billing.rating import price_changes, rerating
 from core.errors import BadRequest
 from core.money import decimal_of
 from gateway.admin.console import ACTOR, CommandContext, command_context, tenant_id_of, text_of
-from gateway.admin.engines.command import add_engine_prices
+from gateway.admin.engines.prices import add_engine_prices
 from gateway.admin.output import add_json, say, show
 from gateway.edge.decoding import parse_datetime
 

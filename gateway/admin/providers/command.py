@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from core.errors import BadRequest
-from gateway.admin.console import show
+from gateway.admin.output import show
 from gateway.engines.ports.port import ReportedError
 from gateway.engines.ports.recordings import NAMES, Recorded, read_recording
 
