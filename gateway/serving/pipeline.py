@@ -53,13 +53,8 @@ class Pipeline:
     leaving: bool = False  # it serves on, but /readyz asks balancers to send nothing more
 
     async def serve(self, surface: Surface, exchange: Exchange) -> None:
-        request_id = exchange.request_id or new_id(REQUEST)
-        ctx = RequestContext(
-            request_id=request_id,
-            surface=surface,
-            exchange=exchange,
-            started=self.clock.monotonic(),
-        )
+        id, started = exchange.request_id or new_id(REQUEST), self.clock.monotonic()
+        ctx = RequestContext(request_id=id, started=started, exchange=exchange, surface=surface)
         token = logs.request_id.set(ctx.request_id)
         metrics.in_flight.inc()
         try:
