@@ -38,8 +38,8 @@ class GoogleTokens:
             import google.auth
             from google.auth.transport.requests import Request
         if self._credentials is None and self._file:
-            found = google.auth.load_credentials_from_file(self._file, scopes=[_SCOPE])
-            self._credentials = found[0]
+            load: Any = google.auth.load_credentials_from_file  # it has no types
+            self._credentials = load(self._file, scopes=[_SCOPE])[0]
         elif self._credentials is None:
             self._credentials = google.auth.default(scopes=[_SCOPE])[0]
         self._credentials.refresh(Request())
