@@ -72,12 +72,8 @@ class EngineConfig:
     listen: str = "tcp://127.0.0.1:0"  # address for gateways: tcp:// or ipc://
     server_key_file: str | None = None  # CURVE certificate of this engine, with its secret key
     client_keys_file: str | None = None  # public keys of the allowed gateways, one per line
-    metrics_port: int | None = (
-        None  # port of /metrics, /healthz and /readyz; 0: a free one, None: off
-    )
-    metrics_socket: str | None = (
-        None  # path of a Unix socket that serves /metrics, /healthz and /readyz
-    )
+    metrics_port: int | None = None  # port of /metrics and the probes; 0: a free one, None: off
+    metrics_socket: str | None = None  # path of a Unix socket with the same pages
     receipts_file: str | None = None  # keeps receipts across restarts; short form: `--receipts`
     receipts_days: float = 7.0  # acknowledged receipts stay in the file for so long after a restart
     receipts_kept: int = 100_000  # most receipts kept while they wait for an acknowledgement

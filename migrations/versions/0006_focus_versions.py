@@ -5,7 +5,7 @@ import json
 import sqlalchemy as sa
 from alembic import op
 
-from core.database import Json
+from migrations.column_types import Json
 
 revision = "0006_focus_versions"
 down_revision = "0005_safety_keys"

@@ -34,6 +34,8 @@ SCHEDULE: dict[str, tuple[str, float | None, float]] = {
     "billing.close_days": ("invoices", 3600, 3600),
     "billing.deliver_messages": ("messages", 15, 300),
     "billing.drop_old_usage": ("rating", 86_400, 300),
+    "billing.seal_secrets": ("messages", 600, 300),
+    "billing.waive_late": ("rating", 1800, 600),
     "billing.dunning": ("payments", 60, 600),
     "billing.expire_credit": ("rating", 600, 300),
     "billing.finalise": ("invoices", None, 300),

@@ -133,6 +133,12 @@ async def test_a_machine_without_a_free_cpu_gives_its_server_more_time(
 
 
 async def test_what_a_probe_measures_is_the_time_that_later_calls_have() -> None:
-    timeout = AdaptiveTimeout(0.01)
-    await timeout.measure(asyncio.sleep(0.2))
-    await timeout.wait(asyncio.sleep(0.2))
+    timeout, answered = AdaptiveTimeout(0.01), []
+
+    async def _slow() -> None:
+        await asyncio.sleep(0.2)
+        answered.append(1)
+
+    await timeout.measure(_slow())
+    await timeout.wait(_slow())
+    assert len(answered) == 2

@@ -32,7 +32,8 @@ LIMIT_S = 60
 
 
 def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
+    fences = re.findall(r"^```(\w*)\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+    return [text for name, text in fences if name == language]
 
 
 def settings_of_the_page() -> dict[str, str]:

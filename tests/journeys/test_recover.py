@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gateway.cli.doctor.history import history
 from sqlalchemy import select
 
 from billing import tasks
@@ -18,6 +17,7 @@ from core.clock import SystemClock
 from core.settings import Settings
 from core.tenants.models import ApiKey
 from gateway.cli.doctor.check import Health
+from gateway.cli.doctor.storage import history
 from gateway.cli.main import main
 from tests.billing.payments.stripe_deployment import SECRET
 from tests.billing.recovery.restore_drill import Drill, open_drill

@@ -602,7 +602,7 @@ def test_a_refund_by_hand_that_never_left_is_undone_and_one_of_a_provider_is_not
     with customer.deployment.database.transaction() as session:
         row = session.get_one(Payment, payment)
         row.provider, row.external_id = "stripe", "pi_1"
-    with pytest.raises(Conflict, match="stripe has been told"):
+    with pytest.raises(Conflict, match="stripe was asked"):
         undo(customer, told, "u3")
 
 

@@ -8,7 +8,7 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from decimal import Decimal
 
 from billing.exports.focus.tables import FocusTable
@@ -178,4 +178,5 @@ def of_periods(costs: Sequence[Line], periods: Sequence[Line]) -> Iterator[str]:
 
 
 def _moment(text: str) -> datetime:
-    return datetime.fromisoformat(text)
+    moment = datetime.fromisoformat(text)
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)  # a rule of its own refuses it

@@ -313,9 +313,9 @@ def test_a_directory_keeps_whole_files_and_nothing_of_a_probe(tmp_path: Path) ->
     assert source.exists()
 
 
-def test_the_client_of_a_store_waits_five_seconds_for_a_connection_and_tries_thrice() -> None:
+def test_the_client_of_a_store_waits_five_seconds_for_a_connection_and_tries_twice() -> None:
     own = S3Store("books", "a", "http://store").client().meta.config
-    assert (own.connect_timeout, own.read_timeout) == (5, 60)
-    assert own.retries["total_max_attempts"] == 4 and own.retries["mode"] == "standard"
+    assert (own.connect_timeout, own.read_timeout) == (5, 7)
+    assert own.retries["total_max_attempts"] == 2 and own.retries["mode"] == "standard"
     assert own.s3["addressing_style"] == "path"
     assert "addressing_style" not in (S3Store("books", "a").client().meta.config.s3 or {})

@@ -36,6 +36,6 @@ def test_every_family_is_short() -> None:
 
 
 def test_the_table_lists_every_family() -> None:
-    text = (ROOT / "engine" / "README.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs/engine/models.md").read_text(encoding="utf-8")
     listed = set(re.findall(r"^\| `(\w+For\w+)` \|", text, re.MULTILINE))
     assert listed == set(FAMILIES)

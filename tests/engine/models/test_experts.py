@@ -181,7 +181,10 @@ def test_an_expert_that_is_missing_or_of_another_shape(tmp_path: Path) -> None:
     ("fields", "told"),
     [
         ({"num_experts_per_tok": 6}, "num_experts_per_tok is 6, of 5 experts"),
-        ({"num_local_experts": 0}, "num_local_experts is 0: it must be a whole number above 0"),
+        (
+            {"num_local_experts": 0},
+            "num_local_experts is 0: it must be a whole number from 1 to 65536",
+        ),
         ({"num_local_experts": 4}, "gate.weight has shape [5, 64]"),
     ],
 )

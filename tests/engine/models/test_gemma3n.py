@@ -202,7 +202,7 @@ def test_the_text_part_of_a_checkpoint_with_towers(
         ({"num_kv_shared_layers": 7}, "num_kv_shared_layers is 7: it must be from 0 to 6"),
         ({"num_kv_shared_layers": 6}, "no keys and values of one of their kinds"),
         ({"altup_active_idx": 3}, "altup_active_idx is 3: it must be from 0 to 2"),
-        ({"activation_sparsity_pattern": [0.5] * 6 + [1.0]}, "7 shares below 1 are needed"),
+        ({"activation_sparsity_pattern": [0.5] * 6 + [1.0]}, "each is a number from 0 to below 1"),
         ({"laurel_rank": 0}, "laurel_rank is 0"),
         ({"laurel_rank": 11}, "laurel.linear_left.weight has shape"),
     ],

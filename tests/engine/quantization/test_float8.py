@@ -174,11 +174,14 @@ def test_tensors_that_do_not_fit_together_are_refused(
     ("declared", "said"),
     [
         (DEEPSEEK | {"fmt": "e5m2"}, "fp8 in 'e5m2' are not supported"),
-        (DEEPSEEK | {"weight_block_size": [128]}, r"blocks of \[128\] are not two sizes"),
-        (DEEPSEEK | {"weight_block_size": [128, 0]}, r"blocks of \[128, 0\] are not two sizes"),
+        (DEEPSEEK | {"weight_block_size": [128]}, r"blocks of \[128\], not two sizes"),
+        (
+            DEEPSEEK | {"weight_block_size": [128, 0]},
+            r"weight_block_size is \[128, 0\]: it must be",
+        ),
         (compressed(strategy="channel", num_bits=4), "type 'float' in 4 bits"),
         (compressed(strategy="channel", type="int"), "type 'int' in 8 bits"),
-        (compressed(strategy="block"), "blocks of None are not two sizes"),
+        (compressed(strategy="block"), "blocks of None, not two sizes"),
     ],
 )
 def test_schemes_beyond_what_is_read_are_refused_by_name(

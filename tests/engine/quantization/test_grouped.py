@@ -223,7 +223,7 @@ def test_tensors_that_do_not_fit_together_are_refused(
         ("gptq", {"checkpoint_format": "marlin"}, "gptq with the packing 'marlin'"),
         ("gptq", {"is_marlin_format": True}, "gptq with the packing 'marlin'"),
         ("gptq", {"group_size": 0}, "a group size of 0"),
-        ("gptq", {"group_size": "32"}, "a group size of '32'"),
+        ("gptq", {"group_size": "32"}, "group_size is '32': it must be a whole number"),
         ("gptq", {"dynamic": {r"-:.*head": {}, r".*down": {"bits": 8}}}, r"their own for \.\*down"),
         ("gptq", {"group_size": 64}, "which are not whole groups of 64"),
         ("gptq", {"group_size": 48}, "48"),

@@ -21,6 +21,7 @@ from tests.gateway.deployment import MODEL
 RECORDS = {
     "*": {
         "end_user_key",
+        "safety_key",
         "created_by",
         "decided_by",
         "requested_by",

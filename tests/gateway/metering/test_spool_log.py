@@ -245,28 +245,6 @@ def test_tables_that_cannot_be_written_keep_the_logs_in_order(tmp_path: Path) ->
     file.close()
 
 
-def test_a_file_of_an_earlier_version_is_adopted(tmp_path: Path) -> None:
-    path = tmp_path / "spool" / "old.db"
-    path.parent.mkdir()
-    old = sqlite3.connect(path)
-    old.execute("create table opened (request_id text primary key, body blob not null)")
-    old.execute(
-        "create table outbox (seq integer primary key, topic text not null, body blob not null)"
-    )
-    old.execute("create table parked (seq integer primary key, topic text, body blob, reason text)")
-    old.execute(
-        "insert into outbox values (7, 'usage', ?)", move_to_outbox(closed("req_1"))[1].values[1:]
-    )
-    old.commit()
-    old.close()
-    assert spool_counts(Settings(data_dir=tmp_path)).unshipped == 1
-    file = SpoolFile(path)
-    assert file.waiting == 1
-    file.append(move_to_outbox(closed("req_2")))
-    assert [row[0] for row in tables(file)[1]] == [7, 8]
-    file.close()
-
-
 def test_a_log_of_a_later_version_is_left_alone(tmp_path: Path) -> None:
     file = SpoolFile(tmp_path / "a.db")
     file.append([insert_opened(opened("req_1"))])

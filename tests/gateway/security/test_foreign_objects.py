@@ -251,6 +251,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/conversations/{conversation_id}/items": {
         "json": {"items": [{"type": "message", "role": "user", "content": "x"}]}
     },
+    "/admin/v1/export-schedules/{schedule_id}": {"json": {"paused": True}},
     "/admin/v1/prompts/{prompt_id}/versions": {"json": {"messages": MESSAGES}},
     "/admin/v1/members/{member_id}/password": {"json": {"password": "another long password 2"}},
 }

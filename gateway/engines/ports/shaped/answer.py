@@ -1,5 +1,6 @@
 """Reads answers of OpenAI's chats and completions, whole or by events."""
 
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -23,6 +24,7 @@ _OWN_REASONS = {
 }
 _DETAILS = "reasoning_details"
 _PIECES = ("text", "summary", "data")  # of a detail, which a stream sends in pieces
+_STATUS = re.compile("[45][0-9]{2}")
 
 
 class ShapedReader:
@@ -123,5 +125,4 @@ class ShapedReader:
 def reported(error: Any) -> ReportedError:
     code = error.get("code") if isinstance(error, dict) else None
     text = str(code)
-    status = int(text) if len(text) == 3 and text.isdigit() and text[0] in "45" else 500
-    return ReportedError(status, error)
+    return ReportedError(int(text) if _STATUS.fullmatch(text) else 500, error)

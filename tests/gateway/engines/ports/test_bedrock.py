@@ -54,7 +54,8 @@ def _credentials(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_our_signature_is_the_specifications_and_boto3s(model: str) -> None:
     with provider() as server:
         server.said = MADE["bedrock"].whole(False)
-        client = boto3.client(
+        # A session of its own: the default one keeps the credentials that it finds first.
+        client = boto3.session.Session().client(
             "bedrock-runtime",
             region_name="eu-west-1",
             endpoint_url=server.url,
