@@ -7,7 +7,6 @@ from gateway.admin.audit import routes as audit
 from gateway.admin.bank import routes as bank
 from gateway.admin.billing import routes as billing
 from gateway.admin.engines import routes as engines
-from gateway.admin.exchange_rates import routes as exchange_rates
 from gateway.admin.exports import routes as exports
 from gateway.admin.finance import routes as finance
 from gateway.admin.keys import routes as keys
@@ -18,6 +17,7 @@ from gateway.admin.operators import routes as operators
 from gateway.admin.organisations import routes as organisations
 from gateway.admin.payments import routes as payments
 from gateway.admin.policies import routes as policies
+from gateway.admin.prices import routes as exchange_rates
 from gateway.admin.prompts import routes as prompts
 from gateway.admin.subscriptions import routes as subscriptions
 from gateway.admin.taxes import routes as taxes

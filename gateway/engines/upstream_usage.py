@@ -40,7 +40,7 @@ class _Report(Struct, frozen=True):
     completion: int
     reasoning: int
     characters: int  # received when the report came, including those of reasoning
-    cache_write: int = 0  # of the prompt, beside `cached`
+    cache_write: int = 0  # of the prompt, without `cached`
     cache_write_long: int = 0  # the same, kept for an hour
     searches: int = 0
 

@@ -203,7 +203,7 @@ class Mailbox:
     # Whether the connection to the engine was lost: the receipt may come on the next one.
     lost = False
     given_up = False  # nobody waits for the receipt any more
-    notes: tuple[str, ...] = ()  # what of the request the upstream was only told approximately
+    notes: tuple[str, ...] = ()  # what of the request is only approximated upstream
     _error: TollhouseError | None = None
     _fault: Exception | None = None  # of `pass_chunks`
     _over = False

@@ -16,7 +16,7 @@ KINDS: Mapping[str, str] = MappingProxyType(
 )
 CAPABILITIES = frozenset(KINDS.values())
 RESERVED_TOKENS = 2_000  # for each part, until the upstream reports what it counted
-_OF_DOCUMENTS = ("title", "context", "citations")  # beside the source
+_OF_DOCUMENTS = ("title", "context", "citations")  # in addition to the source
 _SCHEMES = ("https://", "data:image/")
 _FIELDS = {
     "image_url": {"url", "detail"},

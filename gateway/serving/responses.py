@@ -149,7 +149,7 @@ def _prompts(prompt: Prompt) -> list[list[int]]:
 
 
 def _with_notes(headers: Headers, meter: Meter) -> Headers:
-    """What an upstream was only told approximately, and what the engine dropped."""
+    """What an upstream was sent only approximately, and what the engine dropped."""
     headers = _with_dropped(headers, meter.event)
     if not meter.approximated:
         return headers

@@ -1,4 +1,4 @@
-"""What FOCUS asks for beside the data: the schema, the instance of the dataset, and how recent it is."""
+"""What FOCUS asks for with the data: the schema, the instance of the dataset, and how recent it is."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -43,7 +43,7 @@ def schema_json(table: FocusTable) -> dict[str, Any]:
 
 
 def file_json(table: FocusTable, updated_at: datetime) -> dict[str, Any]:
-    """Beside a file that is written once, by hand."""
+    """For a file that is written once, by hand."""
     return {
         "Schema": schema_json(table),
         "Recency": {"DatasetInstanceLastUpdated": updated_at.isoformat()},
@@ -66,7 +66,7 @@ class Sector:
 def delivery_json(
     table: FocusTable, instance: str, updated_at: datetime, sectors: Sequence[Sector]
 ) -> dict[str, Any]:
-    """Beside each delivery: its schema, its instance, and which billing periods are complete."""
+    """For each delivery: its schema, its instance, and which billing periods are complete."""
     return {
         "DatasetInstance": {
             "DatasetInstanceId": instance,

@@ -58,7 +58,7 @@ class Names:
         projects = organisations.projects(session, scope)
         self.projects = {each.name: each for each in projects if each.archived_at is None}
         self.keys = [each for each in keys.all_of(session, scope) if keys.is_live(each, now)]
-        # A rotated key lives on beside its successor for a while.
+        # A rotated key and its successor are both live for a while.
         self.keys = [each for each in self.keys if each.rotated_to is None]
         self._counts = Counter(each.name for each in self.keys)
         names = {each.id: name for name, each in self.projects.items()}

@@ -3,9 +3,9 @@
 | field | of the canonical split |
 |---|---|
 | promptTokenCount | all input; `cachedContentTokenCount` of it is `cache_read` |
-| toolUsePromptTokenCount | input beside it, of the provider's own tools |
+| toolUsePromptTokenCount | additional input, of the provider's own tools |
 | candidatesTokenCount | `output`, without thoughts |
-| thoughtsTokenCount | `reasoning`, and `output` beside the candidates |
+| thoughtsTokenCount | `reasoning`, and `output` in addition to the candidates |
 | promptTokensDetails, candidatesTokensDetails | audio and image parts of the two |
 
 Writing a cache is not counted: what is cached without being asked for costs nothing to write.

@@ -5,12 +5,12 @@
 | prompt_tokens | all input: what was read from a cache or written into one is a part of it |
 | prompt_tokens_details.cached_tokens, or the dialect's own field | `cache_read` |
 | prompt_tokens_details.cache_write_tokens | `cache_write` |
-| completion_tokens | `output`, with reasoning, unless the dialect counts it beside |
+| completion_tokens | `output`, with reasoning, unless the dialect counts it separately |
 | completion_tokens_details.reasoning_tokens | `reasoning` |
 | *_details.audio_tokens, image_tokens | audio and image parts of the two |
 | server_tool_use.web_search_requests, num_sources_used | `searches` |
 
-Whether reasoning is counted beside the output is told by the total, where there is one.
+The total, where there is one, shows whether reasoning is counted separately.
 """
 
 from typing import Any
