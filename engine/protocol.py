@@ -201,10 +201,10 @@ class EngineInfo:
     eos_token_ids: tuple[int, ...]
     dtype: str  # that it computes in; after a slash, what keys and values are stored in, if another
     max_lora_rank: int
+    tokenizer_digest: str  # of the checkpoint's; empty where it has none
     public_prefixes: tuple[tuple[int, ...], ...] = ()  # routers need them to compute block keys
     pooling: str = ""  # of embeddings, unless a request names one; empty: it computes none
     batch_invariant: bool = False  # answers do not depend on what else is in the batch
-    tokenizer_digest: str = ""  # of the checkpoint's; empty where it has none
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from engine.config import EngineConfig
 from engine.decoding.splitmix import mix
 from engine.errors import AdapterError, IntegrityError, RequestError
 from engine.model_spec import Sight
+from engine.models.tokenizer_file import tokenizer_digest
 from engine.protocol import (
     AdapterState,
     EngineInfo,
@@ -42,7 +43,8 @@ def _embedding(state: int) -> bytes:
 
 
 class FakeRunner:
-    """Stores for every position of every block a hash of all tokens up to it and the adapter."""
+    """Stores for every position of every block a hash of all tokens up to it and the adapter. Where
+    `config.model` is a model, it says that it has that model's tokenizer."""
 
     def __init__(
         self,
@@ -84,6 +86,7 @@ class FakeRunner:
         context = min(context_length, config.max_context or context_length)
         weights = [_mix(11, position) | 1 for position in range(context + 1)]
         self._weights = np.array(weights, dtype=np.uint64)
+        path = Path(config.model)
         self.info = EngineInfo(
             engine_id="",
             model="fake",
@@ -95,6 +98,7 @@ class FakeRunner:
             eos_token_ids=eos,
             dtype="uint64",
             max_lora_rank=config.max_lora_rank,
+            tokenizer_digest=tokenizer_digest(path if path.exists() else None),
             pooling="last",
         )
 

@@ -21,7 +21,7 @@ from gateway.catalog.codec.tokenizing import TextCodec, load_codec
 from gateway.catalog.model_files import model_name, sampling_defaults, served_model
 from gateway.catalog.model_source import locate_configured
 from gateway.catalog.upstreams import Upstream
-from gateway.engines.model_identity import ModelIdentity
+from gateway.engines.model_identity import Entry, ModelIdentity
 from gateway.engines.openai import OpenAIEngine
 from gateway.engines.openai_body import KINDS
 from gateway.engines.ports.client import ProviderEngine
@@ -97,7 +97,7 @@ def make_engines(
                 upstream.url,
                 keys=_keys(settings, upstream),
                 identity=identities.setdefault(name, _identity(models[name])),
-                canary=upstream.canary_percent is not None,
+                entry=Entry(upstream.canary_percent is not None, bool(upstream.tokenizer)),
                 on_kv_events=partial(on_kv_events, upstream.replica_name)
                 if replica_counts[name] > 1
                 else None,
@@ -139,7 +139,8 @@ def _identity(model: ServedModel) -> ModelIdentity:
     if codec is None:
         return ModelIdentity(model.name)
     text = codec.tokenizer.to_str()
-    return ModelIdentity(model.name, hashlib.sha256(text.encode()).hexdigest())
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    return ModelIdentity(model.name, digest, codec.vocab_size)
 
 
 def _kept_identities(kept: Kept) -> dict[str, ModelIdentity]:

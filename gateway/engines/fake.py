@@ -71,6 +71,7 @@ class FakeEngine:
             eos_token_ids=eos_token_ids,
             dtype="float32",
             max_lora_rank=64,
+            tokenizer_digest="",
         )
         self._adapters: dict[str, AdapterState] = {}
         self._receipts: dict[str, Receipt] = {}

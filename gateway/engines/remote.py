@@ -26,7 +26,7 @@ from engine.protocol import (
 from engine.worker.client import EngineClient as Wire
 from engine.worker.client import Item
 from engine.worker.curve import ClientKeys
-from gateway.engines.model_identity import ModelIdentity
+from gateway.engines.model_identity import PLAIN, Entry, ModelIdentity
 from gateway.prompts.grammars import grammar_field
 from gateway.request.engine import (
     Generation,
@@ -86,7 +86,7 @@ class RemoteEngine:
         *,
         keys: ClientKeys | None = None,
         identity: ModelIdentity | None = None,
-        canary: bool = False,
+        entry: Entry = PLAIN,
         on_kv_events: Callable[[list[KvEvent]], None] | None = None,
         on_stray_receipt: Callable[[str, Receipt], None] | None = None,
     ) -> None:
@@ -96,7 +96,7 @@ class RemoteEngine:
         self.address = address
         self._keys = keys
         self.identity = identity
-        self._canary = canary
+        self._entry = entry
         self._other = ""  # how what the engine serves differs from what its name promises
         self._on_kv_events = on_kv_events
         self._on_stray_receipt = on_stray_receipt
@@ -145,7 +145,7 @@ class RemoteEngine:
         if self.identity is None or wire.info is self._compared:
             return bool(self._other)
         self._compared = wire.info
-        refusal = self.identity.refusal(self.engine_id, wire.info, canary=self._canary)
+        refusal = self.identity.refusal(self.engine_id, wire.info, self._entry)
         if refusal and refusal != self._other:
             log.error("the engine %s gets no requests: %s", self.engine_id, refusal)
         self._other = refusal

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from core.clock import SystemClock
@@ -14,15 +15,16 @@ from core.errors import Unavailable
 from core.settings import Settings
 from engine.config import EngineConfig
 from engine.demo.paths import MODEL_DIR
-from engine.protocol import EngineInfo
+from engine.protocol import EngineInfo, EngineStats
 from engine.runners.cpu.runner import load_runner
 from engine.runners.fake import FakeRunner
+from engine.worker import wire
 from engine.worker.server import Server
 from gateway.catalog.upstreams import read_upstreams
 from gateway.cli.doctor import dependencies
 from gateway.cli.doctor.check import Health
 from gateway.engines.clients import make_engines
-from gateway.engines.model_identity import ModelIdentity
+from gateway.engines.model_identity import Entry, ModelIdentity
 from gateway.request.engine import EngineClient
 from tests.contracts.test_engine_client import job
 
@@ -61,8 +63,19 @@ def other() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def same_tokenizer() -> Iterator[str]:
-    """An engine of other weights with an unknown tokenizer."""
+    """An engine of other weights with the model's tokenizer."""
     with serving(Server(config(), FakeRunner(config()))) as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def no_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """An engine of real weights whose directory has no tokenizer file."""
+    bare = tmp_path_factory.mktemp("bare")
+    for name in ("config.json", "model.safetensors"):
+        (bare / name).write_bytes((MODEL_DIR / name).read_bytes())
+    settings = replace(config(), model=str(bare))
+    with serving(Server(settings, load_runner(settings))) as address:
         yield address
 
 
@@ -100,6 +113,41 @@ async def test_an_engine_with_another_tokenizer_gets_no_request(tmp_path: Path, 
     await closed(clients)
 
 
+async def test_an_engine_without_a_tokenizer_is_served_only_where_the_entry_names_one(
+    tmp_path: Path, no_tokenizer: str
+) -> None:
+    clients = await connected(tmp_path, no_tokenizer)
+    info = clients[0].info()
+    assert info is not None and info.tokenizer_digest == ""
+    assert not clients[0].healthy()
+    assert "without a tokenizer" in clients[0].refusal and "`tokenizer`" in clients[0].refusal
+    await closed(clients)
+    entry = f'[{{"url": "{no_tokenizer}", "tokenizer": "{MODEL_DIR}"}}]'
+    clients = await connected(tmp_path, setting=entry)
+    assert clients[0].healthy() and clients[0].refusal == ""
+    await closed(clients)
+
+
+def test_a_named_tokenizer_with_more_ids_than_the_model_is_refused() -> None:
+    info = EngineInfo("e", "m", "a" * 64, 1, 1000, 1, 1, (), "float32", 0, "")
+    identity = ModelIdentity(NAME, "1" * 64, 1001)
+    named = Entry(names_tokenizer=True)
+    assert "has 1000 token ids" in identity.refusal("one", info, named)
+    assert identity.refusal("one", replace(info, vocab_size=1001), named) == ""
+    other = replace(info, vocab_size=1001, tokenizer_digest="2" * 64)
+    assert "another tokenizer" in identity.refusal("one", other, named)
+
+
+def test_an_engine_that_leaves_its_tokenizer_out_is_not_understood() -> None:
+    info = EngineInfo("e", "m", "a" * 64, 1, 1, 1, 1, (), "float32", 0, "1" * 64)
+    welcome = wire.Welcome(info, EngineStats(0, 0, 1, 1, 0), [], [], 1)
+    fields = msgspec.msgpack.decode(wire.encode(welcome)[9:])
+    del fields["info"]["tokenizer_digest"]
+    without = wire.encode(welcome)[:9] + msgspec.msgpack.encode(fields)
+    with pytest.raises(wire.WireError, match="tokenizer_digest"):
+        wire.decode(without)
+
+
 async def test_other_weights_under_one_name_are_refused_unless_they_are_a_canary(
     tmp_path: Path, demo: str, same_tokenizer: str
 ) -> None:
@@ -114,7 +162,7 @@ async def test_other_weights_under_one_name_are_refused_unless_they_are_a_canary
 
 
 def test_another_version_takes_the_name_when_all_engines_of_the_old_one_have_left() -> None:
-    info = EngineInfo("e", "m", "a" * 64, 1, 1, 1, 1, (), "float32", 0)
+    info = EngineInfo("e", "m", "a" * 64, 1, 1, 1, 1, (), "float32", 0, "")
     old, new = info, replace(info, base_digest="b" * 64)
     identity = ModelIdentity(NAME)
     assert identity.refusal("one", old) == identity.refusal("two", old) == ""

@@ -55,8 +55,9 @@ class Site:
 @contextmanager
 def site(tmp_path: Path, count: int) -> Iterator[Site]:
     addresses = [f"ipc://{tmp_path}/{number}.sock" for number in range(count)]
+    model = str(MODEL_DIR)
     engines = [
-        EngineProcess(HangingOptions("fake", each, tmp_path / f"{n}.log", extra=("--fake",)))
+        EngineProcess(HangingOptions(model, each, tmp_path / f"{n}.log", extra=("--fake",)))
         for n, each in enumerate(addresses)
     ]
     entries = [

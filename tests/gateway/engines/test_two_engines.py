@@ -25,7 +25,7 @@ NAMES = ("left", "right")
 
 
 def start(address: str, receipts: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "engine.worker.server", "--model", "fake", "--fake"]
+    command = [sys.executable, "-m", "engine.worker.server", "--model", str(MODEL_DIR), "--fake"]
     command += ["--listen", address, "--receipts", str(receipts), "--heartbeat-s", "0.2"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None and "ready" in process.stdout.readline()
@@ -173,7 +173,8 @@ def test_the_only_engine_killed_with_the_request_in_it_answers_when_it_is_back(
     tmp_path: Path,
 ) -> None:
     address = f"ipc://{tmp_path}/only.sock"
-    engine = EngineProcess(EngineOptions("fake", address, tmp_path / "r.log", extra=("--fake",)))
+    options = EngineOptions(str(MODEL_DIR), address, tmp_path / "r.log", extra=("--fake",))
+    engine = EngineProcess(options)
     engine.start()
     assert engine.wait_ready(60), engine.problem
     entry = f'[{{"url": "{address}", "model": "{MODEL}", "tokenizer": "{MODEL_DIR}"}}]'
