@@ -21,6 +21,8 @@ log = logging.getLogger("tollhouse.database")
 # second apart: its answer may be under way.
 _LOOK_EVERY_S, _LOOK_AGAIN_S, _DENIALS = 15.0, 1.0, 2
 _LOOK_LIMIT_S = 4
+# From 0 on: an alert on the increase of a counter does not see its first sample.
+_closed = metrics.silent_connections.labels("postgresql")
 # A server that waits for its client to read has nothing else to do.
 _WORKS = (
     "select state = 'active' and wait_event_type is distinct from 'Client'"
@@ -65,7 +67,7 @@ class TimedConnection(psycopg.Connection[Any]):
     def _end(self, waited_s: float) -> None:
         """Raises, because the connection is silent."""
         self.pgconn.finish()
-        metrics.silent_connections.labels("postgresql").inc()
+        _closed.inc()
         log.warning("a connection to PostgreSQL was silent for %.0f s and is closed", waited_s)
         raise psycopg.OperationalError(f"the server did not answer within {waited_s:.3g} s")
 

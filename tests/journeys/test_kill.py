@@ -25,7 +25,9 @@ from tests.journeys.deployments import (
 STREAMS = 32
 
 
-def in_the_middle(deployment: RunningGateway, act: Callable[[], None]) -> list[StreamResult]:
+def in_the_middle(
+    deployment: RunningGateway, act: Callable[[], None], *, max_tokens: int = 400
+) -> list[StreamResult]:
     """Start the streams, call `act` once a quarter of them runs, and return what the clients saw. A
     timer would come too early on a busy machine and too late on a fast one.
     """
@@ -44,7 +46,7 @@ def in_the_middle(deployment: RunningGateway, act: Callable[[], None]) -> list[S
 
     actor = threading.Thread(target=_act)
     actor.start()
-    seen = asyncio.run(streams(deployment, STREAMS, heard=_heard))
+    seen = asyncio.run(streams(deployment, STREAMS, max_tokens=max_tokens, heard=_heard))
     actor.join()
     return seen
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import psycopg
@@ -42,14 +43,17 @@ from tests.journeys.deployments import (
     sweep,
 )
 from tests.journeys.test_alerts import BILLING, RULES, STREAM, expressions
+from tests.silent_proxy import proxied
 
 pytestmark = pytest.mark.proof
 STORES = ("ClickHouseDown", "DaysNotMoved", "DatabaseUnreachable", "LimitsNotShared")
 SLOW = ("FirstTokenSlow", "GoodputLow", "PrefixHitRateLow", "QueueDeep", "KvCacheFull")
 HUNG = ("AdapterQuarantined", "RequestsLost")
 BEHIND, WORKERS = ("DatabaseBehind",), ("WorkerSilent",)
+SILENT = ("ConnectionsSilent",)
 DOWN = ("TargetDown", "ModelNotServed")
 BROKEN = ("ThroughputGone", "BreakerOpen", "ErrorRateHigh")
+CLOSED = 'tollhouse_silent_connections_total{service="postgresql"}'
 LATE_S = 400.0
 FLOOD = 130  # requests at once
 
@@ -297,6 +301,37 @@ def test_a_worker_that_takes_no_tasks_raises_its_alert_and_asks_for_a_restart(
         sweep(prefix, RABBITMQ)
 
 
+@pytest.mark.timeout(600)
+def test_a_network_that_loses_connections_without_a_word_raises_its_alert(
+    tmp_path: Path, postgres_url: str
+) -> None:
+    """Each fault silences the connections that are open; over new ones the gateway goes on."""
+    if shutil.which("prometheus") is None:
+        pytest.skip("install prometheus (Debian's package) to run this test")
+    with proxied(("127.0.0.1", urlsplit(postgres_url).port or 5432)) as network:
+        url = urlsplit(postgres_url)._replace(netloc=f"root@{network.netloc}").geturl()
+        gateway = serve(Command(tmp_path, {"TOLLHOUSE_DATABASE_URL": url}))
+        prometheus = None
+        try:
+            place = gateway.url.removeprefix("http://")
+            prometheus = start_prometheus(tmp_path, {"gateway": place})
+            assert prometheus.query(CLOSED)[0]["value"][1] == "0"
+            assert not prometheus.raised(*SILENT)
+            for closed in range(1, 5):
+                network.silence()
+                prometheus.until(
+                    lambda closed=closed: int(prometheus.query(CLOSED)[0]["value"][1]) >= closed,
+                    "no silent connection is closed",
+                )
+            prometheus.wait(*SILENT)
+            assert "DatabaseUnreachable" not in prometheus.raised()
+        finally:
+            if prometheus is not None:
+                prometheus.process.kill()
+                prometheus.process.wait(60)
+            gateway.kill()
+
+
 def test_each_alert_is_raised_by_one_of_these_tests() -> None:
     assert {*expressions()} == {
         *BILLING,
@@ -308,6 +343,7 @@ def test_each_alert_is_raised_by_one_of_these_tests() -> None:
         *DOWN,
         *BEHIND,
         *WORKERS,
+        *SILENT,
     }
 
 
