@@ -137,20 +137,29 @@ class NatsStream:
             self._connecting = asyncio.Lock()
         async with self._connecting:
             if self._client is None or self._client.is_closed:
-                options = {"user_credentials": self._credentials} if self._credentials else {}
-                self._client = await nats.connect(
-                    self._servers,
-                    allow_reconnect=False,
-                    connect_timeout=max(1, int(self._timeout_s)),
-                    ping_interval=self._ping_s,
-                    max_outstanding_pings=_MOST_PINGS,
-                    error_cb=_note,
-                    **options,
-                )
+                self._client = await self._connected()
                 self.most_bytes = self._client.max_payload - _HEADERS
                 self._messages = None
                 await self._ensure(self._client.jetstream(timeout=self._timeout_s))
             return self._client.jetstream(timeout=self._timeout_s)
+
+    async def _connected(self) -> Client:
+        options = {"user_credentials": self._credentials} if self._credentials else {}
+        client = Client()
+        try:
+            await client.connect(
+                self._servers,
+                allow_reconnect=False,
+                connect_timeout=max(1, int(self._timeout_s)),
+                ping_interval=self._ping_s,
+                max_outstanding_pings=_MOST_PINGS,
+                error_cb=_note,
+                **options,
+            )
+        except BaseException:  # the client leaves the socket of a connection that failed open
+            await _close(client)
+            raise
+        return client
 
     async def _end(self) -> None:
         """Disconnect, and let the client's own tasks close their sockets before the loop stops."""
@@ -165,10 +174,7 @@ class NatsStream:
     async def _disconnect(self) -> None:
         client, self._client, self._messages = self._client, None, None
         if client is not None and not client.is_closed:
-            try:
-                await asyncio.wait_for(client.close(), 1.0)
-            except (nats.errors.Error, OSError, TimeoutError) as error:
-                log.debug("the connection to the stream ended with: %s", error)
+            await _close(client)
 
     async def _ensure(self, stream: JetStreamContext) -> None:
         wanted = api.StreamConfig(
@@ -278,6 +284,13 @@ def _would_lose(config: api.StreamConfig) -> str:
     if config.max_age:
         return f"deletes messages after {config.max_age:.0f} s"
     return ""
+
+
+async def _close(client: Client) -> None:
+    try:
+        await asyncio.wait_for(client.close(), 1.0)
+    except (nats.errors.Error, OSError, TimeoutError) as error:
+        log.debug("the connection to the stream ended with: %s", error)
 
 
 async def _note(error: Exception) -> None:

@@ -1,7 +1,9 @@
 """What the clients of a stream ask for and how they take failures, without a server."""
 
 import base64
+import socket
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any
@@ -185,25 +187,34 @@ def test_a_parked_record_that_still_cannot_be_read_is_an_error(kind: str) -> Non
         read_record(kind, b"\xc1")
 
 
-async def test_a_connection_to_nats_that_is_lost_is_made_anew_by_the_next_call(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    "greeting",
+    [b"", b"nonsense\r\n", b'INFO {"max_payload": 1024}\r\n'],
+    ids=["none", "wrong", "info"],
+)
+def test_a_connection_to_nats_that_fails_is_closed_and_made_anew_by_the_next_call(
+    greeting: bytes,
 ) -> None:
     """A client that reconnects by itself would send again what the spool sends again too."""
-    asked: list[dict[str, Any]] = []
-
-    async def _connect(_servers: list[str], **given: Any) -> None:
-        asked.append(given)
-        raise OSError("refused")
-
-    monkeypatch.setattr(nats.nats, "connect", _connect)
-    stream = nats.NatsStream(["nats://a"], "own", timeout_s=3.0)
-    for _ in range(2):
-        with pytest.raises(StreamDown, match="refused"):
-            stream.lag()
-    stream.close()
-    assert [(each["allow_reconnect"], each["connect_timeout"]) for each in asked] == [
-        (False, 3)
-    ] * 2
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(60)
+        stream = nats.NatsStream(
+            [f"nats://127.0.0.1:{server.getsockname()[1]}"], "own", timeout_s=1.0
+        )
+        for _ in range(2):
+            with ThreadPoolExecutor(1) as caller:
+                called = caller.submit(stream.lag)
+                connection, _ = server.accept()
+                connection.sendall(greeting)
+                assert isinstance(called.exception(60), StreamDown)
+            with connection:
+                connection.settimeout(10)
+                while connection.recv(4096):
+                    pass
+        server.settimeout(0.2)
+        with pytest.raises(TimeoutError):
+            server.accept()
+        stream.close()
 
 
 def test_a_message_ends_before_the_record_that_would_make_it_too_large() -> None:
