@@ -4,6 +4,10 @@ A proof is a file of tests with the mark `proof`. Its digest covers every file o
 imports, directly or through others, the modules that it names in strings (processes that it starts),
 the other files of their folders (C sources, SQL, templates) and the pinned versions. `proofs.json`
 holds the digests of the proofs that passed; commit it with the change that they were run for.
+
+A proof that starts the product imports nearly all of it, and protects little of it. It names the folders
+and files that it protects in `PROTECTS`, a tuple of paths: its digest covers these and what they import
+instead of all that it starts. `--all` runs it whatever has changed, as one does before a release.
 """
 
 import ast
@@ -21,6 +25,7 @@ PASSED = Path("tests/proofs.json")
 _FIXTURES = Path("tests/conftest.py")
 _PINS = Path("constraints.txt")
 _MARK = "mark.proof"
+_DECLARED = "PROTECTS"
 _COMMAND = Path("gateway/cli/main.py")
 _SHIPPED = ("core", "billing", "moderation", "engine", "dashboards", "gateway", "migrations")
 
@@ -68,17 +73,51 @@ def imported(path: Path) -> frozenset[Path]:
     return frozenset(found)
 
 
-def covered(proof: Path) -> set[Path]:
-    """Every file that the proof depends on."""
-    files, waiting = {proof}, [proof]
+def protected(proof: Path) -> tuple[str, ...]:
+    """The paths in the file's `PROTECTS`; none where it has no such constant."""
+    for node in ast.parse(proof.read_bytes()).body:
+        if isinstance(node, ast.Assign) and any(
+            isinstance(target, ast.Name) and target.id == _DECLARED for target in node.targets
+        ):
+            paths: tuple[str, ...] = ast.literal_eval(node.value)
+            return paths
+    return ()
+
+
+def below(path: str) -> set[Path]:
+    """The one file, or the files of a folder and its folders but for prose."""
+    root = Path(path)
+    return {
+        each
+        for each in tracked()
+        if each == root or (root in each.parents and each.suffix != ".md")
+    }
+
+
+def reached(roots: set[Path], *, through_product: bool = True) -> set[Path]:
+    """Files that the roots import, directly or through others; with `through_product` false, others are
+    those of tests alone."""
+    files, waiting = {*roots}, [each for each in roots if each.suffix == ".py"]
     while waiting:
         for each in imported(waiting.pop()) - files:
             files.add(each)
-            if each != _FIXTURES:  # of databases: who uses them imports what it stores
+            if each == _FIXTURES:  # of databases: who uses them imports what it stores
+                continue
+            if through_product or each.parts[0] == "tests":
                 waiting.append(each)
-    if _COMMAND in files:  # it finds its commands by their names
+    return files
+
+
+@cache
+def covered(proof: Path) -> frozenset[Path]:
+    """Every file that the proof depends on."""
+    declared = protected(proof)
+    files = reached({proof}, through_product=not declared)
+    for each in declared:
+        files |= reached(below(each))
+    if _COMMAND in files and not declared:  # it finds its commands by their names
         files |= {path for path in tracked() if path.parts[0] in _SHIPPED and path.suffix != ".md"}
-    return files | set(_data(files)) | {_PINS}
+    return frozenset((*files, *_data(files), _PINS))
 
 
 def _data(files: set[Path]) -> Iterator[Path]:
@@ -103,11 +142,16 @@ def passed() -> dict[str, str]:
     return json.loads(PASSED.read_text()) if PASSED.exists() else {}
 
 
+def due(digests: dict[str, str]) -> list[str]:
+    """The proofs that have not passed as their code is now."""
+    known = passed()
+    return [each for each in digests if known.get(each) != digests[each]]
+
+
 def main(arguments: list[str]) -> int:
     """pytest's exit status. Those that passed are written to `proofs.json`."""
     digests = {proof.as_posix(): digest(proof) for proof in proofs()}
-    known = passed()
-    chosen = [each for each in digests if "--all" in arguments or known.get(each) != digests[each]]
+    chosen = [*digests] if "--all" in arguments else due(digests)
     sys.stdout.write(
         f"{len(chosen)} of {len(digests)} proofs: the code of the others has not changed\n"
     )

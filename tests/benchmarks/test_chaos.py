@@ -16,6 +16,15 @@ from benchmarks.chaos_site.servers import Postgres, postgres_programs
 from benchmarks.chaos_site.site import site_in
 from tests.conftest import need_postgres, need_rabbitmq
 
+PROTECTS = (
+    "gateway/metering",
+    "gateway/admission",
+    "core/celery_queue.py",
+    "billing/usage",
+    "billing/rating",
+    "billing/ledger",
+)
+
 
 @pytest.fixture
 def echo() -> Iterator[tuple[str, int]]:

@@ -10,6 +10,7 @@ from tests.browser.journeys import incident, month_end, new_customer
 from tests.browser.journeys.film import Film, MovedClock
 from tests.gateway.deployment import running_deployment
 
+PROTECTS = ("dashboards", "gateway/admin/dashboard.py")
 pytestmark = pytest.mark.slow
 
 

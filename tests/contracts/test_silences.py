@@ -370,14 +370,8 @@ def _use_until_it_succeeds(use: Use, errors: tuple[type[Exception], ...]) -> Non
         time.sleep(0.05)
 
 
-# nats-py leaves sockets of silent connections to the garbage collector, which warns in any later test.
 ROWS = [
-    pytest.param(
-        name,
-        silence,
-        id=f"{name}-{silence.value}",
-        marks=[pytest.mark.proof] if name.startswith("nats") else [],
-    )
+    pytest.param(name, silence, id=f"{name}-{silence.value}")
     for name in CONNECTIONS
     for silence in Silence
     # botocore bounds each read and not an exchange; a task that exports has a limit of its own.

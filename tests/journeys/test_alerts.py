@@ -43,6 +43,13 @@ from tests.journeys.deployments import (
     sweep,
 )
 
+PROTECTS = (
+    "dashboards/alerts",
+    "dashboards/grafana",
+    "billing/reports",
+    "gateway/admin/worker",
+    "gateway/metering",
+)
 pytestmark = pytest.mark.proof
 RULES = ROOT / "dashboards/grafana/alerts.yaml"
 SCRAPES = ROOT / "deploy/prometheus.yaml"

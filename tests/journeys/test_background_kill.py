@@ -10,6 +10,12 @@ import pytest
 
 from tests.journeys.deployments import Command, RunningGateway, audit_when_settled, serve
 
+PROTECTS = (
+    "gateway/serving/background",
+    "gateway/serving/stored_responses",
+    "gateway/metering",
+    "core/responses",
+)
 LEASE_ENDS = "update stored_responses set lease_until = '2000-01-01 00:00:00.000000'"
 
 

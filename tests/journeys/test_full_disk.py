@@ -18,6 +18,14 @@ from tests.journeys.deployments import (
 from tests.journeys.test_kill import check, events_of, in_the_middle
 from tests.small_disk import fill, free, small_disk
 
+PROTECTS = (
+    "gateway/metering",
+    "engine/receipts.py",
+    "core/database.py",
+    "core/logs.py",
+    "billing/usage",
+)
+
 
 def refusal(deployment: RunningGateway) -> httpx.Response:
     body = {

@@ -22,6 +22,17 @@ from tests.journeys.deployments import (
     streams,
 )
 
+PROTECTS = (
+    "gateway/metering",
+    "gateway/answers",
+    "gateway/engines/local.py",
+    "gateway/engines/remote.py",
+    "engine/worker",
+    "engine/receipts.py",
+    "billing/usage",
+    "billing/rating",
+    "billing/ledger",
+)
 STREAMS = 32
 
 

@@ -27,6 +27,18 @@ from tests.journeys.deployments import (
 )
 from tests.journeys.test_kill import check, events_of, in_the_middle
 
+PROTECTS = (
+    "gateway/metering",
+    "gateway/engines/remote.py",
+    "gateway/engines/routing",
+    "core/celery_queue.py",
+    "core/counters_redis.py",
+    "engine/worker",
+    "billing/usage",
+    "billing/rating",
+    "billing/ledger",
+)
+
 
 @pytest.mark.proof
 def test_a_killed_worker_on_postgresql_loses_and_doubles_nothing(

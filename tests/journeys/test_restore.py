@@ -17,6 +17,7 @@ from gateway.metering.receipt_files import files_and_events, receipt_files
 from tests.journeys.deployments import Command, RunningGateway, serve
 from tests.journeys.test_kill import events_of
 
+PROTECTS = ("gateway/metering", "engine/receipts.py", "billing/recovery")
 _COUNTS = ("input_tokens", "cached_tokens", "output_tokens", "waived_tokens")
 _OWNER = ("tenant_id", "project_id", "key_id", "model", "price_version", "route", "kind")
 

@@ -8,6 +8,14 @@ import pytest
 
 from benchmarks.rolling_restart import PROXIES, measure
 
+PROTECTS = (
+    "deploy",
+    "docs/production.md",
+    "gateway/edge/listening.py",
+    "gateway/edge/http_protocol.py",
+    "gateway/metering",
+)
+
 
 @pytest.mark.proof
 @pytest.mark.timeout(600)

@@ -45,6 +45,15 @@ from tests.journeys.deployments import (
 from tests.journeys.test_alerts import BILLING, RULES, STREAM, expressions
 from tests.silent_proxy import proxied
 
+PROTECTS = (
+    "dashboards/alerts",
+    "dashboards/grafana",
+    "deploy/prometheus.yaml",
+    "core/postgres_connection.py",
+    "core/worker_liveness.py",
+    "engine/metrics.py",
+    "gateway/engines/routing",
+)
 pytestmark = pytest.mark.proof
 STORES = ("ClickHouseDown", "DaysNotMoved", "DatabaseUnreachable", "LimitsNotShared")
 SLOW = ("FirstTokenSlow", "GoodputLow", "PrefixHitRateLow", "QueueDeep", "KvCacheFull")

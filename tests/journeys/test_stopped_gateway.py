@@ -22,6 +22,7 @@ from tests.journeys.deployments import (
 )
 from tests.journeys.test_kill import check, events_of, in_the_middle
 
+PROTECTS = ("gateway/metering", "gateway/engines/remote.py", "engine/worker", "engine/receipts.py")
 LONG = 1500  # tokens that no engine generates in the 2 s after which it misses the gateway
 
 

@@ -27,6 +27,7 @@ from tests.journeys.deployments import (
     sweep,
 )
 
+PROTECTS = ("gateway/admin/worker", "core/celery_queue.py", "core/worker_liveness.py")
 TOKEN = secrets.token_hex(16)
 
 

@@ -24,6 +24,8 @@ from tests.engine.helpers import ask
 from tests.engine.models.test_family_parity import CASES
 from tests.engine.speculation.test_draft_model import always
 
+PROTECTS = ("engine/runners/cpu", "engine/speculation", "engine/decoding")
+
 # Norms, biases, windows, caps, experts and rotations of every kind, with widths that no vector divides.
 FAMILIES = ["llama-mha-biased", "qwen2-windows", "gemma2", "gemma3", "command-r", "granite", "olmo2",
             "phi3", "mixtral", "qwen2-moe", "qwen3-moe"]  # fmt: skip

@@ -25,6 +25,7 @@ from tests.engine.decoding.test_grammars import BAD, constrained, make
 from tests.engine.decoding.test_mask_making import TEXT, VOCAB, said_by
 from tests.engine.helpers import Collected, ask, run_until_idle
 
+PROTECTS = ("engine/decoding", "engine/worker/grammar_queue.py")
 ROOT = Path(__file__).parents[3]
 # Nearly every character leads to another state of the lexer, which all answers share.
 MANY_STATES = Grammar("regex", "(.*a.{20}b){30}")

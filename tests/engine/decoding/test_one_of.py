@@ -15,6 +15,8 @@ from engine.loop import Engine
 from tests.engine.decoding.test_grammars import answer, constrained, make
 from tests.engine.helpers import run_until_idle
 
+PROTECTS = ("engine/decoding",)
+
 
 @pytest.fixture(scope="module")
 def engine() -> Engine:

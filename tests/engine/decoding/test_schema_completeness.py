@@ -20,6 +20,7 @@ from engine.protocol import Grammar
 from tests.engine.decoding.test_grammars import TOKENIZER, answer, constrained, make
 from tests.engine.helpers import run_until_idle
 
+PROTECTS = ("engine/decoding",)
 EDGES = [2**53 - 1, 2**53 + 1, 2**63 - 1, 2**64 - 1, 1234567890123456789]
 NAMES = ["id", "name", "kind", "ü", "zip code"]
 

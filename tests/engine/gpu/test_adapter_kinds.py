@@ -29,6 +29,7 @@ from engine.backends.layers.linear import DenseLinear
 from tests.engine.gpu.formats.device_driver import device_driver, likely, stand_in
 from tests.engine.gpu.test_lora import make_site, make_step
 
+PROTECTS = ("engine/backends/gpu", "engine/runners/gpu")
 PROMPT = [5, 9, 12, 40, 33, 71, 8]
 # Of two layers, the second of which reads the keys of the first, for sampled rows alone.
 STREAMS = CASES["gemma3n"][1] | {

@@ -16,6 +16,8 @@ from engine.runners.cpu.runner import CpuRunner
 from tests.engine.checkpoints import save_adapter, save_checkpoint
 from tests.engine.gpu.device import DEVICE
 
+PROTECTS = ("engine/backends/gpu", "engine/runners/gpu")
+
 runner_gpu = pytest.importorskip("engine.runners.gpu.runner")
 workload = pytest.importorskip("benchmarks.gpu.workload")
 models = pytest.importorskip("benchmarks.gpu.models")

@@ -23,6 +23,8 @@ from tests.engine.quantization.agreement import some_ids
 pytest.importorskip("triton")
 from tests.engine.gpu.formats.device_driver import assert_answers, device_driver, likely, stand_in
 
+PROTECTS = ("engine/backends/gpu", "engine/runners/gpu")
+
 pair = mxfp4_pair  # of gpt-oss, in floats and in MXFP4
 PROMPTS = [some_ids(33), some_ids(5)]
 

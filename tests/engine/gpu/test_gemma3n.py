@@ -37,6 +37,7 @@ from engine.runners.gpu import runner as gpu_runner
 from tests.engine.gpu.formats.device_driver import assert_answers, device_driver, likely, stand_in
 from tests.engine.gpu.frozen_graph import FrozenGraph
 
+PROTECTS = ("engine/backends/gpu", "engine/runners/gpu")
 pytestmark = pytest.mark.slow
 
 SHAPE = CASES["gemma3n"][1]

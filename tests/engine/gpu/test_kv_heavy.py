@@ -47,6 +47,7 @@ from tests.engine.gpu.frozen_graph import FrozenGraph
 from tests.engine.gpu.test_attention import make_step, random_codes
 from tests.engine.gpu.test_runner_strict import SamplingParams, row
 
+PROTECTS = ("engine/backends/gpu", "engine/runners/gpu")
 pytestmark = pytest.mark.slow
 
 FIELDS = {

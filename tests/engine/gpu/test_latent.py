@@ -45,6 +45,7 @@ from tests.engine.gpu.test_attention import make_step as attention_step
 from tests.engine.gpu.test_attention import random_codes
 from tests.engine.gpu.test_lora import make_site, make_step
 
+PROTECTS = ("engine/backends/gpu", "engine/runners/gpu")
 CODES = [torch.int8, torch.float8_e4m3fn]
 PROMPTS = [some_ids(33), some_ids(5)]
 CASES = ["deepseek-v2", "deepseek-v3"]

@@ -31,6 +31,7 @@ from tests.engine.gpu.formats.device_driver import device_driver, stand_in
 from tests.engine.gpu.frozen_graph import FrozenGraph
 from tests.engine.gpu.test_runner_gpu import GpuDriver
 
+PROTECTS = ("engine/backends/gpu", "engine/runners/gpu")
 SEQUENCES, RUNNING, MOST, POSITIONS = 7, 8, 32, 640
 PER_SEQUENCE = -(-POSITIONS // 16)
 

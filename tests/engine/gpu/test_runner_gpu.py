@@ -21,6 +21,8 @@ from tests.engine.gpu.device import DEVICE
 from tests.engine.helpers import ask, run_until_idle
 from tests.engine.speculation.test_speculation import guess_from
 
+PROTECTS = ("engine/backends/gpu", "engine/runners/gpu")
+
 runner_gpu = pytest.importorskip("engine.runners.gpu.runner")
 skinny_launch = pytest.importorskip("engine.backends.gpu.skinny_launch")
 

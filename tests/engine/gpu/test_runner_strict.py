@@ -33,6 +33,7 @@ from tests.engine.gpu.cuda_stand_in import (
 from tests.engine.helpers import ask, run_until_idle
 from tests.engine.quantization.test_kv import greedy_over
 
+PROTECTS = ("engine/backends/gpu", "engine/runners/gpu", "benchmarks/gpu")
 CUDA = torch.device("cuda", 0)
 SHAPE = {
     "architectures": ["LlamaForCausalLM"],

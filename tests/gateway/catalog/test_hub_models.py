@@ -15,6 +15,7 @@ import pytest
 
 from tests.gateway.catalog.stub_hub import REPOSITORY, StubHub, stub_hub
 
+PROTECTS = ("gateway/catalog",)
 ROOT = Path(__file__).parents[3]
 pytestmark = pytest.mark.proof
 CONFIG = {

@@ -11,6 +11,8 @@ from core.errors import BadRequest, SettingError
 from gateway.catalog.codec.template_limits import RenderingTakesLong
 from gateway.catalog.codec.templates import ChatTemplate
 
+PROTECTS = ("gateway/catalog/codec", "gateway/prompts")
+
 CHAT: list[dict[str, Any]] = [{"role": "user", "content": "Hi"}]
 DOUBLED = "{% set n = namespace(x='aaaaaaaa') %}{% for i in range(60) %}"
 HOSTILE = {

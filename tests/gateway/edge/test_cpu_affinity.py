@@ -16,6 +16,11 @@ from gateway.edge import cpu_affinity
 from tests.conftest import REDIS, need_redis
 from tests.journeys.deployments import ROOT, Command, RunningGateway, serve
 
+PROTECTS = (
+    "gateway/edge/cpu_affinity.py",
+    "gateway/edge/listening.py",
+    "gateway/metering/batch_shippers.py",
+)
 pytestmark = pytest.mark.skipif(
     not hasattr(os, "sched_setaffinity"), reason="this system gives no cores to choose"
 )

@@ -10,6 +10,8 @@ import pytest
 from engine.backends.compiled.linear import has_kernel
 from tests.journeys.deployments import Command, serve
 
+PROTECTS = ("engine/runners/cpu", "engine/worker/server.py")
+
 
 @pytest.mark.proof
 @pytest.mark.skipif(

@@ -18,6 +18,7 @@ from engine.demo.paths import MODEL_DIR
 from tests.engine.checkpoints import VOCAB, save_checkpoint
 from tests.journeys.deployments import Command, serve
 
+PROTECTS = ("engine/speculation", "engine/runners/cpu", "gateway/engines/local.py")
 _TOKENS = 160
 
 

@@ -13,6 +13,7 @@ from gateway.request.engine import Job, Mailbox
 from gateway.request.inference import InferenceRequest
 from tests.gateway.drawn_answers import TOOLS, Drawn, draw
 
+PROTECTS = ("gateway/engines", "gateway/answers")
 FEW = 300
 
 

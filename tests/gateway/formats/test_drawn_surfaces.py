@@ -18,6 +18,12 @@ from tests.gateway.deployment import Deployment, running_deployment
 from tests.gateway.drawn_answers import TOOLS, Drawn, draw
 from tests.gateway.fake_upstream import Server, upstream
 
+PROTECTS = (
+    "gateway/formats",
+    "gateway/engines/ports",
+    "gateway/engines/openai.py",
+    "gateway/answers",
+)
 PATH = "/v1/chat/completions"
 Read = tuple[str, str, list[tuple[str, Any]], str]  # text, reasoning, calls, why it ended
 ASK: Any = [{"role": "user", "content": "Hi"}]

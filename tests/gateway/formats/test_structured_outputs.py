@@ -16,6 +16,8 @@ from pydantic import BaseModel, Field
 from tests.gateway.deployment import MODEL, Deployment
 from tests.gateway.own_engine import deployment_on_own_engine
 
+PROTECTS = ("gateway/formats", "gateway/answers", "engine/decoding")
+
 ASK: Any = [{"role": "user", "content": "What is a toll?"}]
 CITY = {
     "type": "object",

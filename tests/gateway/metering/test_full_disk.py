@@ -13,6 +13,7 @@ from tests.gateway.metering.spool_rows import closed, opened
 from tests.gateway.metering.test_spool import Books
 from tests.small_disk import fill, free, small_disk
 
+PROTECTS = ("gateway/metering",)
 pytestmark = pytest.mark.proof
 
 

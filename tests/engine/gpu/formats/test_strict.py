@@ -21,6 +21,7 @@ from tests.engine.gpu.test_runner_strict import (
     row,
 )
 
+PROTECTS = ("engine/backends/gpu", "engine/runners/gpu", "benchmarks/gpu")
 MIXTURE = {
     "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "head_dim": 16,
     "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "norm_topk_prob": True,
