@@ -33,6 +33,7 @@ COMMANDS = {
     "money": "gateway.admin.adjustments.command",
     "operator": "gateway.admin.operators.command",
     "payment": "gateway.admin.payments.command",
+    "plan": "gateway.admin.planning.command",
     "policy": "gateway.admin.policies.command",
     "price": "gateway.admin.prices.command",
     "prompt": "gateway.admin.prompts.command",
