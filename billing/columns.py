@@ -14,7 +14,8 @@ ORDERED_ID = String(lengths.ID).with_variant(String(lengths.ID, collation="C"), 
 
 
 class Quantities:
-    """Whole counts. `input_tokens` includes `cached_tokens`; generated tokens = output + waived."""
+    """Whole counts. `input_tokens` includes `cached_tokens`; generated tokens = output + waived. The
+    last ones divide uncached input and output, whatever prices them (`billing.pricing.components`)."""
 
     requests: Mapped[int] = mapped_column(BigInteger)
     input_tokens: Mapped[int] = mapped_column(BigInteger)
@@ -27,6 +28,15 @@ class Quantities:
     audio_seconds: Mapped[int] = mapped_column(BigInteger, server_default="0")
     images: Mapped[int] = mapped_column(BigInteger, server_default="0")
     characters: Mapped[int] = mapped_column(BigInteger, server_default="0")
+    cache_write_5m_tokens: Mapped[int] = mapped_column(BigInteger, server_default="0")
+    cache_write_1h_tokens: Mapped[int] = mapped_column(BigInteger, server_default="0")
+    audio_input_tokens: Mapped[int] = mapped_column(BigInteger, server_default="0")
+    image_input_tokens: Mapped[int] = mapped_column(BigInteger, server_default="0")
+    reasoning_tokens: Mapped[int] = mapped_column(BigInteger, server_default="0")
+    audio_output_tokens: Mapped[int] = mapped_column(BigInteger, server_default="0")
+    image_output_tokens: Mapped[int] = mapped_column(BigInteger, server_default="0")
+    searches: Mapped[int] = mapped_column(BigInteger, server_default="0")
+    tool_calls: Mapped[int] = mapped_column(BigInteger, server_default="0")
 
 
 class Amounts:
@@ -43,10 +53,42 @@ class Amounts:
     audio_amount: Mapped[int] = mapped_column(Units, server_default="0")
     image_amount: Mapped[int] = mapped_column(Units, server_default="0")
     character_amount: Mapped[int] = mapped_column(Units, server_default="0")
+    cache_write_5m_amount: Mapped[int] = mapped_column(Units, server_default="0")
+    cache_write_1h_amount: Mapped[int] = mapped_column(Units, server_default="0")
+    audio_input_amount: Mapped[int] = mapped_column(Units, server_default="0")
+    image_input_amount: Mapped[int] = mapped_column(Units, server_default="0")
+    reasoning_amount: Mapped[int] = mapped_column(Units, server_default="0")
+    audio_output_amount: Mapped[int] = mapped_column(Units, server_default="0")
+    image_output_amount: Mapped[int] = mapped_column(Units, server_default="0")
+    search_amount: Mapped[int] = mapped_column(Units, server_default="0")
+    tool_call_amount: Mapped[int] = mapped_column(Units, server_default="0")
     amount: Mapped[int] = mapped_column(Units)
 
 
-QUANTITY_COLUMNS = (
+# Of usage that a provider divides; all zero in most rows.
+PART_QUANTITIES = (
+    "cache_write_5m_tokens",
+    "cache_write_1h_tokens",
+    "audio_input_tokens",
+    "image_input_tokens",
+    "reasoning_tokens",
+    "audio_output_tokens",
+    "image_output_tokens",
+    "searches",
+    "tool_calls",
+)
+PART_AMOUNTS = (
+    "cache_write_5m_amount",
+    "cache_write_1h_amount",
+    "audio_input_amount",
+    "image_input_amount",
+    "reasoning_amount",
+    "audio_output_amount",
+    "image_output_amount",
+    "search_amount",
+    "tool_call_amount",
+)
+PLAIN_QUANTITIES = (
     "requests",
     "input_tokens",
     "cached_tokens",
@@ -59,7 +101,7 @@ QUANTITY_COLUMNS = (
     "images",
     "characters",
 )
-AMOUNT_COLUMNS = (
+PLAIN_AMOUNTS = (
     "input_amount",
     "cached_amount",
     "output_amount",
@@ -71,5 +113,6 @@ AMOUNT_COLUMNS = (
     "audio_amount",
     "image_amount",
     "character_amount",
-    "amount",
 )
+QUANTITY_COLUMNS = (*PLAIN_QUANTITIES, *PART_QUANTITIES)
+AMOUNT_COLUMNS = (*PLAIN_AMOUNTS, *PART_AMOUNTS, "amount")  # in the order of components

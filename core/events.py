@@ -4,7 +4,7 @@ from datetime import datetime
 from enum import StrEnum
 from operator import attrgetter
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 
 class UsageKind(StrEnum):
@@ -69,11 +69,53 @@ def engine_request_ids(request_id: str, prompts: int) -> tuple[str, ...]:
     return tuple(f"{request_id}.{number}" for number in range(prompts))
 
 
+class Components(Struct, frozen=True, omit_defaults=True):
+    """How the totals of a usage event divide, where a provider tells. Token counts, unless said
+    otherwise. No token is in two of them: what a cache held is in none, and what is in none is plain
+    input or plain output."""
+
+    cache_write_5m: int = 0  # input kept for the provider's usual time
+    cache_write_1h: int = 0  # input kept for an hour
+    audio_input: int = 0
+    image_input: int = 0
+    reasoning: int = 0  # output
+    audio_output: int = 0
+    image_output: int = 0
+    search: int = 0  # searches of the web by the provider's own tool
+    tool_call: int = 0  # calls of the provider's other tools
+
+    @property
+    def input_tokens(self) -> int:
+        return self.cache_write_5m + self.cache_write_1h + self.audio_input + self.image_input
+
+    @property
+    def output_tokens(self) -> int:
+        return self.reasoning + self.audio_output + self.image_output
+
+    def within(self, uncached_input: int, output: int) -> "Components":
+        """As much of it as totals have: of more, the later ones are cut."""
+        left = [uncached_input, output]
+        kept = {}
+        for name in self.__struct_fields__:
+            count = getattr(self, name)
+            if count and name not in UNITS:
+                side = int(name in OF_OUTPUT)
+                count = min(count, left[side])
+                left[side] -= count
+            kept[name] = count
+        return Components(**kept)
+
+
+UNITS = ("search", "tool_call")
+OF_OUTPUT = ("reasoning", "audio_output", "image_output")
+
+
 class UsageEvent(Struct, frozen=True):
     """A finished request: exactly one for every OpenedRequest.
 
     input_tokens includes cached_tokens. output_tokens were delivered to the client and are billed;
-    waived_tokens were generated but not delivered: generated = output + waived.
+    waived_tokens were generated but not delivered: generated = output + waived. `components` divide
+    the totals and add nothing to them.
     """
 
     request_id: str
@@ -114,6 +156,7 @@ class UsageEvent(Struct, frozen=True):
     counted_by: CountedBy | None = None  # what counted the tokens; None: no engine ran
     busy_us: int = 0  # microseconds of the engine's steps; 0: it did not measure them
     units: int = 0  # seconds, characters or images, by kind
+    components: Components | None = None  # None: all input and output is plain
 
     def __post_init__(self) -> None:
         counts = _counts_of(self)
@@ -128,6 +171,22 @@ class UsageEvent(Struct, frozen=True):
                 f"{self.request_id}: {self.cached_tokens} cached tokens exceed"
                 f" {self.input_tokens} input tokens"
             )
+        if self.components is not None:
+            self._check(self.components)
+
+    def _check(self, parts: Components) -> None:
+        if any(type(each) is not int or each < 0 for each in structs.astuple(parts)):
+            raise ValueError(
+                f"{self.request_id}: components must be non-negative integers: {parts}"
+            )
+        for side, total, sum_ in (
+            ("uncached input", self.input_tokens - self.cached_tokens, parts.input_tokens),
+            ("output", self.output_tokens, parts.output_tokens),
+        ):
+            if sum_ > total:
+                raise ValueError(
+                    f"{self.request_id}: components of {sum_} tokens exceed {total} {side} tokens"
+                )
 
 
 _INTEGERS = {int}

@@ -16,6 +16,7 @@ TRUNCATED = 40
 ROUTED = 120
 PAID_BY = 10
 COUNTED_BY = 10
+COMPONENTS = 320  # nine names with counts, as JSON
 # Anthropic's `metadata.user_id` may have 256 characters, OpenAI's `safety_identifier` 64.
 END_USER = 256
 CLIENT_REQUEST_ID = 200

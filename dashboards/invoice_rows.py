@@ -8,8 +8,8 @@ from billing.invoicing.open_amounts import open_minor
 from billing.invoicing.tables import CreditNote, Invoice, InvoiceLine
 from billing.payments.tables import Payment
 from billing.periods import days, local_day
+from billing.pricing.pricing import Component
 from billing.pricing.tables import PriceVersionRow
-from billing.usage.tables import DailyUsage
 from dashboards.formats import minor
 from dashboards.page_data import Tile
 from dashboards.tables import Column
@@ -50,20 +50,7 @@ NOTES = [
     Column("tax", "Tax", "minor"),
     Column("outcome", "Outcome"),
 ]
-# Component of a line -> (quantity column, amount column) of the roll-ups.
-COMPONENTS: dict[str, tuple[Any, Any]] = {
-    "input": (DailyUsage.input_tokens - DailyUsage.cached_tokens, DailyUsage.input_amount),
-    "cached_input": (DailyUsage.cached_tokens, DailyUsage.cached_amount),
-    "output": (DailyUsage.output_tokens, DailyUsage.output_amount),
-    "waived": (DailyUsage.waived_tokens, DailyUsage.waived_amount),
-    "request": (DailyUsage.requests, DailyUsage.request_amount),
-    "adapter": (DailyUsage.adapter_requests, DailyUsage.adapter_amount),
-    "gpu_second": (DailyUsage.gpu_seconds, DailyUsage.gpu_amount),
-    "moderation": (DailyUsage.moderation_calls, DailyUsage.moderation_amount),
-    "audio_second": (DailyUsage.audio_seconds, DailyUsage.audio_amount),
-    "image": (DailyUsage.images, DailyUsage.image_amount),
-    "character": (DailyUsage.characters, DailyUsage.character_amount),
-}
+COMPONENTS = frozenset(each.value for each in Component)
 
 
 def invoice_row(each: Invoice, root: str) -> dict[str, Any]:

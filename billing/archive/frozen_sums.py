@@ -15,7 +15,12 @@ from sqlalchemy import ColumnElement, func, insert, select
 from sqlalchemy.orm import Session
 
 from billing.archive.tables import ClosedCharges, ClosedUnits
-from billing.columns import AMOUNT_COLUMNS, QUANTITY_COLUMNS
+from billing.columns import (
+    AMOUNT_COLUMNS,
+    PART_AMOUNTS,
+    PART_QUANTITIES,
+    QUANTITY_COLUMNS,
+)
 from billing.ledger.tables import CreditUse, LedgerEntry
 from billing.usage.tables import Charge, ClosedDay, UsageEventRow
 
@@ -30,6 +35,7 @@ _LATER = frozenset(
     for name in (
         *("audio_seconds", "images", "characters"),
         *("audio_amount", "image_amount", "character_amount"),
+        *(*PART_QUANTITIES, *PART_AMOUNTS),
     )
 )
 E, C, F = UsageEventRow, Charge, ClosedCharges

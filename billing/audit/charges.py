@@ -12,10 +12,10 @@ from billing.archive import frozen_sums
 from billing.archive.tables import ClosedCharges
 from billing.closing import row_sums
 from billing.closing.row_sums import RowSums
-from billing.columns import AMOUNT_COLUMNS
 from billing.differences import EVERYTHING, Difference, Since, amount
+from billing.pricing.component_columns import AMOUNTS, amount_of, count_of
 from billing.pricing.prices import version_of
-from billing.pricing.pricing import Component
+from billing.pricing.pricing import Component, priced_as
 from billing.pricing.tables import PriceVersionRow
 from billing.rating.tables import TierPosition
 from billing.rating.tiers import Scope, scope_of, total_of
@@ -31,21 +31,6 @@ from billing.usage.tables import (
 
 E, C, F, A = UsageEventRow, Charge, ClosedCharges, Adjustment
 Sums = dict[tuple[Any, ...], tuple[int, ...]]  # by tenant, usage period and bill period
-# The quantity of each component in a row of charges or of a roll-up.
-_COUNTS: dict[Component, Any] = {
-    Component.INPUT: lambda table: table.input_tokens - table.cached_tokens,
-    Component.CACHED_INPUT: lambda table: table.cached_tokens,
-    Component.OUTPUT: lambda table: table.output_tokens,
-    Component.WAIVED: lambda table: table.waived_tokens,
-    Component.REQUEST: lambda table: table.requests,
-    Component.ADAPTER: lambda table: table.adapter_requests,
-    Component.GPU_SECOND: lambda table: table.gpu_seconds,
-    Component.MODERATION: lambda table: table.moderation_calls,
-    Component.AUDIO_SECOND: lambda table: table.audio_seconds,
-    Component.IMAGE: lambda table: table.images,
-    Component.CHARACTER: lambda table: table.characters,
-}
-_AMOUNT = dict(zip(Component, AMOUNT_COLUMNS, strict=False))
 
 
 def charges_and_prices(
@@ -67,10 +52,13 @@ def charges_and_prices(
             quantity, units = int(values[2 * index]), int(values[2 * index + 1])
             if not tokens and component not in (Component.GPU_SECOND, Component.MODERATION):
                 quantity = 0  # counted but not priced
-            place = used.setdefault((period_id, tenant_id, component, scope), {})
-            entry = place.setdefault(version_id, [0, 0])
-            entry[0] += quantity
-            entry[1] += units
+            rates = versions[version_id].rates if version_id in versions else {}
+            for each, at, count in (
+                (priced_as(rates, component), 0, quantity),
+                (component, 1, units),
+            ):
+                place = used.setdefault((period_id, tenant_id, each, scope), {})
+                place.setdefault(version_id, [0, 0])[at] += count
     found = []
     for (period_id, tenant_id, component, scope), by_version in used.items():
         priced = [(versions[v], sums[0]) for v, sums in by_version.items() if scope != unknown]
@@ -135,7 +123,7 @@ def _priced_groups(session: Session, since: Since, known: RowSums | None) -> lis
 def _priced(group: row_sums.Group) -> tuple[Any, ...]:
     values: list[int] = []
     for component in Component:
-        values += [_COUNTS[component](group), getattr(group, _AMOUNT[component])]
+        values += [count_of(component, group), amount_of(component, group)]
     key = (group.usage_period_id, group.price_version, group.tenant_id, group.tokens)
     return (*key, *values)
 
@@ -143,7 +131,7 @@ def _priced(group: row_sums.Group) -> tuple[Any, ...]:
 def _priced_columns() -> tuple[list[Any], list[Any]]:
     sums: list[Any] = []
     for component in Component:
-        sums += [func.sum(_COUNTS[component](F)), func.sum(getattr(F, _AMOUNT[component]))]
+        sums += [func.sum(count_of(component, F)), func.sum(amount_of(component, F))]
     return [F.usage_period_id, F.price_version, F.tenant_id, F.tokens], sums
 
 
@@ -254,7 +242,7 @@ def _adjusted(session: Session, expected: Sums, periods: set[str] | None) -> Sum
     for row in rows:
         where = (row[0], row[1], row[2])
         sums = list(expected.get(where, [0] * len(rollups.SUMS)))
-        for name in (_AMOUNT[Component(row[3])], "amount"):
+        for name in (AMOUNTS[Component(row[3])], "amount"):
             sums[rollups.SUMS.index(name)] += int(row[4])
         expected[where] = tuple(sums)
     return expected

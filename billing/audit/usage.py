@@ -2,16 +2,23 @@
 
 from typing import Any
 
+from msgspec import structs
 from sqlalchemy import func, or_, select
 from sqlalchemy.orm import Session
 
-from billing.closing.row_sums import UNEQUAL, RowSums
+from billing.closing.row_sums import DIVIDED, UNEQUAL, RowSums
+from billing.columns import PART_QUANTITIES
 from billing.differences import EVERYTHING, Difference, Since, duplicated, lost
+from billing.pricing.component_columns import count_of
+from billing.pricing.pricing import Component
 from billing.usage import retention
 from billing.usage.border import border_of
+from billing.usage.event_components import decode_components
 from billing.usage.tables import Charge, ParkedEvent, UsageBatch, UsageEventRow
+from core.events import Components
 
 E, C = UsageEventRow, Charge
+_NOTHING = Components()
 
 
 def first_id(session: Session, since: Since) -> str:
@@ -59,6 +66,8 @@ def events_and_charges(
         found += _events_without_charge(session, since)
     if rows is None or not rows.every_charge_has_its_event:
         found += _charges_that_differ(session, since)
+    if rows is None or rows.divided:
+        found += _components_that_differ(session, since)
     return found
 
 
@@ -76,6 +85,35 @@ def _events_without_charge(session: Session, since: Since) -> list[Difference]:
         )
     )
     return lost("events/charges", "the event is in a rated batch but has no charge", missing)
+
+
+def _components_that_differ(session: Session, since: Since) -> list[Difference]:
+    """A charge has the components of its event, and they are no more than its totals."""
+    columns = [getattr(C, name) for name in PART_QUANTITIES]
+    left = [count_of(each, C) for each in (Component.INPUT, Component.OUTPUT)]
+    rows = session.execute(
+        select(C.request_id, E.components, *left, *columns)
+        .join(E, E.request_id == C.request_id)
+        .where(E.batch_id > since.batch, DIVIDED)
+        .order_by(C.request_id)
+    )
+    wrong, exceeding = [], []
+    for request_id, text, given, made, *counts in rows:
+        if tuple(counts) != structs.astuple(decode_components(text) if text else _NOTHING):
+            wrong.append(request_id)
+        if min(given, made) < 0:
+            exceeding.append(request_id)
+    found = []
+    if wrong:
+        message = "the components of the charge differ from those of its event"
+        found.append(
+            Difference("events/charges", "amount", message, len(wrong), 0, tuple(wrong[:20]))
+        )
+    if exceeding:
+        message = "the components of the charge are more than its tokens"
+        ids = tuple(exceeding[:20])
+        found.append(Difference("events/charges", "amount", message, len(exceeding), 0, ids))
+    return found
 
 
 def _charges_that_differ(session: Session, since: Since) -> list[Difference]:

@@ -20,7 +20,7 @@ from billing.archive import frozen_sums
 from billing.archive.tables import ClosedCharges
 from billing.closing import row_ranges
 from billing.closing.row_ranges import Part
-from billing.columns import AMOUNT_COLUMNS, QUANTITY_COLUMNS
+from billing.columns import AMOUNT_COLUMNS, PART_QUANTITIES, QUANTITY_COLUMNS
 from billing.differences import EVERYTHING, Since
 from billing.usage import retention
 from billing.usage.border import Border, border_of, not_moved
@@ -51,6 +51,10 @@ FAILED = and_(
 BY_GATEWAY = func.coalesce(E.counted_by, "") == CountedBy.GATEWAY.value
 UNEQUAL = or_(
     *(getattr(C, name) != getattr(E, name) for name in (*TOKENS, "price_version", "tenant_id"))
+)
+DIVIDED = or_(
+    E.components.is_not(None),
+    *(func.coalesce(getattr(C, name), 0) != 0 for name in PART_QUANTITIES),
 )
 WITHOUT_RECEIPT = and_(
     E.counted_by == CountedBy.GATEWAY.value,
@@ -97,6 +101,7 @@ class RowSums:
     every_event_has_its_charge: bool = True
     receipts_agree: bool = True
     receipts_complete: bool = True
+    divided: bool = False  # whether an event or a charge has components
 
     def sums(self, day: int) -> dict[str, int]:
         """As `ClosedDay.sums`."""
@@ -154,6 +159,7 @@ def read(
         found.every_charge_has_its_event &= rows.every_charge_has_its_event
         found.every_event_has_its_charge &= rows.every_event_has_its_charge
         found.receipts = _added(found.receipts, rows.receipts)
+        found.divided |= rows.divided
         for number, events, key, sums, charges in rows.groups:
             day = by_day[number]
             day.events = _added(day.events, events)
@@ -199,6 +205,7 @@ class _PartRows:
     every_event_has_its_charge: bool = True
     receipts_agree: bool = True
     receipts_complete: bool = True
+    divided: bool = False
 
 
 _NOTHING = (0,) * len(SUMS)
@@ -212,7 +219,7 @@ def _read_part(session: Session, part: Part, how: _How) -> _PartRows:
     for row in session.execute(_query(session, part, how, numbered=numbered)):
         number, *columns = row[: 1 + _KEYS + len(SUMS)]
         events = tuple(map(int, row[1 + _KEYS + len(SUMS) : _WIDTH]))
-        charges, uncharged, unequal, taken, wrong, without = map(int, row[_WIDTH:])
+        charges, uncharged, unequal, taken, wrong, without, parts = map(int, row[_WIDTH:])
         matched += charges
         received += taken
         if number == _ELSEWHERE:
@@ -228,6 +235,7 @@ def _read_part(session: Session, part: Part, how: _How) -> _PartRows:
         found.every_charge_has_its_event &= not unequal
         found.receipts_agree &= not wrong
         found.receipts_complete &= not without
+        found.divided |= bool(parts)
     if part.ids:  # late usage, whose receipts and charges are not sought by their ids
         found.receipts = (0,) * len(receipts)
         return found
@@ -260,7 +268,7 @@ def _query(session: Session, part: Part, how: _How, *, numbered: bool) -> Any:
     uncharged = and_(C.request_id.is_(None), B.rated_at.is_not(None))
     counts = (func.count(C.request_id), *_filtered(uncharged, UNEQUAL))
     taken = func.coalesce(func.sum(receipt.c.receipts), 0)
-    counts += (taken, *_filtered(wrong, and_(missing, WITHOUT_RECEIPT)))
+    counts += (taken, *_filtered(wrong, and_(missing, WITHOUT_RECEIPT), DIVIDED))
     key = _key_of_charges()
     return (
         select(

@@ -1,7 +1,7 @@
 """The inputs of invoices, read for many periods at once with a fixed number of queries."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
@@ -16,7 +16,8 @@ from billing.invoicing.tables import UNCOLLECTIBLE, VOID, CreditNote, Invoice, I
 from billing.ledger import credits
 from billing.ledger.tables import CreditGrant, CreditUse
 from billing.periods import Span
-from billing.pricing.pricing import TIERS
+from billing.pricing.prices import version_of
+from billing.pricing.pricing import TIERS, Component, Rate
 from billing.pricing.tables import PriceVersionRow
 from billing.subscriptions.subscriptions import (
     YEAR,
@@ -25,13 +26,14 @@ from billing.subscriptions.subscriptions import (
     read_add_ons,
     read_subscriptions,
 )
-from billing.usage.daily_sums import KEY, SUMS
+from billing.usage.daily_sums import KEY, SUMS, is_divided
 from billing.usage.rollups import ADJUSTMENT
 from billing.usage.tables import Adjustment, DailyUsage, UsageBatch, UsageEventRow
 from core.money import units_of_minor
 
 _FEES = ("base_fee", "seats", "add_on")
 _NET_USAGE = ("usage", "late_usage", "adjustment", "included")
+_VERSION = [column.key for column in KEY].index("price_version")
 _LAST_MOMENT = timedelta(microseconds=1)
 
 
@@ -69,6 +71,7 @@ class InvoiceInputs:
     # Net usage on earlier invoices: (tenant, end of the period, end of the line, picounits).
     drawn: list[tuple[str, datetime, datetime, int]] = field(default_factory=list)
     tiers: dict[str, str] = field(default_factory=dict)  # of prices of a service tier, by version
+    rates: dict[str, Mapping[Component, Rate]] = field(default_factory=dict)  # by price version
     # Of corrected periods, by id: (start of the period that billed it, picounits).
     billed: dict[str, list[tuple[datetime, int]]] = field(default_factory=dict)
 
@@ -104,8 +107,9 @@ class InvoiceInputs:
 def read_inputs(session: Session, periods: Sequence[BillingPeriod], now: datetime) -> InvoiceInputs:
     ids = [period.id for period in periods]
     tenants = {period.tenant_id for period in periods}
+    usage = _usage(session, ids)
     inputs = InvoiceInputs(
-        _usage(session, ids),
+        usage,
         _adjustments(session, ids),
         subscriptions=read_subscriptions(session, tenants),
         add_ons=read_add_ons(session, tenants),
@@ -114,6 +118,7 @@ def read_inputs(session: Session, periods: Sequence[BillingPeriod], now: datetim
         grants=credits.open_grants(session, tenants, now),
         unrated=_unrated(session, ids),
         tiers=_tiers(session),
+        rates=_rates(session, usage),
     )
     _read_earlier_plan_lines(session, inputs, periods)
     behind = {str(row[len(KEY) - 1]) for rows in inputs.usage.values() for row in rows}
@@ -305,6 +310,20 @@ def _spans(session: Session, ids: Iterable[str]) -> dict[str, Span]:
         return {}
     rows = session.scalars(select(BillingPeriod).where(BillingPeriod.id.in_(wanted)))
     return {row.id: row.span for row in rows}
+
+
+def _rates(session: Session, usage: dict[str, list[Any]]) -> dict[str, Mapping[Component, Rate]]:
+    """Of the versions of divided usage, which say what prices its parts."""
+    ids = {
+        str(row[_VERSION])
+        for rows in usage.values()
+        for row in rows
+        if is_divided(row[len(KEY) : len(KEY) + 2 * len(SUMS)])
+    }
+    if not ids:
+        return {}
+    rows = session.scalars(select(PriceVersionRow).where(PriceVersionRow.id.in_(ids)))
+    return {row.id: version_of(row).rates for row in rows}
 
 
 def _tiers(session: Session) -> dict[str, str]:

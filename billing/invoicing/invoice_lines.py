@@ -8,7 +8,7 @@ from billing.accounts.tables import BillingPeriod
 from billing.invoicing.invoice_inputs import InvoiceInputs
 from billing.periods import days
 from billing.pricing.pricing import TOKENS, UNIT_OF, Component
-from billing.usage.daily_sums import SUMS
+from billing.usage.daily_sums import KEY, SUMS, priced_sums
 from core.events import UsageKind
 from core.money import round_to_minor
 
@@ -20,6 +20,8 @@ _UNITS = {
     Component.AUDIO_SECOND: "seconds",
     Component.IMAGE: "images",
     Component.CHARACTER: "characters",
+    Component.SEARCH: "searches",
+    Component.TOOL_CALL: "calls",
 }
 _NAMES = {
     Component.INPUT: "input tokens",
@@ -33,6 +35,15 @@ _NAMES = {
     Component.AUDIO_SECOND: "seconds of audio",
     Component.IMAGE: "images",
     Component.CHARACTER: "spoken characters",
+    Component.CACHE_WRITE_5M: "input tokens written into a cache for five minutes",
+    Component.CACHE_WRITE_1H: "input tokens written into a cache for an hour",
+    Component.AUDIO_INPUT: "audio input tokens",
+    Component.IMAGE_INPUT: "image input tokens",
+    Component.REASONING: "reasoning tokens",
+    Component.AUDIO_OUTPUT: "audio output tokens",
+    Component.IMAGE_OUTPUT: "image output tokens",
+    Component.SEARCH: "searches of the web",
+    Component.TOOL_CALL: "calls of the provider's tools",
 }
 
 
@@ -68,8 +79,11 @@ def usage_lines(
         span = inputs.spans[usage_period]
         starts_at, ends_at = span.starts_at, span.ends_at
         late = usage_period != period.id
+        sums = tuple(map(int, row[len(KEY) : len(KEY) + 2 * len(SUMS)]))
+        if version in inputs.rates:
+            sums = priced_sums(sums, inputs.rates[version])
         for index, (component, _, _) in enumerate(SUMS):
-            quantity, exact = int(row[6 + 2 * index]), int(row[7 + 2 * index])
+            quantity, exact = sums[2 * index], sums[2 * index + 1]
             if not _shown(component, kind, quantity, exact):
                 continue
             name = f"{model}:{adapter}" if adapter else model

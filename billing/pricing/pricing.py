@@ -5,7 +5,7 @@ causes: total(before + quantity) - total(before). The charges of a period theref
 of its total quantity, in any order of events.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -14,7 +14,7 @@ from itertools import chain, product
 from types import MappingProxyType
 
 from core.errors import NotFound
-from core.events import UsageEvent, UsageKind
+from core.events import Components, UsageEvent, UsageKind
 
 ANY = "*"
 CACHED = "@cache"  # behind a model's name: the price of its answers from the response cache
@@ -38,9 +38,47 @@ class Component(StrEnum):
     AUDIO_SECOND = "audio_second"  # of transcribed or translated audio
     IMAGE = "image"
     CHARACTER = "character"  # of text that was spoken
+    # Parts of a provider's usage, as `core.events.Components` names them.
+    CACHE_WRITE_5M = "cache_write_5m"
+    CACHE_WRITE_1H = "cache_write_1h"
+    AUDIO_INPUT = "audio_input"
+    IMAGE_INPUT = "image_input"
+    REASONING = "reasoning"
+    AUDIO_OUTPUT = "audio_output"
+    IMAGE_OUTPUT = "image_output"
+    SEARCH = "search"
+    TOOL_CALL = "tool_call"
 
 
-TOKENS = (Component.INPUT, Component.CACHED_INPUT, Component.OUTPUT, Component.WAIVED)
+# What a part costs where a price has no rate for it: what this component costs. A search or a call
+# without a rate is free.
+PRICED_AS: Mapping[Component, Component] = {
+    Component.CACHE_WRITE_1H: Component.CACHE_WRITE_5M,
+    Component.CACHE_WRITE_5M: Component.INPUT,
+    Component.AUDIO_INPUT: Component.INPUT,
+    Component.IMAGE_INPUT: Component.INPUT,
+    Component.REASONING: Component.OUTPUT,
+    Component.AUDIO_OUTPUT: Component.OUTPUT,
+    Component.IMAGE_OUTPUT: Component.OUTPUT,
+}
+PARTS = (
+    Component.CACHE_WRITE_5M,
+    Component.CACHE_WRITE_1H,
+    Component.AUDIO_INPUT,
+    Component.IMAGE_INPUT,
+    Component.REASONING,
+    Component.AUDIO_OUTPUT,
+    Component.IMAGE_OUTPUT,
+    Component.SEARCH,
+    Component.TOOL_CALL,
+)
+TOKENS = (
+    Component.INPUT,
+    Component.CACHED_INPUT,
+    Component.OUTPUT,
+    Component.WAIVED,
+    *PRICED_AS,
+)
 PER_MILLION = (*TOKENS, Component.CHARACTER)  # the components whose written price is per million
 # The component that `UsageEvent.units` counts.
 UNIT_OF: Mapping[str, Component] = {
@@ -125,27 +163,29 @@ _WAIVED, _REQUEST, _ADAPTER = Component.WAIVED, Component.REQUEST, Component.ADA
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Quantities of one event by component. Create it with `of_event` or `of_answer`."""
+    """Quantities of one event by component. Create it with `of_event` or `of_answer`. What `parts`
+    have, input and output do not have again."""
 
     by_component: tuple[tuple[Component, int], ...]
+    parts: tuple[tuple[Component, int], ...] = ()
 
     @staticmethod
     def of_event(event: UsageEvent) -> "Counts":
-        return Counts(
-            counted(
-                event.kind,
-                (
-                    event.input_tokens,
-                    event.cached_tokens,
-                    event.output_tokens,
-                    event.waived_tokens,
-                ),
-                answered=0 if event.status >= 500 else event.quantity,
-                adapter=bool(event.adapter),
-                quantity=event.quantity,
-                units=event.units,
-            )
+        parts = event.components
+        used = counted(
+            event.kind,
+            (
+                event.input_tokens - (parts.input_tokens if parts is not None else 0),
+                event.cached_tokens,
+                event.output_tokens - (parts.output_tokens if parts is not None else 0),
+                event.waived_tokens,
+            ),
+            answered=0 if event.status >= 500 else event.quantity,
+            adapter=bool(event.adapter),
+            quantity=event.quantity,
+            units=event.units,
         )
+        return Counts(used) if parts is None else Counts(used, parts_of(parts))
 
     @staticmethod
     def of_answer(
@@ -165,6 +205,31 @@ class Counts:
                 adapter=adapter,
             )
         )
+
+
+def parts_of(parts: Components) -> tuple[tuple[Component, int], ...]:
+    """Quantities of those that are there."""
+    return tuple(
+        (component, count) for component in PARTS if (count := getattr(parts, component.value))
+    )
+
+
+def priced_as(rates: Mapping[Component, Rate], component: Component) -> Component:
+    """The component whose rate prices this one."""
+    while component not in rates and component in PRICED_AS:
+        component = PRICED_AS[component]
+    return component
+
+
+def priced_quantities(
+    rates: Mapping[Component, Rate], used: Iterable[tuple[Component, int]]
+) -> dict[Component, int]:
+    """Quantities by the component that prices them: parts without a rate count to what has one."""
+    found: dict[Component, int] = {}
+    for component, quantity in used:
+        priced = priced_as(rates, component) if quantity else component
+        found[priced] = found.get(priced, 0) + quantity
+    return found
 
 
 def counted(
@@ -244,7 +309,7 @@ class PriceVersion:
     def cost(self, counts: Counts) -> int:
         """Picounits of an event as the first of its period; exact for any event if rates are flat."""
         total, linear = 0, self.linear
-        for component, quantity in counts.by_component:
+        for component, quantity in self.priced(counts):
             if quantity:  # a quantity of zero costs nothing at any rate
                 unit = linear.get(component)
                 total += self.total(component, quantity) if unit is None else quantity * unit
@@ -253,28 +318,42 @@ class PriceVersion:
     def most_for(self, counts: Counts) -> int:
         """The most picounits that these quantities can cost, at any position on the tiers."""
         return sum(
-            _max_cost(quantity, self.rates.get(component), None)
-            for component, quantity in counts.by_component
+            _max_cost(quantity, self.rates.get(component))
+            for component, quantity in self.priced(counts)
         )
+
+    def priced(self, counts: Counts) -> Iterable[tuple[Component, int]]:
+        """Quantities by the component whose rate prices them."""
+        if not counts.parts:
+            return counts.by_component
+        return priced_quantities(self.rates, (*counts.by_component, *counts.parts)).items()
 
     def upper_bound(
         self, prompt_tokens: int, max_output_tokens: int, *, adapter: bool = True
     ) -> int:
-        """The most picounits a request can cost, however many tokens are cached or waived."""
+        """The most picounits a request can cost, however many tokens are cached, written into a cache,
+        reasoning, of another modality or waived. Searches and calls of tools are not in it: nobody
+        knows how many a provider will make."""
         rates = self.rates
-        total = _max_cost(
-            prompt_tokens, rates.get(Component.INPUT), rates.get(Component.CACHED_INPUT)
-        )
-        total += _max_cost(
-            max_output_tokens, rates.get(Component.OUTPUT), rates.get(Component.WAIVED)
-        )
-        total += _max_cost(1, rates.get(Component.REQUEST), None)
-        return total + (_max_cost(1, rates.get(Component.ADAPTER), None) if adapter else 0)
+        total = _max_cost(prompt_tokens, *map(rates.get, _OF_INPUT))
+        total += _max_cost(max_output_tokens, *map(rates.get, _OF_OUTPUT))
+        total += _max_cost(1, rates.get(Component.REQUEST))
+        return total + (_max_cost(1, rates.get(Component.ADAPTER)) if adapter else 0)
 
 
-def _max_cost(quantity: int, one: Rate | None, other: Rate | None) -> int:
-    """The most a quantity can cost when any part of it may be priced by either rate."""
-    known = [rate for rate in (one, other) if rate is not None]
+_OF_INPUT = (
+    *(Component.INPUT, Component.CACHED_INPUT, Component.CACHE_WRITE_5M, Component.CACHE_WRITE_1H),
+    *(Component.AUDIO_INPUT, Component.IMAGE_INPUT),
+)
+_OF_OUTPUT = (
+    *(Component.OUTPUT, Component.WAIVED, Component.REASONING),
+    *(Component.AUDIO_OUTPUT, Component.IMAGE_OUTPUT),
+)
+
+
+def _max_cost(quantity: int, *rates: Rate | None) -> int:
+    """The most a quantity can cost when any part of it may be priced by any of the rates."""
+    known = [rate for rate in rates if rate is not None]
     if quantity == 0 or not known:
         return 0
     if all(rate.scheme is Scheme.FLAT for rate in known):

@@ -12,26 +12,40 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, NamedTuple
 
+from msgspec import structs
 from sqlalchemy import Select, Table, func, select, update
 from sqlalchemy.exc import DataError, IntegrityError
 from sqlalchemy.orm import Session
 
 from billing.accounts.accounts import Periods, ensure_accounts, lock_accounts
 from billing.accounts.tables import BillingAccount, BillingPeriod
-from billing.columns import AMOUNT_COLUMNS, QUANTITY_COLUMNS
+from billing.columns import (
+    AMOUNT_COLUMNS,
+    PLAIN_AMOUNTS,
+    PLAIN_QUANTITIES,
+    QUANTITY_COLUMNS,
+)
 from billing.ledger import credits, expiry
 from billing.ledger.ledger import AccountKind, Transaction, largest_balances, post_many, transfer
-from billing.pricing.pricing import UNIT_OF, Component, PriceVersion, counted
+from billing.pricing.pricing import (
+    UNIT_OF,
+    Component,
+    PriceVersion,
+    counted,
+    parts_of,
+    priced_quantities,
+)
 from billing.pricing.tables import PriceVersionRow
 from billing.rating.tiers import Positions, Versions, load_versions
 from billing.usage import rollups, service_rollups
 from billing.usage.batch_claims import claim_batches
+from billing.usage.event_components import decode_components
 from billing.usage.tables import Charge, ParkedEvent, UsageBatch, UsageEventRow
 from core import bulk_insert
 from core.clock import Clock
 from core.database import MOST_UNITS, insert_new
 from core.errors import TollhouseError
-from core.events import UsageKind
+from core.events import Components, UsageKind
 from core.ids import TRANSACTION, new_id
 from core.money import Money, decimal_of
 
@@ -71,7 +85,12 @@ class Event(NamedTuple):
     quantity: int
     status: int
     units: int
+    components: str | None  # as `event_components` writes them
     batch_id: int
+
+    @property
+    def tokens(self) -> tuple[int, int, int, int]:
+        return self.input_tokens, self.cached_tokens, self.output_tokens, self.waived_tokens
 
 
 class ChargeHead(NamedTuple):
@@ -89,9 +108,23 @@ class ChargeHead(NamedTuple):
 # Columns of the table, not of its class: rows of those pass through the object mapper.
 _READ = tuple(_EVENT.__table__.c[name] for name in Event._fields)
 _SLOT = {component: index for index, component in enumerate(Component)}
+_PLAIN = len(PLAIN_AMOUNTS)  # components before the parts
+# Most usage is not divided, and its charges are written without the columns of parts.
+_PLAIN_COLUMNS = (*ChargeHead._fields, *PLAIN_QUANTITIES, *PLAIN_AMOUNTS, "amount")
 _CHARGE_COLUMNS = (*ChargeHead._fields, *QUANTITY_COLUMNS, *AMOUNT_COLUMNS)
-_BILL_PERIOD = ChargeHead._fields.index("bill_period_id")
-_TOTAL = len(_SLOT)  # index of the sum among the amounts
+
+
+class RatedCharge(NamedTuple):
+    """`sums` are those of QUANTITY_COLUMNS and AMOUNT_COLUMNS; of usage that is not divided, without
+    the columns of parts."""
+
+    head: ChargeHead
+    sums: tuple[int, ...]
+    divided: bool
+
+    @property
+    def amount(self) -> int:
+        return self.sums[-1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,13 +341,16 @@ def _reason_of(error: Exception) -> str:
 
 def _rate_events(session: Session, events: list[Event], now: datetime, reference: str) -> int:
     context = _prepare(session, events, now)
-    good, charges = [], []
+    good: list[Event] = []
+    charges: list[RatedCharge] = []
     for event in events:
         charge = _charge(context, event) if _ratable(context, event) else None
         if charge is not None:
             good.append(event)
             charges.append(charge)
-    bulk_insert.insert_all(session, CHARGES, _CHARGE_COLUMNS, charges)
+    for divided, columns in ((False, _PLAIN_COLUMNS), (True, _CHARGE_COLUMNS)):
+        rows = [each.head + each.sums for each in charges if each.divided is divided]
+        bulk_insert.insert_all(session, CHARGES, columns, rows)
     context.positions.store()
     rollups.add_charges(session, zip(good, charges, strict=True))
     late = _late_credit(session, context, good, charges)
@@ -368,30 +404,36 @@ def _prepare(session: Session, events: Iterable[Event], now: datetime) -> _Ratin
     return _RatingContext(accounts, periods, versions, Positions(session, versions), now, room)
 
 
-def _charge(context: _RatingContext, event: Event) -> tuple[Any, ...] | None:
-    """The row of the event's charge. None if it is more than the database holds: the event is parked."""
+def _charge(context: _RatingContext, event: Event) -> RatedCharge | None:
+    """The event's charge. None if it is more than the database holds: the event is parked."""
     tenant_id, kind, quantity = event.tenant_id, event.kind, event.quantity
     account = context.accounts[tenant_id]
     usage = context.periods.around(account, event.occurred_at)
     version = context.versions.by_id[event.price_version]
     usage_id, bill = context.billed.get(usage) or _bill_of(context, account, usage, version)
-    tokens = event[9:13]
+    tokens = event.tokens
     adapter, answered = bool(event.adapter), 0 if event.status >= 500 else quantity
-    amounts = [0] * (_TOTAL + 1)
     linear = context.versions.linear(tenant_id, version)
     units = event.units
-    used = counted(kind, tokens, answered=answered, adapter=adapter, quantity=quantity, units=units)
+    parts = None if event.components is None else decode_components(event.components)
+    plain = tokens if parts is None else _without(tokens, parts)
+    used = counted(kind, plain, answered=answered, adapter=adapter, quantity=quantity, units=units)
+    if parts is None:
+        amounts = [0] * _PLAIN
+    else:
+        amounts = [0] * len(_SLOT)
+        used = tuple(priced_quantities(version.rates, (*used, *parts_of(parts))).items())
+    cost = 0
     for component, count in used:
         if count == 0:
             continue
         unit = linear.get(component)
         if unit is None:
-            cost = context.positions.charge(tenant_id, usage_id, version, component, count)
+            priced = context.positions.charge(tenant_id, usage_id, version, component, count)
         else:
-            cost = unit * count
-        amounts[_SLOT[component]] = cost
-        amounts[_TOTAL] += cost
-    cost = amounts[_TOTAL]
+            priced = unit * count
+        amounts[_SLOT[component]] = priced
+        cost += priced
     if abs(cost) > context.room[tenant_id]:
         for component, count in used:
             if count and linear.get(component) is None:
@@ -401,7 +443,7 @@ def _charge(context: _RatingContext, event: Event) -> tuple[Any, ...] | None:
         return None
     context.room[tenant_id] -= abs(cost)
     bill.amount += cost
-    return (
+    head = ChargeHead(
         event.request_id,
         tenant_id,
         version.id,
@@ -409,10 +451,18 @@ def _charge(context: _RatingContext, event: Event) -> tuple[Any, ...] | None:
         usage_id,
         bill.period_id,
         bill.transaction_id,
-        *_quantities(kind, tokens, answered, adapter=adapter, quantity=quantity),
-        *(_units(kind, units) if units else _NO_UNITS),
-        *amounts,
     )
+    quantities = _quantities(kind, tokens, answered, adapter=adapter, quantity=quantity)
+    measured = _units(kind, units) if units else _NO_UNITS
+    divided = () if parts is None else structs.astuple(parts)
+    sums = (*quantities, *measured, *divided, *amounts, cost)
+    return RatedCharge(head, sums, parts is not None)
+
+
+def _without(tokens: tuple[int, int, int, int], parts: Components) -> tuple[int, int, int, int]:
+    """Tokens less those that are in the parts."""
+    given, cached, delivered, waived = tokens
+    return given - parts.input_tokens, cached, delivered - parts.output_tokens, waived
 
 
 def _bill_of(
@@ -430,7 +480,7 @@ def _bill_of(
 def _quantities(
     kind: str, tokens: tuple[int, ...], answered: int, *, adapter: bool, quantity: int
 ) -> tuple[int, ...]:
-    """In the order of QUANTITY_COLUMNS, up to the units. A 5xx request does not count as a billable
+    """In the order of PLAIN_QUANTITIES, up to the units. A 5xx request does not count as a billable
     request."""
     if kind == UsageKind.GPU_SECONDS:
         return (0, *tokens, 0, quantity, 0)
@@ -439,7 +489,7 @@ def _quantities(
     return (answered, *tokens, answered if adapter else 0, 0, 0)
 
 
-_UNITS = (Component.AUDIO_SECOND, Component.IMAGE, Component.CHARACTER)  # as QUANTITY_COLUMNS end
+_UNITS = (Component.AUDIO_SECOND, Component.IMAGE, Component.CHARACTER)  # as PLAIN_QUANTITIES end
 _NO_UNITS = (0, 0, 0)
 
 
@@ -452,7 +502,7 @@ _Timed = dict[tuple[str, str], list[tuple[datetime, int]]]
 
 
 def _late_credit(
-    session: Session, context: _RatingContext, events: list[Event], charges: list[tuple[Any, ...]]
+    session: Session, context: _RatingContext, events: list[Event], charges: list[RatedCharge]
 ) -> _Timed:
     """Brings back credit that expired after usage of these events. Returns the tenants' amounts with
     their times, by tenant and bill period; empty, as almost always, if no such credit has expired.
@@ -465,8 +515,8 @@ def _late_credit(
     if expired:
         for event, charge in zip(events, charges, strict=True):
             if event.tenant_id in expired:
-                key = (event.tenant_id, charge[_BILL_PERIOD])
-                timed.setdefault(key, []).append((event.occurred_at, charge[-1]))
+                key = (event.tenant_id, charge.head.bill_period_id)
+                timed.setdefault(key, []).append((event.occurred_at, charge.amount))
     return timed
 
 

@@ -14,11 +14,11 @@ from sqlalchemy.orm import Session
 
 from billing.accounts.accounts import Periods, lock_accounts
 from billing.accounts.tables import BillingPeriod
-from billing.columns import AMOUNT_COLUMNS
 from billing.ledger.ledger import AccountKind, Transaction, post_many, transfer
+from billing.pricing.component_columns import amount_of, count_of
 from billing.pricing.prices import get_version
-from billing.pricing.pricing import Component, PriceVersion
-from billing.rating.rerating_totals import COUNTS, Move, differences
+from billing.pricing.pricing import Component, PriceVersion, priced_as
+from billing.rating.rerating_totals import Move, differences
 from billing.rating.tables import Rerate
 from billing.rating.tiers import ONLY
 from billing.usage import rollups
@@ -179,8 +179,8 @@ def _changes(session: Session, wanted: Request, right: PriceVersion) -> list[Cha
 def _usage(session: Session, wanted: Request, right: PriceVersion) -> dict[_Place, _Usage]:
     key = (_C.tenant_id, _E.project_id, _E.model, _C.usage_period_id, _E.kind)
     sums = []
-    for component, column in zip(Component, AMOUNT_COLUMNS, strict=False):
-        sums += [COUNTS[component], getattr(_C, column)]
+    for component in Component:
+        sums += [count_of(component, _C), amount_of(component, _C)]
     where = [
         _C.price_version == wanted.from_version,
         _E.occurred_at >= wanted.starts_at,
@@ -195,13 +195,15 @@ def _usage(session: Session, wanted: Request, right: PriceVersion) -> dict[_Plac
     ):
         for index, component in enumerate(Component):
             quantity, units = int(values[2 * index]), int(values[2 * index + 1])
-            if quantity == 0 or ONLY.get(kind, component) is not component:
+            if not (quantity or units) or ONLY.get(kind, component) is not component:
                 continue
-            place = (tenant_id, period_id, component)
-            after = right.marginal(component, position[place], quantity)
+            priced = priced_as(right.rates, component)
+            place = (tenant_id, period_id, priced)
+            after = right.marginal(priced, position[place], quantity)
             position[place] += quantity
-            spot = (tenant_id, project_id, model, period_id, component)
-            found.setdefault(spot, _Usage()).add(quantity, units, after)
+            spot = (tenant_id, project_id, model, period_id)
+            found.setdefault((*spot, priced), _Usage()).add(quantity, 0, after)
+            found.setdefault((*spot, component), _Usage()).add(0, units, 0)
     return found
 
 

@@ -14,9 +14,9 @@ from typing import Any
 from sqlalchemy import ColumnElement, func, select, tuple_
 from sqlalchemy.orm import Session
 
-from billing.columns import AMOUNT_COLUMNS
+from billing.pricing.component_columns import amount_of, count_of
 from billing.pricing.prices import version_of
-from billing.pricing.pricing import Component, PriceVersion
+from billing.pricing.pricing import Component, PriceVersion, priced_as
 from billing.pricing.tables import PriceVersionRow
 from billing.rating.tables import Rerate
 from billing.rating.tiers import ONLY, Scope, scope_of, total_of
@@ -24,19 +24,6 @@ from billing.usage.reading import charged_sums
 from billing.usage.tables import Adjustment, Charge, UsageEventRow
 
 _C, _E = Charge, UsageEventRow
-COUNTS = {
-    Component.INPUT: _C.input_tokens - _C.cached_tokens,
-    Component.CACHED_INPUT: _C.cached_tokens,
-    Component.OUTPUT: _C.output_tokens,
-    Component.WAIVED: _C.waived_tokens,
-    Component.REQUEST: _C.requests,
-    Component.ADAPTER: _C.adapter_requests,
-    Component.GPU_SECOND: _C.gpu_seconds,
-    Component.MODERATION: _C.moderation_calls,
-    Component.AUDIO_SECOND: _C.audio_seconds,
-    Component.IMAGE: _C.images,
-    Component.CHARACTER: _C.characters,
-}
 Place = tuple[str, str, Component]  # tenant, usage period
 _Used = dict[tuple[str, str, Component, str], list[int]]  # and version: quantity and picounits
 
@@ -69,7 +56,7 @@ def differences(session: Session, wanted: Move, touched: set[tuple[str, str]]) -
     scopes: dict[tuple[Place, Scope], list[tuple[PriceVersion, int]]] = defaultdict(list)
     for (tenant_id, period_id, component, version_id), quantity in quantities.items():
         version = versions[version_id]
-        place = (tenant_id, period_id, component)
+        place = (tenant_id, period_id, priced_as(version.rates, component))
         scopes[(place, scope_of(version))].append((version, quantity))
     for (place, _), used in scopes.items():
         found[place] += total_of(place[2], used)
@@ -138,15 +125,15 @@ def _sums(session: Session, touched: set[tuple[str, str]], *where: ColumnElement
     """Quantity and picounits charged, by tenant, period, component and version."""
     key = (_C.tenant_id, _C.usage_period_id, _C.price_version, _E.kind)
     sums: list[Any] = []
-    for component, column in zip(Component, AMOUNT_COLUMNS, strict=False):
-        sums += [COUNTS[component], getattr(_C, column)]
+    for component in Component:
+        sums += [count_of(component, _C), amount_of(component, _C)]
     inside = _C.usage_period_id.in_({period_id for _, period_id in touched})
     rows = charged_sums(session, key, sums, (inside, *where))
     found: _Used = {}
     for tenant_id, period_id, version_id, kind, *values in rows:
         for index, component in enumerate(Component):
             quantity, units = int(values[2 * index]), int(values[2 * index + 1])
-            if quantity == 0 or ONLY.get(kind, component) is not component:
+            if not (quantity or units) or ONLY.get(kind, component) is not component:
                 continue
             entry = found.setdefault((tenant_id, period_id, component, version_id), [0, 0])
             entry[0] += quantity

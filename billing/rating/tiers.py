@@ -15,7 +15,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
 from billing.pricing.prices import version_of
-from billing.pricing.pricing import Component, PriceVersion
+from billing.pricing.pricing import PARTS, Component, PriceVersion, priced_quantities
 from billing.pricing.tables import PriceVersionRow
 from billing.rating.tables import TierPosition
 from billing.usage.daily_sums import SUMS
@@ -185,8 +185,9 @@ class Positions:
         tenant_id, period_id, _, component = key
         use = DailyUsage
         kinds = [kind for kind, only in ONLY.items() if only is not component]
+        columns = (component, *(part for part in PARTS if part is not component))
         rows = self.session.execute(
-            select(use.price_version, func.sum(_COUNT[component]))
+            select(use.price_version, *(func.sum(_COUNT[each]) for each in columns))
             .where(
                 use.tenant_id == tenant_id,
                 use.usage_period_id == period_id,
@@ -195,7 +196,12 @@ class Positions:
             )
             .group_by(use.price_version)
         )
-        return {version_id: int(quantity) for version_id, quantity in rows}
+        rates = {each.id: each.rates for each in self._shared[key]}
+        found = {}
+        for version_id, *counts in rows:
+            used = zip(columns, map(int, counts), strict=True)
+            found[version_id] = priced_quantities(rates[version_id], used).get(component, 0)
+        return found
 
 
 def _order(version: PriceVersion) -> tuple[datetime, str]:

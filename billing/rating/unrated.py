@@ -12,12 +12,15 @@ from typing import NamedTuple
 from sqlalchemy import case, func, select
 from sqlalchemy.orm import Session
 
-from billing.pricing.pricing import Counts, PriceBook, counted
+from billing.pricing.pricing import Counts, PriceBook, counted, parts_of
+from billing.usage.event_components import decode_components
 from billing.usage.tables import UsageBatch, UsageEventRow
 from core.database import epoch_bucket
+from core.events import Components
 
 _MOST = 5_000  # batches a statement
 _E = UsageEventRow
+_NO_PARTS = Components()
 
 
 class Sum(NamedTuple):
@@ -71,29 +74,37 @@ class UnratedUsage:
         answered = case((_E.status >= 500, 0), else_=_E.quantity)
         by = (
             *(_E.batch_id, _E.tenant_id, _E.project_id, _E.key_id, _E.kind, _E.price_version),
-            _E.adapter.is_not(None),
+            *(_E.adapter.is_not(None), _E.components),
             quarter,
         )
         counts = (_E.input_tokens, _E.cached_tokens, _E.output_tokens, _E.waived_tokens)
-        measured = (*counts, answered, _E.quantity, _E.units)
+        measured = (func.count(), *(func.sum(each) for each in counts))
+        measured += (func.sum(answered), func.sum(_E.quantity), func.sum(_E.units))
         rows = session.execute(
-            select(*by, *(func.sum(each) for each in measured))
+            select(*by, *measured)
             .where(_E.batch_id.in_(batches), _E.tenant_id.in_(self._tenants))
             .group_by(*by)
         )
-        for batch, tenant, project, key, kind, version_id, adapter, at, *sums in rows:
+        for batch, tenant, project, key, kind, version_id, adapter, components, at, *sums in rows:
             version = book.by_id.get(version_id)
             if version is None:
                 continue  # it will be parked
-            given, cached, delivered, waived, answers, quantity, units = map(int, sums)
+            events, given, cached, delivered, waived, answers, quantity, units = map(int, sums)
+            parts = decode_components(components) if components else _NO_PARTS
             used = counted(
                 kind,
-                (given, cached, delivered, waived),
+                (
+                    given - events * parts.input_tokens,
+                    cached,
+                    delivered - events * parts.output_tokens,
+                    waived,
+                ),
                 answered=answers,
                 adapter=bool(adapter),
                 quantity=quantity,
                 units=units,
             )
-            cost = version.cost(Counts(used))
+            divided = tuple((each, events * count) for each, count in parts_of(parts))
+            cost = version.cost(Counts(used, divided))
             begins = datetime.fromtimestamp(int(at), UTC)
             self._batches[batch].append(Sum(tenant, project, key, version.currency, begins, cost))

@@ -1,6 +1,9 @@
 """The columns of daily sums that are billed, by component."""
 
-from billing.pricing.pricing import Component
+from collections.abc import Mapping, Sequence
+
+from billing.pricing.component_columns import amount_of, count_of
+from billing.pricing.pricing import PARTS, PRICED_AS, Component, Rate, priced_as
 from billing.usage.tables import DailyUsage
 
 KEY = (
@@ -11,16 +14,22 @@ KEY = (
     DailyUsage.price_version,
     DailyUsage.usage_period_id,
 )
-SUMS = (
-    (Component.INPUT, DailyUsage.input_tokens - DailyUsage.cached_tokens, DailyUsage.input_amount),
-    (Component.CACHED_INPUT, DailyUsage.cached_tokens, DailyUsage.cached_amount),
-    (Component.OUTPUT, DailyUsage.output_tokens, DailyUsage.output_amount),
-    (Component.WAIVED, DailyUsage.waived_tokens, DailyUsage.waived_amount),
-    (Component.REQUEST, DailyUsage.requests, DailyUsage.request_amount),
-    (Component.ADAPTER, DailyUsage.adapter_requests, DailyUsage.adapter_amount),
-    (Component.GPU_SECOND, DailyUsage.gpu_seconds, DailyUsage.gpu_amount),
-    (Component.MODERATION, DailyUsage.moderation_calls, DailyUsage.moderation_amount),
-    (Component.AUDIO_SECOND, DailyUsage.audio_seconds, DailyUsage.audio_amount),
-    (Component.IMAGE, DailyUsage.images, DailyUsage.image_amount),
-    (Component.CHARACTER, DailyUsage.characters, DailyUsage.character_amount),
-)
+SUMS = tuple((each, count_of(each, DailyUsage), amount_of(each, DailyUsage)) for each in Component)
+_PLACE = {component: 2 * index for index, component in enumerate(Component)}
+_DIVIDED = tuple(_PLACE[part] for part in PRICED_AS)
+
+
+def is_divided(sums: Sequence[int]) -> bool:
+    """Whether these quantities and picounits, as in SUMS, have parts that another rate may price."""
+    return any(sums[place] for place in _DIVIDED)
+
+
+def priced_sums(sums: Sequence[int], rates: Mapping[Component, Rate]) -> tuple[int, ...]:
+    """Quantities and picounits as in SUMS, with each quantity at the component whose rate prices it."""
+    found = [*sums]
+    for part in PARTS:
+        priced = priced_as(rates, part)
+        if priced is not part:
+            found[_PLACE[priced]] += sums[_PLACE[part]]
+            found[_PLACE[part]] -= sums[_PLACE[part]]
+    return tuple(found)

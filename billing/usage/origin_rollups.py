@@ -32,8 +32,8 @@ OTHERS = "\x1f others"  # in place of all names but the largest; no client sends
 _EVENT: Any = UsageEventRow
 
 
-def add(session: Session, chosen: ColumnElement[bool]) -> None:
-    """Add the chosen events and their charges."""
+def add(session: Session, chosen: ColumnElement[bool], columns: Sequence[str]) -> None:
+    """Add the chosen events and their charges, whose other columns are zero."""
     for name, table in TABLES.items():
         key = ("tenant_id", "at", "project_id", name)
         group = [
@@ -43,13 +43,13 @@ def add(session: Session, chosen: ColumnElement[bool]) -> None:
             func.coalesce(getattr(_EVENT, name), literal("")),
         ]
         rows = (
-            select(*group, *(func.sum(getattr(Charge, each)) for each in SUMS))
+            select(*group, *(func.sum(getattr(Charge, each)) for each in columns))
             .join(Charge, Charge.request_id == _EVENT.request_id)
             .where(chosen)
             .group_by(*group)
             .order_by(*group)  # always in the same order, to avoid deadlocks
         )
-        rollup_writes.add_from(session, table, key, (), SUMS, rows)
+        rollup_writes.add_from(session, table, key, (), columns, rows)
 
 
 def forget(session: Session, scope: TenantScope, end_user: str) -> None:

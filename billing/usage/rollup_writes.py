@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import func
+from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
+from billing.columns import AMOUNT_COLUMNS, PLAIN_AMOUNTS, PLAIN_QUANTITIES, QUANTITY_COLUMNS
 from billing.usage.tables import UsageEventRow
 from core.database import WholeSum
 
@@ -26,6 +27,15 @@ def add_from(
     made = make(target).from_select([*key, *others, *sums], rows)
     raised = {name: WholeSum(target.c[name], made.excluded[name]) for name in sums}
     session.execute(made.on_conflict_do_update(index_elements=list(key), set_=raised))
+
+
+def columns_of(session: Session, chosen: ColumnElement[bool]) -> tuple[str, ...]:
+    """The columns of charges of these events that are not all zero: those of parts are where no event
+    is divided."""
+    divided = select(UsageEventRow.request_id).where(chosen, UsageEventRow.components.is_not(None))
+    if session.scalar(divided.limit(1)) is None:
+        return (*PLAIN_QUANTITIES, *PLAIN_AMOUNTS, "amount")
+    return (*QUANTITY_COLUMNS, *AMOUNT_COLUMNS)
 
 
 def start_of(width: str, session: Session) -> Any:

@@ -7,14 +7,22 @@ in which it is posted, as a kind of its own.
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
-from typing import Any
+from operator import add, itemgetter
+from typing import Any, Protocol
 
 from sqlalchemy import Table, delete, func, select
 from sqlalchemy.orm import Session
 
 from billing.accounts.accounts import lock_accounts
 from billing.accounts.tables import BillingAccount
-from billing.columns import AMOUNT_COLUMNS, QUANTITY_COLUMNS
+from billing.columns import (
+    AMOUNT_COLUMNS,
+    PART_AMOUNTS,
+    PART_QUANTITIES,
+    PLAIN_AMOUNTS,
+    PLAIN_QUANTITIES,
+    QUANTITY_COLUMNS,
+)
 from billing.pricing.pricing import Component
 from billing.usage import retention
 from billing.usage.border import border_of
@@ -55,32 +63,89 @@ _ADJUSTED = (
 _AMOUNT_OF = {
     component.value: len(QUANTITY_COLUMNS) + index for index, component in enumerate(Component)
 }
-_FIRST_SUM = 7  # index of the first quantity in a charge's row
+_PLAIN_SUMS = (*PLAIN_QUANTITIES, *PLAIN_AMOUNTS, "amount")
+_PLAIN_PLACES = tuple(SUMS.index(name) for name in _PLAIN_SUMS)
+_PART_PLACES = tuple(SUMS.index(name) for name in (*PART_QUANTITIES, *PART_AMOUNTS))
 ADJUSTMENT = "adjustment"
 Sums = dict[tuple[Any, ...], list[int]]
 _Groups = dict[tuple[Any, ...], list[Sequence[int]]]  # rows to be added up, by the key of their sum
 
 
-def add_charges(session: Session, rated: Iterable[tuple[Any, tuple[Any, ...]]]) -> None:
+class Event(Protocol):
+    """The fields of a rated event by which its charge is summed."""
+
+    @property
+    def tenant_id(self) -> str: ...
+    @property
+    def project_id(self) -> str: ...
+    @property
+    def key_id(self) -> str: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def model(self) -> str: ...
+    @property
+    def adapter(self) -> str | None: ...
+    @property
+    def occurred_at(self) -> datetime: ...
+
+
+class Head(Protocol):
+    @property
+    def price_version(self) -> str: ...
+    @property
+    def currency(self) -> str: ...
+    @property
+    def usage_period_id(self) -> str: ...
+    @property
+    def bill_period_id(self) -> str: ...
+
+
+class Rated(Protocol):
+    """A charge; `sums` without the columns of parts unless it is divided."""
+
+    @property
+    def head(self) -> Head: ...
+    @property
+    def sums(self) -> tuple[int, ...]: ...
+    @property
+    def divided(self) -> bool: ...
+
+
+def add_charges(session: Session, rated: Iterable[tuple[Event, Rated]]) -> None:
     """Add new charges to all roll-ups. Hold the tenants' locks."""
-    by_hour: _Groups = {}
+    plain: _Groups = {}
+    divided: _Groups = {}
     for event, charge in rated:
-        tenant_id, project_id, key_id, kind, model, adapter, version, at = event[1:9]
+        head = charge.head
         key = (
-            tenant_id,
-            hour_of(at),
-            project_id,
-            key_id,
-            model,
-            adapter or "",
-            kind,
-            version,
-            charge[4],
-            charge[5],
-            charge[3],
+            event.tenant_id,
+            hour_of(event.occurred_at),
+            event.project_id,
+            event.key_id,
+            event.model,
+            event.adapter or "",
+            event.kind,
+            head.price_version,
+            head.usage_period_id,
+            head.bill_period_id,
+            head.currency,
         )
-        by_hour.setdefault(key, []).append(charge[_FIRST_SUM:])
-    _add_all(session, _summed(by_hour))
+        groups = divided if charge.divided else plain
+        groups.setdefault(key, []).append(charge.sums)
+    found = {key: _widened(sums) for key, sums in _summed(plain).items()}
+    for key, sums in _summed(divided).items():
+        before = found.get(key)
+        found[key] = sums if before is None else [*map(add, before, sums)]
+    _add_all(session, found)
+
+
+def _widened(sums: Sequence[int]) -> list[int]:
+    """With zeros in the columns of parts."""
+    found = [0] * len(SUMS)
+    for place, value in zip(_PLAIN_PLACES, sums, strict=True):
+        found[place] = value
+    return found
 
 
 def add_adjustments(session: Session, adjustments: Iterable[Mapping[str, Any]]) -> None:
@@ -221,5 +286,13 @@ def _add_all(session: Session, hours: Sums) -> None:
 
 
 def _add(session: Session, table: Table, sums: Sums) -> None:
-    rows = [(*key, *values) for key, values in sums.items()]
-    bulk_insert.upsert_sums(session, table, _COLUMNS, rows, KEY, SUMS)
+    parts_of, plain_of = itemgetter(*_PART_PLACES), itemgetter(*_PLAIN_PLACES)
+    plain, divided = [], []
+    for key, values in sums.items():
+        if any(parts_of(values)):
+            divided.append((*key, *values))
+        else:
+            plain.append((*key, *plain_of(values)))
+    head = (*KEY, "currency")
+    bulk_insert.upsert_sums(session, table, (*head, *_PLAIN_SUMS), plain, KEY, _PLAIN_SUMS)
+    bulk_insert.upsert_sums(session, table, _COLUMNS, divided, KEY, SUMS)

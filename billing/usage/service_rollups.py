@@ -35,7 +35,8 @@ KEY = (
     "price_version",
 )
 _OUTCOMES = ("answers", "refused", "failed", "queue_ms", "reordered_cached_tokens")
-SUMS = (*QUANTITY_COLUMNS, *AMOUNT_COLUMNS, *_OUTCOMES, *FIRST_COLUMNS, *SPEED_COLUMNS)
+_OF_EVENTS = (*_OUTCOMES, *FIRST_COLUMNS, *SPEED_COLUMNS)
+SUMS = (*QUANTITY_COLUMNS, *AMOUNT_COLUMNS, *_OF_EVENTS)
 _TIME_KEY = ("at", "tenant_id", "model", "adapter", "engine_id", "currency")
 _EVENT: Any = UsageEventRow
 
@@ -89,12 +90,14 @@ def _mark(session: Session, batches: Sequence[int], now: datetime) -> None:
 
 
 def _add(session: Session, chosen: ColumnElement[bool]) -> None:
+    columns = rollup_writes.columns_of(session, chosen)
+    sums = (*columns, *_OF_EVENTS)
     for table, width in ((HourlyService, "hour"), (DailyService, "day")):
-        rows = _sums(chosen, rollup_writes.start_of(width, session))
-        rollup_writes.add_from(session, table, KEY, ("currency",), SUMS, rows)
+        rows = _sums(chosen, rollup_writes.start_of(width, session), columns)
+        rollup_writes.add_from(session, table, KEY, ("currency",), sums, rows)
     rows = _engine_time(chosen, rollup_writes.start_of("day", session))
     rollup_writes.add_from(session, DailyEngineTime, _TIME_KEY, (), ("answers", "busy_us"), rows)
-    origin_rollups.add(session, chosen)
+    origin_rollups.add(session, chosen, columns)
 
 
 def _engine_time(chosen: ColumnElement[bool], day: Any) -> Any:
@@ -112,7 +115,7 @@ def _engine_time(chosen: ColumnElement[bool], day: Any) -> Any:
     )
 
 
-def _sums(chosen: ColumnElement[bool], start: Any) -> Any:
+def _sums(chosen: ColumnElement[bool], start: Any, columns: Sequence[str]) -> Any:
     event, charge = _EVENT, Charge
     group = [
         event.tenant_id,
@@ -133,7 +136,7 @@ def _sums(chosen: ColumnElement[bool], start: Any) -> Any:
         & (event.duration_ms > event.first_token_ms)
     )
     sums = [
-        *(getattr(charge, name) for name in (*QUANTITY_COLUMNS, *AMOUNT_COLUMNS)),
+        *(getattr(charge, name) for name in columns),
         literal(1),
         _one_if(event.status.between(400, 499)),
         _one_if(event.status >= 500),

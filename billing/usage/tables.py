@@ -105,6 +105,7 @@ class UsageEventRow(Base):
     counted_by: Mapped[str | None] = mapped_column(String(lengths.COUNTED_BY))
     busy_us: Mapped[int] = mapped_column(BigInteger, server_default="0")
     units: Mapped[int] = mapped_column(BigInteger, server_default="0")
+    components: Mapped[str | None] = mapped_column(String(lengths.COMPONENTS))
 
 
 class ParkedEvent(Base):

@@ -23,13 +23,14 @@ from billing.accounts.accounts import ensure_accounts
 from billing.accounts.tables import BillingAccount
 from billing.pricing.prices import load_price_book
 from billing.pricing.pricing import MAX_COUNT, UNIT_OF, PriceBook
+from billing.usage.event_components import encode_components
 from billing.usage.late import MovedRequests, moved_requests
 from billing.usage.shard_keys import shard_of
 from billing.usage.tables import EngineReceipt, ParkedEvent, UsageBatch, UsageEventRow
 from core import bulk_insert, lengths
 from core.clock import Clock, SystemClock
 from core.database import insert_new
-from core.events import EngineCount, UsageEvent
+from core.events import EngineCount, UsageEvent, UsageKind
 from core.ids import REQUEST
 
 log = logging.getLogger("tollhouse.billing")
@@ -47,13 +48,15 @@ _REFUSED_LENGTHS = tuple(
     (name, length) for name, length in lengths.EVENT.items() if name not in lengths.CUT
 )
 _CUT_LENGTHS = tuple((name, lengths.EVENT[name]) for name in lengths.CUT)
-_row = attrgetter(*_FIELDS)
+_values = attrgetter(*_FIELDS)
+_PARTS = _FIELDS.index("components")
 _KNOWN = text(
     "select 'account', tenant_id, currency from billing_accounts where tenant_id in :tenants"
     " union all select 'price', id, currency from price_versions where id in :versions"
     " union all select 'floor', '', max(floor_id) from usage_retention"
     " union all select 'moved', '', max(floor_id) from moved_days where moved_at is not null"
 ).bindparams(bindparam("tenants", expanding=True), bindparam("versions", expanding=True))
+_DIVIDED = (UsageKind.GENERATION, UsageKind.EMBEDDING)  # kinds whose tokens have components
 CURRENCY = "currency"  # the code of an event whose price is not in the account's currency
 _PARKED_COLUMNS = ("request_id", "tenant_id", "code", "reason", "payload", "parked_at")
 
@@ -82,6 +85,14 @@ def record(session: Session, events: Sequence[UsageEvent], clock: Clock | None =
             bad.append((event, problem))
     new = _store(session, good, now)
     return new + _park(session, bad, now)
+
+
+def _row(event: UsageEvent) -> tuple[Any, ...]:
+    """Values of the table's columns."""
+    values: tuple[Any, ...] = _values(event)
+    if event.components is None:
+        return values
+    return (*values[:_PARTS], encode_components(event.components), *values[_PARTS + 1 :])
 
 
 def _cut(event: UsageEvent) -> UsageEvent:
@@ -266,6 +277,8 @@ class _Validator:
             return ParkReason(
                 "invalid", f"{event.kind.value} has no units, but {event.units} are given"
             )
+        if event.components is not None and event.kind not in _DIVIDED:
+            return ParkReason("invalid", f"{event.kind.value} has no components")
         if event.request_id < self.dropped_below and event.request_id.startswith(REQUEST):
             return ParkReason(
                 "too_old", "events of its month were dropped, so it may be a duplicate"
@@ -341,6 +354,8 @@ def _to_json(event: UsageEvent) -> dict[str, Any]:
     shown = structs.asdict(event)
     for name in ("occurred_at", "finished_at"):
         shown[name] = shown[name].isoformat()
+    if event.components is not None:
+        shown["components"] = msgspec.to_builtins(event.components)
     return {
         name: value.replace("\0", "") if isinstance(value, str) else value
         for name, value in shown.items()

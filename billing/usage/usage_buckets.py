@@ -18,7 +18,7 @@ from sqlalchemy import ColumnElement, Select, case, func, literal, select
 from sqlalchemy.orm import Session
 
 from billing.accounts.tables import BillingPeriod
-from billing.columns import AMOUNT_COLUMNS, QUANTITY_COLUMNS
+from billing.columns import AMOUNT_COLUMNS, PART_QUANTITIES, QUANTITY_COLUMNS
 from billing.usage import local_days, origin_rollups
 from billing.usage.border import not_moved
 from billing.usage.raw_rows import Grouping, Wanted
@@ -401,7 +401,7 @@ def _billable_requests() -> ColumnElement[int]:
 COUNTED = ("input_tokens", "cached_tokens", "output_tokens", "waived_tokens")
 _CHARGED = (
     *("adapter_requests", "gpu_seconds", "moderation_calls"),
-    *("audio_seconds", "images", "characters"),
+    *("audio_seconds", "images", "characters", *PART_QUANTITIES),
 )
 
 

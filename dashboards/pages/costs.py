@@ -42,6 +42,15 @@ COMPONENTS = {
     "character_amount": "Spoken characters",
     "gpu_amount": "GPU seconds",
     "waived_amount": "Waived",
+    "cache_write_5m_amount": "Cache writes",
+    "cache_write_1h_amount": "Cache writes, one hour",
+    "audio_input_amount": "Audio input",
+    "image_input_amount": "Image input",
+    "reasoning_amount": "Reasoning",
+    "audio_output_amount": "Audio output",
+    "image_output_amount": "Image output",
+    "search_amount": "Searches",
+    "tool_call_amount": "Tool calls",
 }
 
 

@@ -21,6 +21,9 @@ from billing.invoicing.views import payment_reference
 from billing.ledger.tables import CreditGrant
 from billing.payments.tables import Payment
 from billing.periods import days
+from billing.pricing.component_columns import amount_of, count_of
+from billing.pricing.prices import get_version
+from billing.pricing.pricing import PRICED_AS, Component, priced_as
 from billing.usage.tables import DailyUsage
 from core.errors import NotFound
 from core.tenants.models import ApiKey, Project
@@ -206,7 +209,15 @@ def line_usage(request: Request) -> Response:
 
 def _line_usage(session: Session, invoice: Invoice, line: InvoiceLine) -> list[dict[str, Any]]:
     table = DailyUsage
-    quantity, amount = COMPONENTS[line.component]
+    component = Component(line.component)
+    rates = get_version(session, line.price_version).rates
+    # The parts that this version has no rate of their own for are in the line of what prices them.
+    counts = [
+        count_of(each, table)
+        for each in Component
+        if each is component or (each in PRICED_AS and priced_as(rates, each) is component)
+    ]
+    quantity, amount = sum(counts[1:], counts[0]), amount_of(component, table)
     found = session.execute(
         select(
             table.at, table.key_id, func.sum(table.requests), func.sum(quantity), func.sum(amount)

@@ -27,6 +27,18 @@ ABOUT = {
     "output_tokens": "Tokens delivered to the client, which are billed.",
     "waived_tokens": "Tokens generated but not delivered to the client, which are not billed.",
 }
+# Shown where there are any.
+PARTS = {
+    "cache_write_5m_tokens": "Prompt tokens that a provider wrote into its cache for five minutes.",
+    "cache_write_1h_tokens": "Prompt tokens that a provider wrote into its cache for an hour.",
+    "audio_input_tokens": "Prompt tokens of audio that no cache held.",
+    "image_input_tokens": "Prompt tokens of images that no cache held.",
+    "reasoning_tokens": "Delivered tokens of a provider's reasoning.",
+    "audio_output_tokens": "Delivered tokens of audio.",
+    "image_output_tokens": "Delivered tokens of images.",
+    "searches": "Searches of the web by the provider's own tool.",
+    "tool_calls": "Calls of the provider's other tools.",
+}
 SERVED = [
     Column(
         "first_50",
@@ -50,12 +62,13 @@ SERVED = [
 
 
 def usage_table(found: usage_totals.UsageTotals) -> Table:
+    shown = ABOUT | {key: about for key, about in PARTS.items() if found.total(key)}
     columns = [
         Column("group", usage_totals.ALL_GROUPS[found.group_by]),
-        *(Column(key, key.replace("_", " ").capitalize(), "whole", ABOUT[key]) for key in ABOUT),
+        *(Column(key, key.replace("_", " ").capitalize(), "whole", shown[key]) for key in shown),
     ]
     rows = [
-        {"group": found.name(group), **{key: sums[key] for key in ABOUT}}
+        {"group": found.name(group), **{key: sums[key] for key in shown}}
         for group, sums in sorted(found.counts.items(), key=lambda pair: -pair[1]["input_tokens"])
     ]
     empty = "No usage in this period. A request with any of your keys appears here within seconds."

@@ -465,8 +465,8 @@ def _written(receipt: Receipt | None, most: int) -> tuple[int, int]:
     """What a provider wrote into its cache, for its usual time and for an hour."""
     if not isinstance(receipt, UpstreamReceipt):
         return 0, 0
-    long = min(most, receipt.cache_write_long)
-    return min(most - long, receipt.cache_write), long
+    long = min(most, receipt.parts.cache_write_1h)
+    return min(most - long, receipt.parts.cache_write_5m), long
 
 
 def with_retry(event: bytes, error: TollhouseError) -> bytes:

@@ -7,16 +7,16 @@ proportion to the characters that were delivered.
 """
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from core.events import CountedBy
+from core.events import Components, CountedBy
 from engine.protocol import FinishReason
 from gateway.request.engine import Job
-from gateway.request.receipts import UpstreamReceipt
+from gateway.request.receipts import NO_PARTS, UpstreamReceipt
 
 log = logging.getLogger("tollhouse.upstream")
 CountTokens = Callable[[str], int]
@@ -40,9 +40,7 @@ class _Report(Struct, frozen=True):
     completion: int
     reasoning: int
     characters: int  # received when the report came, including those of reasoning
-    cache_write: int = 0  # of the prompt, without `cached`
-    cache_write_long: int = 0  # the same, kept for an hour
-    searches: int = 0
+    parts: Components = NO_PARTS  # without reasoning
 
 
 class UsageCounter:
@@ -200,17 +198,8 @@ class UsageCounter:
             reasoning=(reasoning := self._reasoning(generated)),
             characters=self._visible + self._hidden,
             silent=0 if self._hidden else reasoning,
-            cache_write=(written := self._written(prompt - cached))[0],
-            cache_write_long=written[1],
-            searches=report.searches if report is not None else 0,
+            parts=report.parts if report is not None else NO_PARTS,
         )
-
-    def _written(self, most: int) -> tuple[int, int]:
-        """Of at most so many tokens, those that the provider keeps for its usual time and for an hour."""
-        if (report := self._report) is None:
-            return 0, 0
-        long = min(most, report.cache_write_long)
-        return min(most - long, report.cache_write), long
 
     def _generated(self) -> tuple[int, CountedBy]:
         if (reported := self._reported()) is not None:
@@ -284,9 +273,23 @@ def _read(usage: dict[str, Any], characters: int) -> _Report:
         completion,
         reasoning,
         characters,
-        _number(prompt_details, "cache_write_tokens") if prompt_details else 0,
-        _number(prompt_details, "cache_write_long_tokens") if prompt_details else 0,
-        _number(usage, "searches"),
+        _parts(usage, prompt_details, details),
+    )
+
+
+def _parts(usage: Mapping[str, object], given: Any, made: Any) -> Components:
+    """`given` and `made` are the details of the two totals."""
+    if not (given or made or "searches" in usage):
+        return NO_PARTS
+    return Components(
+        cache_write_5m=_number(given, "cache_write_tokens"),
+        cache_write_1h=_number(given, "cache_write_long_tokens"),
+        audio_input=_number(given, "audio_tokens"),
+        image_input=_number(given, "image_tokens"),
+        audio_output=_number(made, "audio_tokens"),
+        image_output=_number(made, "image_tokens"),
+        search=_number(usage, "searches"),
+        tool_call=_number(usage, "tool_calls"),
     )
 
 

@@ -17,6 +17,7 @@ from core import metrics
 from core.clock import Clock
 from core.events import (
     WARM_UP,
+    Components,
     CountedBy,
     OpenedRequest,
     SettledBy,
@@ -43,6 +44,7 @@ class Counts(Struct, frozen=True):
     cached: int
     output: int
     waived: int
+    components: Components | None = None  # of uncached input and output
 
 
 class Ending(Struct, frozen=True):
@@ -84,7 +86,8 @@ def counts_of(prompt_tokens: int, ending: Ending, receipt: Receipt | None) -> Co
         return Counts(entered, 0, ending.delivered, max(0, ending.seen - ending.delivered))
     if isinstance(receipt, UpstreamReceipt):
         output = receipt.billed(ending.delivered, answered=ending.status == _OK)
-        return Counts(receipt.prompt, receipt.cached, output, receipt.generated - output)
+        waived = receipt.generated - output
+        return Counts(receipt.prompt, receipt.cached, output, waived, receipt.components(output))
     generated = max(receipt.generated, ending.seen)
     output = min(ending.delivered, generated)
     return Counts(receipt.prompt, receipt.cached, output, generated - output)
@@ -206,9 +209,7 @@ class Meter:
             counts = Counts(0, 0, 0, 0)
             ending = replace(ending, finish_reason=WARM_UP, paid_by="operator", quantity=0)
         duration_ms = round((self._clock.monotonic() - self._started) * 1000)
-        return usage_event(
-            self.opened,
-            counts,
+        outcome = Outcome(
             finished_at=self._clock.now(),
             finish_reason=ending.finish_reason,
             status=ending.status,
@@ -232,6 +233,7 @@ class Meter:
             counted_by=counted_by(ending, receipt),
             busy_us=receipt.busy_us if receipt else 0,
         )
+        return usage_event(self.opened, counts, outcome)
 
 
 def with_dropped(truncated: str | None, receipt: Receipt | None) -> str | None:
@@ -256,29 +258,30 @@ def waive_all(counts: Counts) -> Counts:
     return Counts(0, 0, 0, counts.output + counts.waived)
 
 
-def usage_event(
-    opened: OpenedRequest,
-    counts: Counts,
-    *,
-    finished_at: datetime,
-    finish_reason: str,
-    status: int,
-    settled_by: SettledBy,
-    streamed: bool = False,
-    first_token_ms: int | None = None,
-    duration_ms: int = 0,
-    queue_ms: int = 0,
-    moderation: str | None = None,
-    prompt_order: str | None = None,
-    reordered_cached_tokens: int = 0,
-    truncated: str | None = None,
-    routed: str | None = None,
-    quantity: int = 1,
-    paid_by: str | None = None,
-    counted_by: CountedBy | None = None,
-    busy_us: int = 0,
-    units: int = 0,
-) -> UsageEvent:
+class Outcome(Struct, frozen=True):
+    """How a request ended, for its usage event; the fields are those of `UsageEvent`."""
+
+    finished_at: datetime
+    finish_reason: str
+    status: int
+    settled_by: SettledBy
+    streamed: bool = False
+    first_token_ms: int | None = None
+    duration_ms: int = 0
+    queue_ms: int = 0
+    moderation: str | None = None
+    prompt_order: str | None = None
+    reordered_cached_tokens: int = 0
+    truncated: str | None = None
+    routed: str | None = None
+    quantity: int = 1
+    paid_by: str | None = None
+    counted_by: CountedBy | None = None
+    busy_us: int = 0
+    units: int = 0
+
+
+def usage_event(opened: OpenedRequest, counts: Counts, outcome: Outcome) -> UsageEvent:
     return UsageEvent(
         request_id=opened.request_id,
         tenant_id=opened.tenant_id,
@@ -291,33 +294,34 @@ def usage_event(
         adapter_digest=opened.adapter_digest,
         price_version=opened.price_version,
         occurred_at=opened.opened_at,
-        finished_at=finished_at,
+        finished_at=outcome.finished_at,
         input_tokens=counts.input,
         cached_tokens=counts.cached,
         output_tokens=counts.output,
         waived_tokens=counts.waived,
-        finish_reason=finish_reason,
-        status=status,
-        settled_by=settled_by,
-        streamed=streamed,
-        first_token_ms=first_token_ms,
-        duration_ms=duration_ms,
-        queue_ms=queue_ms,
+        finish_reason=outcome.finish_reason,
+        status=outcome.status,
+        settled_by=outcome.settled_by,
+        streamed=outcome.streamed,
+        first_token_ms=outcome.first_token_ms,
+        duration_ms=outcome.duration_ms,
+        queue_ms=outcome.queue_ms,
         engine_id=opened.engine_id,
         member_id=opened.member_id,
         end_user=opened.end_user,
         client_request_id=opened.client_request_id,
-        moderation=moderation,
-        prompt_order=prompt_order,
-        reordered_cached_tokens=reordered_cached_tokens,
-        truncated=truncated,
+        moderation=outcome.moderation,
+        prompt_order=outcome.prompt_order,
+        reordered_cached_tokens=outcome.reordered_cached_tokens,
+        truncated=outcome.truncated,
         batch_job=opened.batch_job,
-        routed=routed,
-        quantity=quantity,
-        paid_by=paid_by,
-        counted_by=counted_by,
-        busy_us=busy_us,
-        units=units,
+        routed=outcome.routed,
+        quantity=outcome.quantity,
+        paid_by=outcome.paid_by,
+        counted_by=outcome.counted_by,
+        busy_us=outcome.busy_us,
+        units=outcome.units,
+        components=counts.components,
     )
 
 

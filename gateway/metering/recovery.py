@@ -23,7 +23,7 @@ from core.events import CountedBy, EngineCount, OpenedRequest, SettledBy, UsageE
 from engine.protocol import WHOLE, FinishReason, Receipt
 from gateway.edge.threads import Work, run_as
 from gateway.metering.engine_receipts import engine_count
-from gateway.metering.meter import Counts, usage_event, waive_all, with_dropped
+from gateway.metering.meter import Counts, Outcome, usage_event, waive_all, with_dropped
 from gateway.metering.parked_records import retry_parked
 from gateway.metering.shipper import ship_file
 from gateway.metering.spool import SpoolFile
@@ -252,10 +252,12 @@ def event_of_receipt(
         return usage_event(
             opened,
             Counts(0, 0, 0, 0),
-            finished_at=now,
-            finish_reason="expired",
-            status=500,
-            settled_by=SettledBy.EXPIRY,
+            Outcome(
+                finished_at=now,
+                finish_reason="expired",
+                status=500,
+                settled_by=SettledBy.EXPIRY,
+            ),
         )
     delivered = min(receipt.delivered if sent is None else sent, receipt.generated)
     counts = Counts(receipt.prompt, receipt.cached, delivered, receipt.generated - delivered)
@@ -264,9 +266,7 @@ def event_of_receipt(
     is_operators = opened.batch_job is not None or (lost and not delivered)
     if is_operators:
         counts = waive_all(counts)
-    return usage_event(
-        opened,
-        counts,
+    outcome = Outcome(
         finished_at=now,
         finish_reason=_LOST if lost else str(receipt.finish_reason),
         status=503 if lost else 200 if complete else 499,
@@ -279,3 +279,4 @@ def event_of_receipt(
         truncated=with_dropped(None, receipt),
         duration_ms=round((receipt.queue_s + receipt.prefill_s + receipt.decode_s) * 1000),
     )
+    return usage_event(opened, counts, outcome)

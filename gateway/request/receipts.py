@@ -4,8 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from core.events import CountedBy
+from msgspec.structs import astuple
+from msgspec.structs import replace as replace_fields
+
+from core.events import Components, CountedBy
 from engine.protocol import WHOLE, Receipt
+
+NO_PARTS = Components()
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,9 +21,15 @@ class UpstreamReceipt(Receipt):
     reasoning: int = 0  # of `generated`
     characters: int = 0  # of the reasoning, text and tool calls that the server sent
     silent: int = 0  # of `generated`: reasoning whose text the server kept
-    cache_write: int = 0  # of `computed`: kept in the provider's cache for its usual time
-    cache_write_long: int = 0  # of `computed`: kept for an hour
-    searches: int = 0  # of the web, by the provider's own tool
+    parts: Components = NO_PARTS  # of `computed` and `generated`, as the server reported them
+
+    def components(self, output: int) -> Components | None:
+        """What the usage consists of where `output` tokens are billed. Of an answer that was not
+        delivered whole, reasoning counts first: it is sent first."""
+        if self.parts is NO_PARTS and not self.reasoning:
+            return None
+        found = replace_fields(self.parts, reasoning=self.reasoning).within(self.computed, output)
+        return None if found == NO_PARTS else found
 
     def billed(self, delivered: int, *, answered: bool) -> int:
         """Tokens to bill when `delivered` characters reached the client. `answered`: the request
@@ -42,6 +53,8 @@ def merged_receipt(request_id: str, receipts: Sequence[Of]) -> Of:
     names = _TOKENS + _TEXT_COUNTS if isinstance(first, UpstreamReceipt) else _TOKENS
     counts: dict[str, Any] = {name: sum(getattr(each, name) for each in receipts) for name in names}
     if isinstance(first, UpstreamReceipt):
+        every = [astuple(each.parts) for each in receipts if isinstance(each, UpstreamReceipt)]
+        counts["parts"] = Components(*map(sum, zip(*every, strict=True)))
         ways = [each.counted_by for each in receipts if isinstance(each, UpstreamReceipt)]
         counts["counted_by"] = max(ways, key=_INEXACTNESS.index)
     times: dict[str, Any] = {name: max(getattr(each, name) for each in receipts) for name in _TIMES}
@@ -68,9 +81,6 @@ _TOKENS = (
     "busy_us",
     "dropped",
 )
-_TEXT_COUNTS = (
-    *("reasoning", "characters", "silent"),
-    *("cache_write", "cache_write_long", "searches"),
-)
+_TEXT_COUNTS = ("reasoning", "characters", "silent")
 _INEXACTNESS = (CountedBy.UPSTREAM, CountedBy.TOKENIZER, CountedBy.ESTIMATE)
 _TIMES = ("queue_s", "prefill_s", "decode_s")

@@ -18,7 +18,7 @@ from billing.pricing.pricing import Component, PriceBook
 from billing.rating.tables import Rerate
 from billing.rating.tiers import ONLY, scope_of
 from billing.subscriptions.tables import AddOn, Plan, Subscription
-from billing.usage.daily_sums import SUMS
+from billing.usage.daily_sums import SUMS, is_divided, priced_sums
 from billing.usage.rollups import ADJUSTMENT
 from billing.usage.tables import DailyUsage
 from core.tenants.models import ApiKey, Project
@@ -106,13 +106,13 @@ def read(
     every = [line for found in lines.values() for line in found]
     tenants = {each.tenant_id for each in invoices.values()}
     bills = {each.period_id for each in invoices.values()}
-    days = _days(session, DailyUsage.bill_period_id, bills)
+    days = _days(session, book, DailyUsage.bill_period_id, bills)
     rerates = _by_id(session, Rerate, _named(every, "rerate"))
     corrected = {line.usage_period_id for line in every if line.details.get("rerate")}
     rerated: dict[str, list[DayKey]] = defaultdict(list)
     # Usage of the same periods that other bills have: late usage follows it on the tiers.
     late = {key[1] for key in days if key[1] != key[0]}
-    days |= _days(session, DailyUsage.usage_period_id, corrected | late)
+    days |= _days(session, book, DailyUsage.usage_period_id, corrected | late)
     for key in days:
         if key[1] in corrected:
             rerated[key[1]].append(key)
@@ -161,7 +161,7 @@ def _earlier(session: Session, known: Iterable[Rerate]) -> dict[str, Rerate]:
 
 
 def _days(
-    session: Session, period: InstrumentedAttribute[str], ids: set[str]
+    session: Session, book: PriceBook, period: InstrumentedAttribute[str], ids: set[str]
 ) -> dict[DayKey, list[Day]]:
     use = DailyUsage
     key = (
@@ -176,5 +176,8 @@ def _days(
     )
     found: dict[DayKey, list[Day]] = defaultdict(list)
     for row in rows:
-        found[row[:7]].append(Day(row[7], row[8], tuple(row[9:])))
+        used = tuple(map(int, row[9:]))
+        if is_divided(used) and (version := book.by_id.get(row[5])) is not None:
+            used = priced_sums(used, version.rates)
+        found[row[:7]].append(Day(row[7], row[8], used))
     return found

@@ -38,4 +38,33 @@ METERS = {
     Component.AUDIO_SECOND: Meter("Audio Seconds", "Seconds"),
     Component.IMAGE: Meter("Images", "Images"),
     Component.CHARACTER: Meter("Spoken Characters", "Characters"),
+    Component.CACHE_WRITE_5M: Meter(
+        "Cache Write Tokens",
+        "Tokens",
+        (("TokenDirection", "Input"), ("TokenCacheAction", "Write")),
+        (("CacheLifetime", "5m"),),
+    ),
+    Component.CACHE_WRITE_1H: Meter(
+        "Cache Write Tokens, One Hour",
+        "Tokens",
+        (("TokenDirection", "Input"), ("TokenCacheAction", "Write")),
+        (("CacheLifetime", "1h"),),
+    ),
+    Component.AUDIO_INPUT: Meter(
+        "Audio Input Tokens", "Tokens", (("TokenDirection", "Input"),), (("Modality", "Audio"),)
+    ),
+    Component.IMAGE_INPUT: Meter(
+        "Image Input Tokens", "Tokens", (("TokenDirection", "Input"),), (("Modality", "Image"),)
+    ),
+    Component.REASONING: Meter(
+        "Reasoning Tokens", "Tokens", (("TokenDirection", "Output"),), (("Reasoning", True),)
+    ),
+    Component.AUDIO_OUTPUT: Meter(
+        "Audio Output Tokens", "Tokens", (("TokenDirection", "Output"),), (("Modality", "Audio"),)
+    ),
+    Component.IMAGE_OUTPUT: Meter(
+        "Image Output Tokens", "Tokens", (("TokenDirection", "Output"),), (("Modality", "Image"),)
+    ),
+    Component.SEARCH: Meter("Web Searches", "Searches"),
+    Component.TOOL_CALL: Meter("Tool Calls", "Calls"),
 }

@@ -9,7 +9,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from billing.pricing import price_terms, prices
-from billing.pricing.pricing import Component, Rate
+from billing.pricing.pricing import PARTS, PRICED_AS, Component, Rate
 from billing.pricing.tables import PriceVersionRow
 from billing.rating import price_changes
 from core.tenants import audit
@@ -51,6 +51,7 @@ COLUMNS = [
 _FIELDS = (
     *("input", "cached_input", "output", "request", "adapter", "gpu_second", "moderation"),
     *("audio_second", "image", "character"),
+    *(each.value for each in PARTS),
 )
 _WORDS = {
     "input": "Input per million tokens",
@@ -63,6 +64,15 @@ _WORDS = {
     "audio_second": "Per audio second",
     "image": "Per image",
     "character": "Per million characters",
+    "cache_write_5m": "Cache writes for five minutes per million tokens",
+    "cache_write_1h": "Cache writes for an hour per million tokens",
+    "audio_input": "Audio input per million tokens",
+    "image_input": "Image input per million tokens",
+    "reasoning": "Reasoning per million tokens",
+    "audio_output": "Audio output per million tokens",
+    "image_output": "Image output per million tokens",
+    "search": "Per search of the web",
+    "tool_call": "Per call of a provider's tool",
 }
 
 
@@ -150,7 +160,9 @@ def _form(served: list[str]) -> Form:
     ]
     for name in _FIELDS:
         value = usual.get(name, "")
-        inputs.append(Input(name, _WORDS[name], "number", value, required=name in usual))
+        component = Component(name)
+        hint = f"without it, as {PRICED_AS[component].value}" if component in PRICED_AS else ""
+        inputs.append(Input(name, _WORDS[name], "number", value, required=name in usual, hint=hint))
     inputs.append(Input("from", "From", "date", required=False, hint="default: now"))
     inputs.append(Input("note", "Note", required=False))
     return Form(

@@ -40,6 +40,24 @@ _LINE_ITEMS = (  # name, amount, quantity, unit
     ("audio seconds", "audio_amount", "audio_seconds", "duration_seconds"),
     ("images", "image_amount", "images", "images"),
     ("spoken characters", "character_amount", "characters", "characters"),
+    ("cache writes", "cache_write_5m_amount", "cache_write_5m_tokens", "tokens"),
+    ("cache writes for an hour", "cache_write_1h_amount", "cache_write_1h_tokens", "tokens"),
+    ("audio input", "audio_input_amount", "audio_input_tokens", "tokens"),
+    ("image input", "image_input_amount", "image_input_tokens", "tokens"),
+    ("reasoning", "reasoning_amount", "reasoning_tokens", "tokens"),
+    ("audio output", "audio_output_amount", "audio_output_tokens", "tokens"),
+    ("image output", "image_output_amount", "image_output_tokens", "tokens"),
+    ("searches", "search_amount", "searches", None),
+    ("tool calls", "tool_call_amount", "tool_calls", None),
+)
+
+_PARTS = tuple(
+    (total, f"{part}_tokens", f"{part}_amount")
+    for total, parts in (
+        ("uncached_tokens", ("cache_write_5m", "cache_write_1h", "audio_input", "image_input")),
+        ("output_tokens", ("reasoning", "audio_output", "image_output")),
+    )
+    for part in parts
 )
 
 
@@ -133,7 +151,10 @@ def _bucket(bucket: Bucket, results: Any) -> dict[str, Any]:
 
 def _usage_result(row: BucketRow, groups: list[str]) -> dict[str, Any]:
     counts = row.counts
-    uncached = counts["input_tokens"] - counts["cached_tokens"]
+    written = counts["cache_write_5m_tokens"] + counts["cache_write_1h_tokens"]
+    uncached = counts["input_tokens"] - counts["cached_tokens"] - written
+    audio, images = counts["audio_input_tokens"], counts["image_input_tokens"]
+    spoken, drawn = counts["audio_output_tokens"], counts["image_output_tokens"]
     named = {
         name: row.group.get(ours) or None
         for name, ours in USAGE_GROUPS.items()
@@ -143,18 +164,18 @@ def _usage_result(row: BucketRow, groups: list[str]) -> dict[str, Any]:
         "object": "organization.usage.completions.result",
         "input_tokens": counts["input_tokens"],
         "input_cached_tokens": counts["cached_tokens"],
-        "input_cache_write_tokens": 0,
+        "input_cache_write_tokens": written,
         "input_uncached_tokens": uncached,
         "output_tokens": counts["output_tokens"],
-        "input_text_tokens": uncached,
-        "output_text_tokens": counts["output_tokens"],
+        "input_text_tokens": uncached - audio - images,
+        "output_text_tokens": counts["output_tokens"] - spoken - drawn,
         "input_cached_text_tokens": counts["cached_tokens"],
-        "input_audio_tokens": 0,
+        "input_audio_tokens": audio,
         "input_cached_audio_tokens": 0,
-        "output_audio_tokens": 0,
-        "input_image_tokens": 0,
+        "output_audio_tokens": spoken,
+        "input_image_tokens": images,
         "input_cached_image_tokens": 0,
-        "output_image_tokens": 0,
+        "output_image_tokens": drawn,
         "num_model_requests": counts["requests"],
         **named,
         "batch": bool(row.group["batch"]) if "batch" in groups else None,
@@ -182,10 +203,15 @@ def _cost_result(row: BucketRow, groups: list[str], units: int, **more: Any) -> 
 
 
 def _line_item_results(row: BucketRow, groups: list[str]) -> list[dict[str, Any]]:
-    counts = {
-        **row.counts,
-        "uncached_tokens": row.counts["input_tokens"] - row.counts["cached_tokens"],
+    counts = row.counts | {
+        "uncached_tokens": row.counts["input_tokens"] - row.counts["cached_tokens"]
     }
+    # What has a price of its own is no part of the line of its total.
+    for total, part, amount in _PARTS:
+        if row.amounts[amount]:
+            counts[total] -= counts[part]
+        else:
+            counts[part] = 0
     return [
         _cost_result(
             row,

@@ -11,10 +11,11 @@ from billing.amounts import money
 from billing.invoicing.views import price_json
 from billing.pricing import exchange_rates, price_terms, prices
 from billing.pricing.exchange_rates import RateDraft
-from billing.pricing.pricing import TOKENS, Component, Counts
+from billing.pricing.pricing import PARTS, PRICED_AS, TOKENS, Component, Counts, parts_of
 from billing.pricing.tables import PriceVersionRow
 from billing.rating import price_changes, rerating
 from core.errors import BadRequest
+from core.events import Components
 from core.money import decimal_of
 from gateway.admin.console import ACTOR, CommandContext, command_context, tenant_id_of, text_of
 from gateway.admin.engines.prices import add_engine_prices
@@ -83,6 +84,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
     trial.add_argument("--prompt-tokens", type=int, default=1_000_000)
     trial.add_argument("--cached-tokens", type=int, default=0)
     trial.add_argument("--output-tokens", type=int, default=1_000_000)
+    for component in PARTS:
+        name = component.value.replace("_", "-")
+        unit = "tokens" if component in TOKENS else "count"
+        trial.add_argument(
+            f"--used-{name}",
+            dest=f"used_{component.value}",
+            type=int,
+            default=0,
+            metavar="N",
+            help=f"{unit}, of the totals" if component in TOKENS else unit,
+        )
     trial.set_defaults(run=_try)
     listing = verbs.add_parser("list", help="list price versions, newest first")
     listing.add_argument("--model")
@@ -125,8 +137,16 @@ def _draft_options(parser: argparse.ArgumentParser) -> None:
             "--adapter-request" if component is Component.ADAPTER else f"--{name}",
             dest=f"price_{component.value}",
             metavar="PRICE",
-            help=f"in major units, {unit}; or JSON with scheme and tiers; none removes it",
+            help=f"in major units, {unit}; or JSON with scheme and tiers; none removes it"
+            f"{_fallback(component)}",
         )
+
+
+def _fallback(component: Component) -> str:
+    """What a part costs without a price of its own."""
+    if component in PRICED_AS:
+        return f"; without it, as {PRICED_AS[component].value.replace('_', '-')}"
+    return "; free without it" if component in PARTS else ""
 
 
 def _draft(tools: CommandContext, arguments: argparse.Namespace) -> prices.PriceDraft:
@@ -188,12 +208,23 @@ def _try(arguments: argparse.Namespace) -> int:
         draft = _draft(tools, arguments)
         written = {name: each for name, each in draft.written.items() if each is not None}
         version = prices.validate(replace(draft, written=written))
-    counts = Counts.of_answer(
-        arguments.prompt_tokens, arguments.cached_tokens, arguments.output_tokens
+    used = Components(**{each.value: getattr(arguments, f"used_{each.value}") for each in PARTS})
+    given = arguments.prompt_tokens - arguments.cached_tokens
+    if used != used.within(given, arguments.output_tokens):
+        raise BadRequest(
+            f"The parts have more than {given} uncached input or {arguments.output_tokens} output"
+            " tokens.",
+            next_step="Raise --prompt-tokens and --output-tokens: the parts are parts of them.",
+        )
+    answer = Counts.of_answer(
+        arguments.prompt_tokens - used.input_tokens,
+        arguments.cached_tokens,
+        arguments.output_tokens - used.output_tokens,
     )
+    counts = replace(answer, parts=parts_of(used))
     parts = {
         component.value: money(version.total(component, quantity), version.currency)
-        for component, quantity in counts.by_component
+        for component, quantity in version.priced(counts)
         if quantity
     }
     total = money(version.cost(counts), version.currency)

@@ -52,13 +52,20 @@ def _parse(arguments: argparse.Namespace) -> int:
     return 0
 
 
+_OTHERS = (
+    *("audio_input", "image_input", "audio_output", "image_output"),
+    *("searches", "tool_calls"),
+)
+
+
 def described(found: Recorded) -> dict[str, Any]:
     split = found.split
     names = ("input", "cache_read", "cache_write", "cache_write_long", "output", "reasoning")
     usage = {name: getattr(split, name) if split is not None else 0 for name in names}
     usage["cache_write"] += usage["cache_write_long"]  # of which
-    if split is not None and split.searches:
-        usage["searches"] = split.searches
+    for name in _OTHERS:
+        if split is not None and getattr(split, name):
+            usage[name] = getattr(split, name)
     return {
         "text": found.text or found.refusal,
         "tool_calls": [

@@ -1,7 +1,8 @@
 """The canonical split of a request's usage, in which every port reports what its provider counted.
 
 Each number is of its own: `input` has no cached tokens, and no token is in two of the input's parts.
-Reasoning is a part of the output, and so are the tokens of other modalities a part of their side.
+Reasoning is a part of the output, and so are the tokens of other modalities a part of their side:
+`Components.within` makes them parts of what no cache held and of what was billed.
 """
 
 from typing import Any
@@ -25,6 +26,7 @@ class Split(Struct, frozen=True):
     audio_output: int = 0
     image_output: int = 0
     searches: int = 0  # of the web, by the provider's own tool
+    tool_calls: int = 0  # of the provider's other tools
 
     @property
     def prompt(self) -> int:
@@ -40,9 +42,16 @@ class Split(Struct, frozen=True):
                 "cached_tokens": self.cache_read,
                 "cache_write_tokens": self.cache_write,
                 "cache_write_long_tokens": self.cache_write_long,
+                "audio_tokens": self.audio_input,
+                "image_tokens": self.image_input,
             },
-            "completion_tokens_details": {"reasoning_tokens": self.reasoning},
+            "completion_tokens_details": {
+                "reasoning_tokens": self.reasoning,
+                "audio_tokens": self.audio_output,
+                "image_tokens": self.image_output,
+            },
             "searches": self.searches,
+            "tool_calls": self.tool_calls,
         }
 
 

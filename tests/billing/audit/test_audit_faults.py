@@ -33,7 +33,7 @@ from billing.ledger import credits
 from billing.usage import usage
 from core.clock import FakeClock
 from core.database import Database
-from core.events import CountedBy, EngineCount, UsageEvent
+from core.events import Components, CountedBy, EngineCount, UsageEvent
 from core.money import Money
 from tests.billing.conftest import Deployment, deployment_of
 
@@ -49,6 +49,7 @@ class Fault:
 
 
 _FIRST = "(select min(request_id) from {})"
+_DIVIDED = "(select min(request_id) from usage_events where components is not null)"
 FAULTS = (
     Fault(
         audit_receipts.receipts_and_events,
@@ -300,6 +301,28 @@ FAULTS = (
         "lost",
     ),
     Fault(
+        audit_usage.events_and_charges,
+        "a charge loses the cache writes of its event",
+        (f"update charges set cache_write_5m_tokens = 0 where request_id = {_DIVIDED}",),
+        "components of the charge differ",
+    ),
+    Fault(
+        audit_usage.events_and_charges,
+        "a charge has reasoning that its event does not have",
+        ("update charges set reasoning_tokens = 1"
+         f" where request_id = {_FIRST.format('charges')}",),
+        "components of the charge differ",
+    ),
+    Fault(
+        audit_usage.events_and_charges,
+        "the parts of an answer are more than the whole",
+        ("update charges set reasoning_tokens = output_tokens + 1"
+         f" where request_id = {_DIVIDED}",
+         """update usage_events set components = '{{"cache_write_5m"\\:30,"reasoning"\\:51}}'"""
+         f" where request_id = {_DIVIDED}"),
+        "components of the charge are more than its tokens",
+    ),
+    Fault(
         numbers.restored_invoices,
         "an invoice of before a restore is made again with another amount",
         ("insert into reserved_numbers (seller_id, kind, number, label, tenant_id, document_id,"
@@ -322,7 +345,8 @@ def tell_a_story(made: Deployment) -> None:
         record(made, [made.event(tenant_id=tenant_id, output_tokens=500_000) for _ in range(4)])
     made.clock.advance(days=40)
     invoice_run.run(made.database, made.clock, current=False)
-    record(made, [made.event() for _ in range(3)])
+    divided = Components(cache_write_5m=30, reasoning=8)
+    record(made, [made.event(), made.event(), made.event(components=divided)])
     made.rate()
     assert reconcile.close_days(made.database, made.clock)
 
@@ -445,8 +469,9 @@ def test_a_clean_audit_reads_each_large_table_few_times(story: Database) -> None
             assert reconcile.audit(session).clean
     finally:
         event.remove(story.db_engine, "before_cursor_execute", _note)
-    # Charges: with the events, by ledger transaction, and their number by the primary key.
-    for table, most in (("usage_events", 2), ("charges", 3), ("engine_receipts", 2)):
+    # Charges: with the events, by ledger transaction, and their number by the primary key. The rows of
+    # divided usage are read with their events once more.
+    for table, most in (("usage_events", 3), ("charges", 4), ("engine_receipts", 2)):
         reads = [each for each in statements if re.search(rf"(FROM|JOIN) {table}\b", each)]
         assert len(reads) <= most, (table, reads)
 

@@ -12,7 +12,7 @@ from billing.columns import AMOUNT_COLUMNS, QUANTITY_COLUMNS
 from billing.ledger import credits
 from billing.ledger.tables import CreditUse, LedgerTransaction
 from billing.pricing import price_terms
-from billing.pricing.pricing import Component, PriceVersion
+from billing.pricing.pricing import PER_MILLION, Component, PriceVersion
 from billing.pricing.tables import PriceVersionRow
 from billing.rating import rating, tiers
 from billing.rating.rating import Rated
@@ -20,7 +20,7 @@ from billing.rating.tables import TierPosition
 from billing.rating.tiers import Positions, Versions, total_of
 from billing.usage import usage
 from billing.usage.tables import Charge, ParkedEvent, UsageBatch
-from core.events import UsageKind
+from core.events import Components, UsageKind
 from core.money import Money
 from tests.billing.conftest import START, Deployment
 
@@ -66,6 +66,37 @@ PRICED = {"input": 80, "cached_input": 20, "output": 50, "waived": 3}
             {"moderation": 7},
         ),
         ({"kind": UsageKind.MODERATION, "quantity": 7, "status": 500}, {}, {}),
+        (
+            {"components": Components(30, 20, 10, 5, 20, 6, 4, 3, 2)},
+            {
+                "requests": 1,
+                "cache_write_5m_tokens": 30,
+                "cache_write_1h_tokens": 20,
+                "audio_input_tokens": 10,
+                "image_input_tokens": 5,
+                "reasoning_tokens": 20,
+                "audio_output_tokens": 6,
+                "image_output_tokens": 4,
+                "searches": 3,
+                "tool_calls": 2,
+            },
+            {
+                "input": 15,
+                "cached_input": 20,
+                "output": 20,
+                "waived": 3,
+                "request": 1,
+                "cache_write_5m": 30,
+                "cache_write_1h": 20,
+                "audio_input": 10,
+                "image_input": 5,
+                "reasoning": 20,
+                "audio_output": 6,
+                "image_output": 4,
+                "search": 3,
+                "tool_call": 2,
+            },
+        ),
     ],
 )
 def test_a_charge_has_each_count_and_amount_in_its_own_column(
@@ -73,9 +104,8 @@ def test_a_charge_has_each_count_and_amount_in_its_own_column(
 ) -> None:
     """Component n costs 2 to the n picounits a unit, of tokens and characters as of the others."""
     unit = {component.value: 2**n for n, component in enumerate(Component)}
-    millions = ("input", "cached_input", "output", "waived", "character")
     terms = {
-        name: f"{2**n}e-{6 if name in millions else 12}"
+        name: f"{2**n}e-{6 if name in PER_MILLION else 12}"
         for n, name in enumerate(each.value for each in Component)
     }
     version = lite.price(terms, model="all")

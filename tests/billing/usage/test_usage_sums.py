@@ -4,6 +4,7 @@ from datetime import timedelta
 
 import pytest
 
+from billing.columns import PART_AMOUNTS
 from billing.usage.usage_buckets import BucketQuery, Width, usage_buckets
 from core.errors import BadRequest
 from core.tenants.scope import scope_of_operator
@@ -42,6 +43,7 @@ def test_an_answer_is_the_same_counts_and_amounts_at_every_width(
         "audio_amount": 0,
         "image_amount": 0,
         "character_amount": 0,
+        **dict.fromkeys(PART_AMOUNTS, 0),
         "amount": 43_500_000,
     }
 

@@ -3,7 +3,7 @@
 from datetime import UTC, datetime
 
 from core.events import OpenedRequest, SettledBy, UsageEvent, UsageKind
-from gateway.metering.meter import Counts, usage_event
+from gateway.metering.meter import Counts, Outcome, usage_event
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -30,8 +30,5 @@ def closed(name: str, output: int = 5) -> UsageEvent:
     return usage_event(
         opened(name),
         Counts(10, 4, output, 1),
-        finished_at=NOW,
-        finish_reason="stop",
-        status=200,
-        settled_by=SettledBy.GATEWAY,
+        Outcome(finished_at=NOW, finish_reason="stop", status=200, settled_by=SettledBy.GATEWAY),
     )

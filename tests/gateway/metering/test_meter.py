@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from core import metrics
 from core.clock import FakeClock
-from core.events import CountedBy, EngineCount, OpenedRequest, SettledBy, UsageEvent
+from core.events import Components, CountedBy, EngineCount, OpenedRequest, SettledBy, UsageEvent
 from core.tallies import fold_all
 from gateway.engines.upstream_usage import UpstreamReceipt
 from gateway.metering.meter import (
@@ -299,7 +299,8 @@ def test_an_upstreams_answer_is_billed_by_the_share_that_was_delivered(
     """Reasoning whose text the server kept is billed whole as soon as any of the answer is."""
     found = upstream(generated=12, silent=silent, characters=40)
     ending = Ending(delivered, 40, "stop", status, prompt_done=True)
-    assert counts_of(99, ending, found) == Counts(10, 4, output, 12 - output)
+    parts = Components(reasoning=min(silent, output)) if silent and output else None
+    assert counts_of(99, ending, found) == Counts(10, 4, output, 12 - output, parts)
 
 
 @pytest.mark.parametrize(("status", "output"), [(200, 5), (499, 0), (500, 0)])

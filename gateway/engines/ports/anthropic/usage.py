@@ -10,6 +10,7 @@
 | output_tokens | `output`, with thinking, which is billed whole though only a summary is shown |
 | output_tokens_details.thinking_tokens | `reasoning` |
 | server_tool_use.web_search_requests | `searches` |
+| server_tool_use, its other counts | `tool_calls` |
 """
 
 from typing import Any
@@ -26,6 +27,8 @@ def split_of_usage(usage: dict[str, Any]) -> Split:
     )
     short = written - long if written else count(creation, "ephemeral_5m_input_tokens")
     output = count(usage, "output_tokens")
+    used = usage.get("server_tool_use")
+    tools = used if isinstance(used, dict) else None
     return Split(
         input=count(usage, "input_tokens"),
         cache_read=count(usage, "cache_read_input_tokens"),
@@ -33,7 +36,8 @@ def split_of_usage(usage: dict[str, Any]) -> Split:
         cache_write_long=long,
         output=output,
         reasoning=min(output, count(usage.get("output_tokens_details"), "thinking_tokens")),
-        searches=count(usage.get("server_tool_use"), "web_search_requests"),
+        searches=count(tools, "web_search_requests"),
+        tool_calls=sum(count(tools, name) for name in tools or () if name != "web_search_requests"),
     )
 
 

@@ -27,6 +27,7 @@ _STATUSES = {
     "server_error": 500,
 }
 _CALLS = ("function_call", "custom_tool_call")
+_OWN_TOOLS = ("file_search_call", "code_interpreter_call")  # that the provider runs
 _ENDS = ("response.completed", "response.incomplete", "response.failed")
 _PARAGRAPH = "\n\n"
 
@@ -44,6 +45,7 @@ class ResponseReader:
     ended = False
     _is_new = False
     _searches = 0
+    _tool_calls = 0  # of the provider's other tools
 
     def __init__(self) -> None:
         self._usage: dict[str, Any] = {}
@@ -110,7 +112,7 @@ class ResponseReader:
 
     def take_usage(self) -> Split | None:
         is_new, self._is_new = self._is_new, False
-        return split_of_usage(self._usage, self._searches) if is_new else None
+        return split_of_usage(self._usage, self._searches, self._tool_calls) if is_new else None
 
     def _begun(self, place: int, event: dict[str, Any]) -> str:
         """What stands between two parts of a summary."""
@@ -143,6 +145,7 @@ class ResponseReader:
         if kind == "web_search_call":
             action = item.get("action")
             self._searches += not isinstance(action, dict) or action.get("type") in (None, "search")
+        self._tool_calls += kind in _OWN_TOOLS
         return []
 
     def _arguments(self, place: int, text: str) -> Said:

@@ -38,5 +38,6 @@ def split_of_usage(usage: dict[str, Any], dialect: Dialect) -> Split:
         image_input=count(given, "image_tokens"),
         audio_output=count(made, "audio_tokens"),
         image_output=count(made, "image_tokens"),
-        searches=count(usage.get("server_tool_use"), "web_search_requests"),
+        searches=count(usage.get("server_tool_use"), "web_search_requests")
+        or count(usage, "num_sources_used"),
     )
