@@ -10,6 +10,7 @@ from functools import lru_cache
 
 MINUTE, HOUR, DAY = 60, 3_600, 86_400
 BATCH_PRIORITY = -1
+KEY_OVERSHOOT_S = 15  # the longest wait of other keys for what one key generated unreserved
 
 
 class Scope(StrEnum):
@@ -64,10 +65,18 @@ class Plan:
     storage_mb: int = 10_240  # of all that the API stores for the tenant
     # The lowest limit that counts output tokens, if there is one. Precomputed, as the rules' names are.
     least_output_limit: int | None = field(init=False, compare=False)
+    # Output tokens by which the running requests of one key may exceed what they reserved together;
+    # other keys wait until that is refilled. None without a limit that keys share.
+    key_overshoot: int | None = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
-        counted = [r.limit for r in self.rules if r.unit in _OF_OUTPUT and not r.shadow]
-        object.__setattr__(self, "least_output_limit", min(counted, default=None))
+        counted = [r for r in self.rules if r.unit in _OF_OUTPUT and not r.shadow]
+        least = min([r.limit for r in counted], default=None)
+        shared = [
+            r.limit * KEY_OVERSHOOT_S // r.period_s for r in counted if r.scope is not Scope.KEY
+        ]
+        object.__setattr__(self, "least_output_limit", least)
+        object.__setattr__(self, "key_overshoot", min(shared, default=None))
 
 
 def _rates(requests: int, tokens: int, concurrent: int) -> tuple[LimitRule, ...]:

@@ -126,7 +126,7 @@ class Limiter:
             return
         reservation.ended = True
         request = reservation.request
-        self._overshoot.end(request.tenant_id, reservation.beyond)
+        self._overshoot.end(request.tenant_id, request.key_id, reservation.beyond)
         if usage.output_tokens:  # a request without output says nothing about answers' length
             self._learn(request, usage.output_tokens)
         exact = bucket_amounts(reservation.planned.rules, request.plan, usage)
@@ -183,7 +183,10 @@ class Limiter:
         )
         worst = request.worst_output(expected)
         estimate = self._overshoot.estimate(
-            request.tenant_id, request.plan, request.estimated_output(expected), worst
+            request.tenant_id,
+            request.key_id,
+            request.plan,
+            (request.estimated_output(expected), worst),
         )
         counters, shares = self._counters.choose(needs_money=bool(request.money))
         planned = plan_buckets(request, estimate, shares=shares, seeds=self.seeding is None)
@@ -198,7 +201,7 @@ class Limiter:
         held = answer.held * PICO_PER_NANO
         mode = "shared" if counters is self._counters.shared else "local"
         covered = output_tokens_covered(request, held)
-        self._overshoot.begin(request.tenant_id, worst - estimate)
+        self._overshoot.begin(request.tenant_id, request.key_id, worst - estimate)
         return Reservation(
             request, planned, answer, counters, self, covered, held, mode, beyond=worst - estimate
         )

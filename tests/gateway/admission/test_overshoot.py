@@ -11,8 +11,8 @@ from msgspec.structs import replace
 
 from core.clock import FakeClock
 from core.counters_memory import MemoryCounters
-from core.errors import TollhouseError
-from core.tenants.plans import STANDARD, LimitRule, Plan, Scope, Unit
+from core.errors import RateLimited, TollhouseError
+from core.tenants.plans import KEY_OVERSHOOT_S, STANDARD, LimitRule, Plan, Scope, Unit
 from gateway.admission.limiter import Limiter
 from gateway.admission.request import AdmissionRequest, SettledUsage
 from gateway.admission.reservation import Reservation
@@ -56,6 +56,30 @@ async def test_learned_estimates_let_through_at_most_one_limit_more(processes: i
         await limiter.settle(each, SettledUsage(10, 0, 4096))
     more = await admitted(limiter, replace(REQUEST, max_output_tokens=1))
     assert bool(more) == (len(held) * 4106 + 11 <= LIMIT), "what was generated counts"
+
+
+@pytest.mark.parametrize("period_s", [60, 3_600, 86_400])
+async def test_other_keys_wait_15_seconds_at_most_for_what_a_key_did_not_reserve(
+    period_s: int,
+) -> None:
+    clock = FakeClock(datetime(2026, 3, 1, tzinfo=UTC))
+    limiter = Limiter(MemoryCounters(clock), clock)
+    rule = LimitRule(Scope.TENANT, Unit.TOTAL_TOKENS, LIMIT, period_s)
+    asked = replace(REQUEST, plan=replaced(PLAN, rules=(rule,)))
+    for held in await admitted(limiter, *[replace(asked, max_output_tokens=20)] * 30):
+        await limiter.settle(held, SettledUsage(0, 0, 4, requests=0))
+    held = await admitted(limiter, *[replace(asked, max_output_tokens=900)] * 40)
+    assert held, "requests go through"
+    for each in held:
+        await limiter.settle(each, SettledUsage(10, 0, 900))
+    other = replace(asked, key_id="other", max_output_tokens=1)
+    try:
+        await limiter.reserve(other)
+        waited = 0.0
+    except RateLimited as error:
+        waited = error.retry_after_s or 0.0
+    one_request = 11 * period_s / LIMIT
+    assert waited <= KEY_OVERSHOOT_S + one_request
 
 
 @given(
