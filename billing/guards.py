@@ -32,13 +32,9 @@ def open_for_update(session: Session, table: str) -> Iterator[None]:
         yield
         session.execute(text("set local tollhouse.maintenance = 'off'"))
         return
-    session.execute(text(f"drop trigger append_only_{table}_update"))
+    name = f"append_only_{table}_update"
+    known = text("select sql from sqlite_master where type = 'trigger' and name = :name")
+    trigger = session.execute(known, {"name": name}).scalar_one()
+    session.execute(text(f"drop trigger {name}"))
     yield
-    session.execute(text(_sqlite_update_guard(table)))
-
-
-def _sqlite_update_guard(table: str) -> str:
-    return (
-        f"create trigger append_only_{table}_update before update on {table}"
-        f" begin select raise(abort, '{table} is append-only: correct it with a new row'); end"
-    )
+    session.execute(text(trigger))

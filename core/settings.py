@@ -333,9 +333,16 @@ class Settings(BaseSettings):
 
     restore_store: str = Field(
         "",
-        description="A second place for the marks by which a restored database is noticed, after "
-        "`restore` in the data directory: an absolute directory that all machines share, or "
-        "s3://bucket/prefix; empty: none.",
+        description="A second place for the marks by which a restored database is noticed and for the "
+        "journal of erasures, after `restore` in the data directory: an absolute directory that all "
+        "machines share, or s3://bucket/prefix; empty: none.",
+    )
+
+    erasure_journal_days: int = Field(
+        400,
+        ge=1,
+        description="Days for which erasures are remembered beside those marks, so that they are "
+        "repeated after a restore: as long as your oldest backup is kept.",
     )
 
     @field_validator("restore_store")

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import IO, Protocol
 
 from billing.stores import Store
@@ -140,6 +141,15 @@ class DashboardBackend(Protocol):
 
     def export_store(self, destination: str) -> Store:
         """The store of a scheduled export. BadRequest for an invalid destination."""
+        ...
+
+    def export_tenant(self, scope: TenantScope) -> Path:
+        """A temporary ZIP archive of all that is stored of the tenant; the caller deletes it."""
+        ...
+
+    def erase_tenant(self, scope: TenantScope, confirm: str) -> None:
+        """Erase all but the books of a closed tenant. Conflict if it is not closed, or something of it
+        waits; BadRequest unless `confirm` is its name."""
         ...
 
     def changed(self) -> None:

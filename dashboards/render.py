@@ -69,6 +69,7 @@ NOTICES = {
     "tenant-made": "The tenant was created.",
     "tenant-shown": "The tenant pages now show this tenant.",
     "tenant-changed": "The tenant was changed.",
+    "tenant-erased": "The tenant was erased. Its invoices and the books stay, as the law asks.",
     "act-posted": "It is posted.",
     "act-waits": "It waits for a second operator. Nothing is posted yet.",
     "act-rejected": "The act was rejected. Nothing was posted.",

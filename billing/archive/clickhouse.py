@@ -23,6 +23,7 @@ _SUMS = (*QUANTITY_COLUMNS, *AMOUNT_COLUMNS)
 _DAY = "day = {day:Date}"
 # A request lies in one partition, so FINAL need not compare partitions with each other.
 _ONE_PARTITION = " settings do_not_merge_across_partitions_select_final = 1"
+_PERSONAL = "end_user", "client_request_id", "member_id"
 _KEY = "usage_period_id", "bill_period_id", "price_version"
 
 
@@ -125,15 +126,22 @@ class ClickHouseArchive:
         )
         return {row[0]: int(row[1]) for row in rows}
 
-    def erase(self, tenant_id: str, end_user: str) -> int:
+    def erase(self, tenant_id: str, end_user: str | None) -> int:
         """Waits until the parts that held the name are rewritten."""
-        where = "tenant_id = {tenant:String} and end_user = {user:String}"
-        named = {"tenant": tenant_id, "user": end_user}
+        if end_user is None:
+            columns: tuple[str, ...] = _PERSONAL
+            any_is = " or ".join(f"{name} is not null" for name in columns)
+            where, named_here = f"tenant_id = {{tenant:String}} and ({any_is})", f"({any_is})"
+        else:
+            columns, named_here = _PERSONAL[:1], f"end_user = {quoted(end_user)}"
+            where = "tenant_id = {tenant:String} and end_user = {user:String}"
+        named = {"tenant": tenant_id} | ({"user": end_user} if end_user is not None else {})
         [(count,)] = self._read(f"select count() from {ROWS} final where {where}", named)
         if count:
-            named_here = f"tenant_id = {quoted(tenant_id)} and end_user = {quoted(end_user)}"
+            change = ", ".join(f"{name} = null" for name in columns)
             self._client.command(
-                f"alter table {ROWS} update end_user = null where {named_here}"
+                f"alter table {ROWS} update {change}"
+                f" where tenant_id = {quoted(tenant_id)} and {named_here}"
                 " settings mutations_sync = 2"
             )
         return int(count)

@@ -1,4 +1,4 @@
-"""Erases an end user's name from moved days."""
+"""Erases the names of end users from moved days."""
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -8,8 +8,9 @@ from billing.usage.tables import MovedDay
 from core.errors import Conflict, DependencyDown
 
 
-def erase_moved(session: Session, tenant_id: str, end_user: str) -> int:
-    """Returns how many moved events had the name. Raises DependencyDown if their store does not answer,
+def erase_moved(session: Session, tenant_id: str, end_user: str | None) -> int:
+    """Returns how many moved events had the name; None stands for all that the tenant's have, and for
+    the ids of clients and members. Raises DependencyDown if their store does not answer,
     and Conflict while a day is being moved, which would take the name along."""
     archive = archive_of(session)
     if archive is not None and not take_lock(session):

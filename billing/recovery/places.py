@@ -1,4 +1,4 @@
-"""Where marks are kept outside the database: a folder of the data directory and, where
+"""Where marks and erasures are kept outside the database: a folder of the data directory and, where
 TOLLHOUSE_RESTORE_STORE names one, a shared directory or a bucket.
 """
 
@@ -24,6 +24,10 @@ class Place(Protocol):
 
     def names(self, folder: str) -> list[str]:
         """Of the files in a folder, with its name."""
+        ...
+
+    def remove(self, name: str) -> None:
+        """Nothing if there is no such file."""
         ...
 
 
@@ -69,6 +73,9 @@ class Directory:
             return []
         return sorted(f"{folder}/{each.name}" for each in where.iterdir() if each.name[0] != ".")
 
+    def remove(self, name: str) -> None:
+        (self.folder / name).unlink(missing_ok=True)
+
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
@@ -94,6 +101,9 @@ class Bucket:
             for each in page.get("Contents", ())
         ]
         return [f"{folder}/{key.removeprefix(start)}" for key in sorted(keys)]
+
+    def remove(self, name: str) -> None:
+        self.store.client().delete_object(Bucket=self.store.bucket, Key=self._key(name))
 
     def _key(self, name: str) -> str:
         return f"{self.store.prefix}/{name}" if self.store.prefix else name

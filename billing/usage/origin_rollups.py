@@ -52,16 +52,20 @@ def add(session: Session, chosen: ColumnElement[bool], columns: Sequence[str]) -
         rollup_writes.add_from(session, table, key, (), columns, rows)
 
 
-def forget(session: Session, scope: TenantScope, end_user: str) -> None:
-    """Move the name's sums to those of no name. Summing of batches that hold it has ended, or starts
-    when this transaction has."""
-    named = (_EVENT.tenant_id == scope.tenant_id, _EVENT.end_user == end_user)
+def forget(session: Session, scope: TenantScope, end_user: str | None) -> None:
+    """Move the sums of the name, or of all names for None, to those of no name. Summing of batches that
+    hold it has ended, or starts when this transaction has."""
+    every = end_user is None
+    is_named = _EVENT.end_user.is_not(None) if every else _EVENT.end_user == end_user
+    named = (_EVENT.tenant_id == scope.tenant_id, is_named)
     batches = select(_EVENT.batch_id).where(*named)
     session.execute(select(UsageBatch.id).where(UsageBatch.id.in_(batches)).with_for_update()).all()
     table: Any = DailyEndUserUsage
-    own = (table.tenant_id == scope.tenant_id, table.end_user == end_user)
+    is_own = table.end_user != "" if every else table.end_user == end_user
+    own = (table.tenant_id == scope.tenant_id, is_own)
     columns = (table.tenant_id, table.at, table.project_id)
-    rows = select(*columns, literal(""), *(getattr(table, each) for each in SUMS)).where(*own)
+    sums = [func.sum(getattr(table, each)) for each in SUMS]
+    rows = select(*columns, literal(""), *sums).where(*own).group_by(*columns)
     key = ("tenant_id", "at", "project_id", "end_user")
     rollup_writes.add_from(session, table, key, (), SUMS, rows)
     session.execute(delete(table).where(*own))

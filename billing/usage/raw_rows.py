@@ -85,7 +85,7 @@ class RawArchive(Protocol):
     def posted(self, transaction_ids: Sequence[str], last_day: datetime) -> dict[str, int]:
         """Picounits of the charges by ledger transaction."""
 
-    def erase(self, tenant_id: str, end_user: str) -> int:
+    def erase(self, tenant_id: str, end_user: str | None) -> int:
         """Remove an end user's name from the tenant's rows; returns how many had it."""
 
     def charged(

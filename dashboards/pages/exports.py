@@ -5,8 +5,9 @@ from datetime import timedelta
 from typing import Any
 
 from sqlalchemy import select
+from starlette.background import BackgroundTask
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import FileResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from billing.exports import schedules as schedules_of
@@ -100,6 +101,7 @@ def page_of(request: Request) -> Response:
         forms=[
             _download(str(span.first), str(span.last)),
             *([_new_schedule(viewer)] if can_edit else []),
+            *([_EVERYTHING] if deps.auth.may(viewer, "tenant", "write") else []),
         ],
         after=[
             Table(
@@ -119,6 +121,26 @@ def page_of(request: Request) -> Response:
 
 _NO_SCHEDULE = "No schedules. A schedule writes a file each day, week or month."
 _NO_JOB = "None yet. Files that you download above are not listed here."
+
+
+_EVERYTHING = Form(
+    f"{PATH}/everything",
+    "Download everything",
+    title="All that is stored",
+    method="get",
+    about="A ZIP archive of every table, file and adapter of your organisation, without secrets.",
+)
+
+
+def everything(request: Request) -> Response:
+    viewer, deps = viewer_of(request, "tenant", "write"), deps_of(request)
+    path = deps.backend.export_tenant(viewer.scope)
+    return FileResponse(
+        path,
+        media_type="application/zip",
+        filename=f"{viewer.scope.tenant_id}.zip",
+        background=BackgroundTask(path.unlink, missing_ok=True),
+    )
 
 
 def _download(first: str, last: str) -> Form:
@@ -315,7 +337,10 @@ _ACTS = {name: _changing(name) for name in ("pause", "resume", "end")}
 ROUTES = [
     Route(PATH, page_of, methods=["GET"]),
     Route(
-        PATH, form_handler(page_of, create=_create, change=_change_table, **_ACTS), methods=["POST"]
+        PATH,
+        form_handler(page_of, create=_create, change=_change_table, **_ACTS),
+        methods=["POST"],
     ),
     Route(f"{PATH}/file", file),
+    Route(f"{PATH}/everything", everything),
 ]

@@ -5,6 +5,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 
 from anyio import from_thread
 
@@ -30,11 +32,15 @@ from dashboards.backend import (
 )
 from dashboards.viewer import DashboardDeps
 from gateway.admin.console import CommandContext
+from gateway.admin.stored_data.end_users import MOST_ERASURES
+from gateway.admin.stored_data.routes import MOST_EXPORTS, export_file
+from gateway.admin.stored_data.stored_data import StoredData
 from gateway.admin.worker.dead_tasks import replay, run_now
 from gateway.catalog.adapter_archive import AdapterFiles
 from gateway.catalog.adapter_registry import AdapterRegistry
 from gateway.catalog.adapter_store import AdapterStore
 from gateway.edge import own_metrics
+from gateway.edge.threads import Work, run_queued
 from gateway.engines.reloading import UpstreamReload
 from gateway.engines.routing.replicas import Replica
 from gateway.engines.routing.router import Router
@@ -62,6 +68,7 @@ class DashboardBackend:
     is_draining: Callable[[], bool]
     refresh_engines: Callable[[], None]  # which are drained
     upstream_reload: UpstreamReload
+    stored_data: StoredData
 
     def engines(self) -> Sequence[EngineView]:
         models: dict[str, list[str]] = {}
@@ -169,6 +176,14 @@ class DashboardBackend:
     def export_store(self, destination: str) -> Store:
         return open_store(destination, self.settings)
 
+    def export_tenant(self, scope: TenantScope) -> Path:
+        work = partial(export_file, self.stored_data, scope)
+        return from_thread.run(run_queued, Work.EXPORTS, scope.tenant_id, MOST_EXPORTS, work)
+
+    def erase_tenant(self, scope: TenantScope, confirm: str) -> None:
+        work = partial(self.stored_data.erase_tenant, scope, confirm)
+        from_thread.run(run_queued, Work.ERASURES, scope.tenant_id, MOST_ERASURES, work)
+
     def configuration(self) -> Sequence[SettingInForce]:
         return settings_in_force(self.settings)
 
@@ -256,6 +271,9 @@ def make_backend(services: Services) -> DashboardBackend:
         is_draining=lambda: services.pipeline.draining,
         refresh_engines=services.engines.refresh,
         upstream_reload=services.upstream_reload,
+        stored_data=StoredData.of(
+            services.database, services.settings, services.clock, services.operator_token
+        ),
     )
 
 

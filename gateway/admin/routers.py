@@ -19,6 +19,7 @@ from gateway.admin.payments import routes as payments
 from gateway.admin.policies import routes as policies
 from gateway.admin.prices import routes as exchange_rates
 from gateway.admin.prompts import routes as prompts
+from gateway.admin.stored_data import routes as stored_data
 from gateway.admin.subscriptions import routes as subscriptions
 from gateway.admin.taxes import routes as taxes
 from gateway.admin.tenants import routes as tenants
@@ -52,4 +53,5 @@ ROUTERS = (
     tenants.response_cache_router,
     tenants.request_log_router,
     prompts.router,
+    stored_data.router,
 )

@@ -24,6 +24,10 @@ class NewOwner(_Body):
     )
 
 
+class TenantErasureBody(_Body):
+    confirm: str = Field(max_length=120, description="The tenant's name once more.")
+
+
 class NewTenant(_Body):
     name: str = Field(
         min_length=1, max_length=63, description="Lower-case letters, digits and hyphens."

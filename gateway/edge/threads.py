@@ -33,6 +33,7 @@ class Work(enum.Enum):
     UPLOADS = "uploads", 4  # reading, unpacking and storing what tenants send
     SIGN_ON = "sign-on", 4  # waits for an issuer of identities
     ERASURES = "erasures", 2  # read all that a tenant has stored; one of a tenant at a time
+    EXPORTS = "exports", 2  # archives of all that a tenant has stored
     OWN = "own", 2  # refreshes what requests read from memory
 
     def __init__(self, label: str, threads: int) -> None:

@@ -40,6 +40,7 @@ from dashboards.scales import grouped
 from dashboards.tables import Column, Table
 
 PATH = "/operator/tenants"
+CLOSED = "closed"
 _PASSWORD_HINT = "empty: single sign-on only"
 COLUMNS = [
     Column("tenant", "Tenant", link="href"),
@@ -272,7 +273,31 @@ def _changes(tenant: Tenant, plans: list[str]) -> list[Form]:
             danger=stop == "suspended",
             about="Requests of a suspended tenant are rejected. Its members can still sign in.",
         ),
+        _end(tenant, path),
     ]
+
+
+def _end(tenant: Tenant, path: str) -> Form:
+    if tenant.status != CLOSED:
+        return Form(
+            path,
+            "Close",
+            {"act": "status", "status": CLOSED},
+            confirm=tenant.name,
+            danger=True,
+            title="Close the tenant",
+            about="Nobody of a closed tenant can send requests or sign in. It can then be erased.",
+        )
+    return Form(
+        path,
+        "Erase",
+        {"act": "erase"},
+        confirm=tenant.name,
+        danger=True,
+        title="Erase the tenant",
+        about="Deletes all that is stored of it, and the names in what remains: invoices, the ledger and "
+        "counts of usage, which the law asks to keep. It cannot be undone. Export it first.",
+    )
 
 
 def _create(request: Request, form_fields: Fields) -> Response:
@@ -320,6 +345,14 @@ def _status(request: Request, form_fields: Fields) -> Response:
     return _change(request, form_fields, status=form_fields.get("status", ""))
 
 
+def _erase(request: Request, form_fields: Fields) -> Response:
+    viewer, deps = operator_of(request, "tenants", "write"), deps_of(request)
+    tenant_id = request.path_params["tenant_id"]
+    scope = scope_of(viewer, tenant_id)
+    deps.backend.erase_tenant(scope, form_fields.get("confirm", ""))
+    return redirect_with_notice(request, f"{PATH}/{tenant_id}", "tenant-erased")
+
+
 def _change(request: Request, ask: Fields | None = None, **changes: str) -> Response:
     viewer, deps = operator_of(request, "tenants", "write"), deps_of(request)
     tenant_id = request.path_params["tenant_id"]
@@ -338,7 +371,7 @@ ROUTES = [
     Route(f"{PATH}/{{tenant_id}}", tenant_page, methods=["GET"]),
     Route(
         f"{PATH}/{{tenant_id}}",
-        form_handler(tenant_page, plan=_plan, status=_status),
+        form_handler(tenant_page, plan=_plan, status=_status, erase=_erase),
         methods=["POST"],
     ),
 ]

@@ -25,9 +25,10 @@ from core.tenants import audit
 from core.tenants.models import ApiKey, AuditEntry, Project, Tenant
 from gateway.admin.access import AdminContext, OperatorContext, RequirePermission
 from gateway.admin.billing.schemas import EndUserErasure, NewBudget
-from gateway.admin.erasures import MOST_ERASURES, erase_everywhere
+from gateway.admin.stored_data.end_users import MOST_ERASURES
+from gateway.admin.stored_data.stored_data import StoredData
 from gateway.edge.threads import Work, run_queued
-from gateway.serving.api.dependencies import AlertTargetsDep, OperatorToken
+from gateway.serving.api.dependencies import AlertTargetsDep, OperatorToken, SettingsDep
 
 
 def tenant_id_of(session: Session, name_or_id: str) -> str:
@@ -198,10 +199,13 @@ def end_budget(budget_id: str, ctx: BudgetWriteAccess) -> dict[str, Any]:
 
 
 @router.post("/erasures")
-async def erase(body: EndUserErasure, ctx: EraseAccess, token: OperatorToken) -> dict[str, int]:
+async def erase(
+    body: EndUserErasure, ctx: EraseAccess, settings: SettingsDep, token: OperatorToken
+) -> dict[str, int]:
     """Erase an end user's name from the tenant's usage, and their stored texts. Counts and amounts
     stay. One erasure of a tenant runs at a time."""
-    work = partial(erase_everywhere, ctx.database, ctx.scope, ctx.clock, token, body.end_user)
+    stored = StoredData.of(ctx.database, settings, ctx.clock, token)
+    work = partial(stored.erase_end_user, ctx.scope, body.end_user)
     return await run_queued(Work.ERASURES, ctx.scope.tenant_id, MOST_ERASURES, work)
 
 

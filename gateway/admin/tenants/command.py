@@ -1,18 +1,13 @@
 """`tollhouse tenant`: tenants and their projects."""
 
 import argparse
-import math
 from typing import Any
 
 from billing.adjustments.onboarding import BillingDetails, Customer, Owner, onboard
 from billing.notices import request_sinks as sinks
 from billing.notices.alert_targets import AlertTargets
-from core.settings import Settings
 from core.tenants import members, organisations, sign_on
 from core.tenants.response_cache import ERASED, SETTING
-from engine.tiers.disk import DiskTier
-from engine.tiers.open import open_remote
-from engine.tiers.tier import Tier, owner_folder
 from gateway.admin.accounts.command import add_billing_account
 from gateway.admin.billing.plans_command import add_billing_plans
 from gateway.admin.console import (
@@ -26,6 +21,8 @@ from gateway.admin.console import (
 )
 from gateway.admin.organisations.command import add_organisations
 from gateway.admin.output import add_json, show
+from gateway.admin.stored_data.command import add_stored_data
+from gateway.admin.stored_data.erasing import erase_copies
 from gateway.admin.subscriptions.command import add_add_ons, add_subscriptions
 
 
@@ -126,9 +123,6 @@ def _changed(tools: CommandContext, arguments: argparse.Namespace) -> dict[str, 
     return shown
 
 
-_UNBOUNDED = 1 << 62
-
-
 def add_copies(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     erase = verbs.add_parser(
         "erase-copies",
@@ -146,22 +140,6 @@ def _erase(arguments: argparse.Namespace) -> int:
         shown = erase_copies(tools.settings, tenant)
     show(shown, as_json=arguments.json, title="erased")
     return 0
-
-
-def erase_copies(settings: Settings, tenant_id: str) -> dict[str, object]:
-    """Where they were. An engine that runs finds them gone; what its own memory holds goes when it is
-    evicted, or with the process."""
-    folders = sorted((settings.data_dir / "kv-tier").glob("engine-*"))
-    tiers: list[Tier] = [DiskTier(each, _UNBOUNDED, math.inf) for each in folders]
-    places = [str(each) for each in folders]
-    for place, url in (("Redis", settings.kv_tier_redis_url), ("S3", settings.kv_tier_s3_url)):
-        if url:
-            tiers.append(open_remote(url, 1.0))
-            places.append(place)
-    for tier in tiers:
-        tier.erase(owner_folder(tenant_id))
-        tier.close()
-    return {"tenant": tenant_id, "places": places}
 
 
 HELP = "create, list and change tenants and their projects"
@@ -223,6 +201,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_copies(verbs)
     add_response_cache(verbs)
     add_request_log(verbs)
+    add_stored_data(verbs)
     add_subscriptions(verbs)
     add_organisations(verbs)
     domain_verbs = (add_domain, remove_domain, domains)

@@ -16,10 +16,9 @@ from billing.usage.tables import DailyUsage, ParkedEvent
 from core.errors import BadRequest, NotFound
 from core.money import decimal_of
 from core.settings import Settings
-from core.tenants.operator import operator_token
 from gateway.admin.console import command_context, scope_named, tenant_id_of, text_of
-from gateway.admin.erasures import erase_everywhere
 from gateway.admin.output import add_json, show
+from gateway.admin.stored_data.command import stored_data
 from gateway.edge.decoding import parse_datetime
 from gateway.metering import parked_records
 from gateway.metering.spool_watch import wait_until_shipped
@@ -220,8 +219,7 @@ def _erase(arguments: argparse.Namespace) -> int:
         wait_until_shipped(tools.settings)
         with tools.database.read() as session:
             scope = scope_named(session, arguments.tenant)
-        token = operator_token(tools.settings)
-        erased = erase_everywhere(tools.database, scope, tools.clock, token, arguments.end_user)
+        erased = stored_data(tools).erase_end_user(scope, arguments.end_user)
     show(erased, as_json=arguments.json, title="erased")
     return 0
 

@@ -9,8 +9,9 @@ from billing.payments.base import TryLater
 from billing.recovery import guard
 from billing.recovery.recovery import Recover
 from core.errors import BadRequest, Conflict, DependencyDown
-from gateway.admin.console import command_context
+from gateway.admin.console import CommandContext, command_context
 from gateway.admin.output import add_json, say, show
+from gateway.admin.stored_data.command import stored_data
 from gateway.metering.receipt_files import MIN_AGE_S, Recovered, receipt_files, recover
 from gateway.metering.streams.storing import stream_state
 from gateway.serving.payments import make_payments
@@ -83,8 +84,7 @@ def _whole(arguments: argparse.Namespace) -> int:
         if arguments.dry_run or behind is None:
             says = behind.reason if behind is not None else ""
             shown = {"behind": behind is not None, "reason": says, "dry_run": arguments.dry_run}
-            show(shown, as_json=arguments.json)
-            return 0
+            return _show_erasures(tools, shown, arguments)
         stream = stream_state(settings, clock)
         if stream.messages:
             raise Conflict(
@@ -113,14 +113,36 @@ def _whole(arguments: argparse.Namespace) -> int:
                 f"The payment provider does not answer: {error}.",
                 next_step="Run tollhouse recover again. Nothing is collected until it has ended.",
             ) from error
-    found: dict[str, Any] = report.as_json() | {"usage": len(usage.stored)}
+        erased, unreadable = stored_data(tools).erase_again()
+    found: dict[str, Any] = report.as_json() | {"usage": len(usage.stored), "erased": erased}
+    found["problems"] = [*found["problems"], *(_UNREADABLE.format(each) for each in unreadable)]
     if arguments.json:
         show(found, as_json=True)
     else:
         _say_whole(found)
-    return int(bool(report.problems or usage.parked or usage.unknown_tenant))
+    return int(bool(found["problems"] or usage.parked or usage.unknown_tenant))
 
 
+def _show_erasures(
+    tools: CommandContext, shown: dict[str, Any], arguments: argparse.Namespace
+) -> int:
+    """Of a database that is not behind, or of a dry run: erasures that it lacks are done all the same,
+    since a backup may have been restored before the next mark."""
+    stored = stored_data(tools)
+    if arguments.dry_run:
+        with tools.database.read() as session:
+            pending, unreadable = stored.journal.pending(session)
+        shown["erased"] = [each.id for each in pending]
+    else:
+        shown["erased"], unreadable = stored.erase_again()
+    shown["problems"] = [_UNREADABLE.format(each) for each in unreadable]
+    show(shown, as_json=arguments.json)
+    return int(bool(unreadable))
+
+
+_UNREADABLE = (
+    "erasure {} was noted under another TOLLHOUSE_ADMIN_TOKEN: restore it, and run this again"
+)
 _TITLES = {
     "usage": "requests brought back from receipt files",
     "invoices": "invoice numbers that the next invoice run gives to the same tenant and period again",
@@ -131,6 +153,7 @@ _TITLES = {
     "posted": "payments, refunds and disputes posted from the payment provider",
     "reported": "counts of usage that the payment provider has already",
     "refused": "keys, members and operators that are refused again",
+    "erased": "erasures that the backup lacks, done again",
     "lost_payments": "payments and credit that are lost: post them again",
     "lost_changes": "changes that are lost: make them again, or ask the customer to",
     "problems": "problems",

@@ -31,6 +31,7 @@ CHECKS: dict[str, Check] = {
     "spool": storage.spools,
     "tasks": storage.tasks,
     "history": storage.history,
+    "erasures": storage.erasures,
     "failed items": storage.failed_items,
     "exports": storage.exports,
     "port": dependencies.port,

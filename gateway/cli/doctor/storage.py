@@ -20,7 +20,10 @@ from core.clock import Clock
 from core.database import Database, Limits
 from core.dead_letter_models import DeadLetter
 from core.errors import DependencyDown
+from core.sealing import Sealer
 from core.settings import Settings
+from core.tenants.operator import known_operator_token
+from gateway.admin.stored_data.journal import Journal
 from gateway.cli.doctor.check import Finding, bad, good, unused, warn
 from gateway.metering.spool_watch import spool_counts
 from migrations.run import current, head
@@ -274,6 +277,31 @@ def _open_database(settings: Settings) -> Iterator[Database]:
         yield database
     finally:
         database.close()
+
+
+def erasures(settings: Settings, _clock: Clock) -> Finding:
+    """Report what was erased and is back in a database that was restored from a backup."""
+    journal = Journal(settings, Sealer(known_operator_token(settings)))
+    database = Database(settings.effective_database_url, limits=Limits(connect_s=2))
+    try:
+        if current(database) != head():
+            return unused("the database has no current schema")
+        with database.read() as session:
+            pending, unreadable = journal.pending(session)
+    finally:
+        database.close()
+    if unreadable:
+        return bad(
+            f"{len(unreadable)} erasures were noted under another operator token, and are not done.",
+            "Restore TOLLHOUSE_ADMIN_TOKEN, or the file admin-token of the data directory.",
+        )
+    if pending:
+        return bad(
+            f"{len(pending)} erasures are not done in this database: it was restored from a backup, or "
+            "they were interrupted.",
+            "Run `tollhouse recover`, which repeats them.",
+        )
+    return good("the database has every erasure of the journal")
 
 
 def history(settings: Settings, clock: Clock) -> Finding:

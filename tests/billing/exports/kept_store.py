@@ -65,7 +65,7 @@ class Kept:
     def posted(self, transaction_ids: Sequence[str], last_day: datetime) -> dict[str, int]:
         return {}
 
-    def erase(self, tenant_id: str, end_user: str) -> int:
+    def erase(self, tenant_id: str, end_user: str | None) -> int:
         self.asked.append((tenant_id, end_user))
         return 7
 
