@@ -81,11 +81,8 @@ def change(
     if role is not None:
         check_grant(scope, role)
         member.role = role
-        if member.password_by is not None and not may_grant(member.password_by, role):
-            # The person who set the password knows it, and may not have this role.
-            member.password_hash = member.password_by = None
-        if member.oidc_by is not None and not may_grant(member.oidc_by, role):
-            member.oidc_subject = member.oidc_by = None
+        end_password(member)
+        end_account(member)
     if name is not None:
         member.name = name[:200]
     if disabled is not None:
@@ -102,6 +99,18 @@ def change(
         session, scope, clock, "member.change", member.id, before=before, after=describe(member)
     )
     return member
+
+
+def end_password(member: Member) -> None:
+    """The person who set it knows it, and may not have the member's new role."""
+    if member.password_by is not None and not may_grant(member.password_by, member.role):
+        member.password_hash = member.password_by = None
+
+
+def end_account(member: Member) -> None:
+    """The same for whoever saw the link by which the account was linked."""
+    if member.oidc_by is not None and not may_grant(member.oidc_by, member.role):
+        member.oidc_subject = member.oidc_by = None
 
 
 def set_password(

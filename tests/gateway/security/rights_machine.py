@@ -48,6 +48,7 @@ WITHIN = {
     "viewer": {"viewer"},
 }
 ROLES = tuple(WITHIN)
+CAPPED = set(ROLES) - {"owner"}
 WRITERS = {"owner", "admin"}  # of keys, members and projects
 ROUTES = ("/v1/models", "/v1/files", "/admin/v1/keys", "/admin/v1/members", "/admin/v1/projects")
 HOME, AWAY = "10.0.0.7", "203.0.113.7"
@@ -267,7 +268,7 @@ class RightsMachine:
         self, town: Town, choose: Callable[[Any], Any], acts: "tuple[Act, ...] | None" = None
     ) -> None:
         self.town, self.choose, self.acts = town, choose, acts or ACTS
-        for number in range(2):
+        for number in range(2 if not town.tenants else 0):
             self._new_tenant(number)
 
     def _new_tenant(self, number: int) -> None:
@@ -459,7 +460,6 @@ class RightsMachine:
     def _change_member(self) -> bool:
         if not self.town.members:
             return False
-        drawn = self.choose(self.town.members)
         change: dict[str, Any] = self.choose(
             [
                 {"role": self.choose(ROLES)},
@@ -468,9 +468,22 @@ class RightsMachine:
                 {"disabled": False},
             ]
         )
+        return self._change(self.choose(self.town.members), change)
 
+    def _promote(self) -> bool:
+        """Of one whose password or account another person may know, as far as there is one."""
+        known = [
+            each for each in self.town.members if {each.password_cap, each.account_cap} & CAPPED
+        ]
+        if not known:
+            return False
+        return self._change(
+            self.choose(known), {"role": self.choose(("owner", "admin"))}, exact=True
+        )
+
+    def _change(self, drawn: MemberModel, change: dict[str, Any], *, exact: bool = False) -> bool:
         def _act(session: Any, scope: Any, credential: Credential, held: Rights) -> Any:
-            member = self._near(scope.tenant_id, drawn)
+            member = drawn if exact else self._near(scope.tenant_id, drawn)
             members.change(session, scope, self.town.clock, member.id, **change)
             role = change.get("role", member.role)
             self._check_member(credential, held, member.tenant, member.role, role)
@@ -670,14 +683,14 @@ ACTS = (
     *(RightsMachine._issue, RightsMachine._rotate, RightsMachine._change_member),
     *(RightsMachine._sign_in, RightsMachine._new_project, RightsMachine._archive),
     *(RightsMachine._status, RightsMachine._operators_key, RightsMachine._wait),
-    *(RightsMachine._single_sign_on, RightsMachine._own_password),
+    *(RightsMachine._single_sign_on, RightsMachine._own_password, RightsMachine._promote),
 )
 # Few others than those by which members come to keys, and their roles change.
 ACTS_OF_MEMBERS = (
     *(RightsMachine._add_member, RightsMachine._invite, RightsMachine._invite),
     *(RightsMachine._single_sign_on, RightsMachine._single_sign_on, RightsMachine._own_password),
     *(RightsMachine._issue, RightsMachine._issue, RightsMachine._change_member),
-    *(RightsMachine._sign_in, RightsMachine._wait),
+    *(RightsMachine._sign_in, RightsMachine._wait, RightsMachine._promote),
 )
 
 
@@ -704,6 +717,50 @@ def new_town(database: Database, name: str) -> Town:
         auth = DashboardAuth(roles, attempts, clock, "an operator's token of a test")
         processes.append(Process(KeyCache(database, clock), roles, auth))
     return Town(database, clock, processes, name)
+
+
+# What random acts seldom come to: each act is repeated until its condition holds.
+Until = Callable[[Town], bool]
+PROMOTION: tuple[tuple[Act, Until], ...] = (
+    (
+        RightsMachine._operators_key,
+        lambda town: any(each.rights.role == "admin" for each in town.keys),
+    ),
+    (RightsMachine._add_member, lambda town: bool(town.members)),
+    (
+        RightsMachine._invite,
+        lambda town: any(each.link and each.link_cap in CAPPED for each in town.members),
+    ),
+    (
+        RightsMachine._single_sign_on,
+        lambda town: any(each.account_cap in CAPPED for each in town.members),
+    ),
+    (
+        RightsMachine._promote,
+        lambda town: any(
+            each.account_cap in CAPPED and each.role == "owner" for each in town.members
+        ),
+    ),
+    (
+        RightsMachine._single_sign_on,
+        lambda town: town.done["single_sign_on"] + town.done["single_sign_on refused"] > 12,
+    ),
+)
+
+
+def story(
+    database: Database, seed: int, acts: "tuple[tuple[Act, Until], ...]", most: int = 60
+) -> Counter[str]:
+    """One example in a given order, each act by drawn credentials and at most so many times."""
+    drawn = random.Random(seed)
+    town = new_town(database, f"s{seed}")
+    for act, holds in acts:
+        machine = RightsMachine(town, lambda each: drawn.choice(list(each)), (act,))
+        for _ in range(most):
+            if holds(town):
+                break
+            machine.step()
+    return town.done
 
 
 def walk(database: Database, seed: int, steps: int) -> Counter[str]:

@@ -11,7 +11,7 @@ import pytest
 from core.database import Database
 from core.tenants import invitations, key_bounds, keys, members, sessions
 from core.tenants.models import Member
-from tests.gateway.security.rights_machine import Escalation, walk
+from tests.gateway.security.rights_machine import PROMOTION, Escalation, story, walk
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -61,6 +61,20 @@ FAULTS: dict[str, tuple[ModuleType, str, Any]] = {
     "a link works twice": (invitations, "use", _nothing),
     "sessions outlive a change of role": (sessions, "revoke_all", _nothing),
 }
+
+
+def test_promotions_of_members_whose_account_another_may_know(sqlite_database: Database) -> None:
+    done = story(sqlite_database, 0, PROMOTION)
+    assert done["promote"] and done["single_sign_on refused"] > 8, done
+
+
+def test_the_machine_finds_an_account_that_outlives_a_promotion(
+    sqlite_database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(members, "end_account", _nothing)
+    with pytest.raises(Escalation, match="role='owner'"):
+        for seed in range(10):
+            story(sqlite_database, seed, PROMOTION)
 
 
 @pytest.mark.proof
