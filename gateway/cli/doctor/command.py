@@ -6,7 +6,7 @@ import dataclasses
 from core.clock import SystemClock
 from core.settings import load_settings
 from gateway.admin.output import add_json, say, show
-from gateway.cli.doctor import dependencies, packages, storage
+from gateway.cli.doctor import dependencies, packages, storage, tokens
 from gateway.cli.doctor.check import Check, Health, Report, good, run_checks
 
 HELP = "check every part of the deployment and suggest fixes"
@@ -32,6 +32,7 @@ CHECKS: dict[str, Check] = {
     "tasks": storage.tasks,
     "history": storage.history,
     "erasures": storage.erasures,
+    "operator token": tokens.operator_token,
     "failed items": storage.failed_items,
     "exports": storage.exports,
     "port": dependencies.port,
