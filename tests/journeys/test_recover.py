@@ -62,7 +62,13 @@ def test_an_operator_restores_and_recovers(drill: Drill, capsys: Capture) -> Non
     (paid,) = drill.at_stripe("invoice")
     assert paid["status"] == "paid"
     assert history(Settings(), drill.deployment.clock).health is Health.GOOD
-    assert call(capsys, "recover") == {"behind": False, "reason": "", "dry_run": False}
+    assert call(capsys, "recover") == {
+        "behind": False,
+        "reason": "",
+        "dry_run": False,
+        "erased": [],
+        "problems": [],
+    }
 
     drill.restore(0)
     drill.deployment.database.close()
