@@ -67,7 +67,7 @@ class SamplingParams:
     logprob_token_ids: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class GenerateRequest:
     """One request of an authenticated gateway, which has checked every field set by a client."""
 
@@ -115,9 +115,9 @@ class TokenChunk:
     embedding: bytes | None = None  # 32-bit little-endian floats, not normalised
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Receipt:
-    """The tokens that a request used. Immutable; kept until a gateway acknowledges it.
+    """The tokens that a request used. Nothing changes it; kept until a gateway acknowledges it.
 
     prompt = cached + computed always holds, also after an abort: of a prompt that was not fully
     computed, `prompt` counts the processed part and `unprocessed` the rest.

@@ -122,10 +122,9 @@ class Channel:
         )
         if before:
             self._begin_after(before)
-        self._looks: Looks | None = None  # at the channel's own text
-        if self._effective_action(self._screen.strictest) >= REDACT and screener.classifier:
-            limits = self._screen.clearly_harmless, self._screen.harmless_heads
-            self._looks = Looks(screener.classifier, *limits, OUTPUT_WINDOW)
+        strictest = self._effective_action(self._screen.strictest)
+        self._is_looked_at = strictest >= REDACT and screener.classifier is not None
+        self._begun_looks: Looks | None = None
 
     def _begin_after(self, before: str) -> None:
         self._settled = -len(before)
@@ -137,6 +136,15 @@ class Channel:
             _log.error("the output rules failed: %s", type(error).__name__)
 
     @property
+    def _looks(self) -> Looks:
+        """At the channel's own text, from the first look on: an answer that comes whole needs none."""
+        if self._begun_looks is None:
+            assert self._screener.classifier is not None
+            limits = self._screen.clearly_harmless, self._screen.harmless_heads
+            self._begun_looks = Looks(self._screener.classifier, *limits, OUTPUT_WINDOW)
+        return self._begun_looks
+
+    @property
     def held(self) -> int:
         """How many received characters are not judged yet."""
         return self._length - self._released
@@ -146,7 +154,7 @@ class Channel:
         """How many characters must follow before any more can be released or blocked, at least 1."""
         if self._policy.mode is FULL:
             return _NEEDED_WHEN_FULL
-        if self._looks is None or self._looks.quick:
+        if not self._is_looked_at or self._looks.quick:
             return 1  # the next character may decide what is held
         left = min(self._next_look, self._soonest) - self._length
         return left if left > 1 else 1
@@ -180,7 +188,7 @@ class Channel:
             self._unread += text
             self._length += size
             released = self._release_early(text, looks=not last)
-            if self._released < self._length:
+            if self._released < self._length and not last:
                 self._note_hold()
             elif self._waits:
                 self._waits = False
@@ -195,7 +203,7 @@ class Channel:
             for piece in pieces:
                 self._unread += piece
                 self._length += len(piece)
-                if self._looks is not None:
+                if self._is_looked_at and not last:
                     self._looks.push(piece)
                 if (stopped := self._check(final=False)) is not None:
                     return stopped
@@ -204,7 +212,7 @@ class Channel:
             self._length += len(text) - begin
         released = self._release_early(text[begin:], looks=not last)
         self._waits = self._waits and self._released < self._length
-        if self._released < self._length:
+        if self._released < self._length and not last:
             self._note_hold()
         return Release(released)
 
@@ -214,7 +222,7 @@ class Channel:
             return
         if not self._waits:
             self._waits = True
-            scored = max(self._cleared, self._checked) if self._looks is not None else self._length
+            scored = max(self._cleared, self._checked) if self._is_looked_at else self._length
             by_score = scored < self._length
             self.holds_by_score += by_score
             self.holds_by_rule += not by_score
@@ -395,7 +403,7 @@ class Channel:
         if self._policy.mode is FULL:
             return ""
         limit = self._length
-        if self._looks is not None:
+        if self._is_looked_at:
             if not (looks and limit > self._checked and self._look(self._looks, new)):
                 limit = self._cleared if self._cleared > self._checked else self._checked
                 if limit <= self._released:

@@ -79,12 +79,13 @@ def sampling_of(body: SamplingBody, given: Sequence[str]) -> dict[str, Any]:
     """Keyword arguments of `InferenceRequest`. `given`: the names of the fields that are set, in their
     order: others cost nothing."""
     arguments = streaming_of(body)
+    if not given:
+        return arguments
     for name in given:
         if name in _RANGES:
             value = arguments[name] = getattr(body, name)
             check_range(name, value, *_RANGES[name])
-    for name in given:
-        if name in _CONVERTED:
+        elif name in _CONVERTED:
             renamed, converted = _CONVERTED[name]
             value = getattr(body, name)
             arguments[renamed] = value if converted is None else converted(value)

@@ -13,7 +13,7 @@ from engine.protocol import WHOLE, Receipt
 NO_PARTS = Components()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class UpstreamReceipt(Receipt):
     """A server's counts, in the form of an engine's receipt."""
 
