@@ -2,8 +2,8 @@
 
 from alembic import op
 
-revision = "0008_audit_log_erasure"
-down_revision = "0007_sealed_secrets"
+revision = "0009_audit_log_erasure"
+down_revision = "0008_usage_components"
 branch_labels = None
 depends_on = None
 
