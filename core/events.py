@@ -56,6 +56,7 @@ class OpenedRequest(Struct, frozen=True):
     client_request_id: str | None = None  # the client's x-request-id: correlation only
     batch_job: str | None = None  # id of the batch, for a line of /v1/batches
     prompts: int = 1  # of /v1/completions; the engine knows each under its own id
+    labels: str | None = None  # in their canonical form: see `core.labels`
 
     @property
     def engine_request_ids(self) -> tuple[str, ...]:
@@ -157,6 +158,7 @@ class UsageEvent(Struct, frozen=True):
     busy_us: int = 0  # microseconds of the engine's steps; 0: it did not measure them
     units: int = 0  # seconds, characters or images, by kind
     components: Components | None = None  # None: all input and output is plain
+    labels: str | None = None  # in their canonical form: see `core.labels`
 
     def __post_init__(self) -> None:
         counts = _counts_of(self)

@@ -21,6 +21,7 @@ COMPONENTS = 320  # nine names with counts, as JSON
 END_USER = 256
 CLIENT_REQUEST_ID = 200
 EVENT_SOURCE = 200  # of a CloudEvent
+LABELS = 450  # as `core.labels.LONGEST`
 DEDUPE = 200  # of a queued message's cause and target
 
 # By field of UsageEvent and OpenedRequest.
@@ -48,6 +49,7 @@ EVENT = {
     "routed": ROUTED,
     "paid_by": PAID_BY,
     "counted_by": COUNTED_BY,
+    "labels": LABELS,
 }
 # Descriptions and correlation: cut at their length, because billing does not depend on them. A
 # longer value of any other field is refused.

@@ -36,6 +36,7 @@ NOTICES = {
     "key-rotated": "A new key was created. The old one works for another 24 hours.",
     "key-revoked": "The key was revoked.",
     "project-made": "The project was created.",
+    "labels-set": "The labels were set. Requests can name them within a second.",
     "project-archived": "The project was archived. Its keys no longer work.",
     "member-invited": "Give this link to the member. It works once, for seven days.",
     "member-mailed": "A link was mailed to the member. It works once, for seven days.",

@@ -18,7 +18,7 @@ _OF_CHARGE = ("price_version", "usage_period_id", "bill_period_id", "currency")
 _KEY = (*_TEXTS, *_NULLABLE, *_OF_CHARGE)
 _SUMS = (*QUANTITY_COLUMNS, *AMOUNT_COLUMNS)
 HOUR_COLUMNS = ("hour", *_KEY, "batch", "tokens", *_SUMS)
-_IN_ROWS_ONLY = ("end_user",)
+_IN_ROWS_ONLY = ("end_user", "labels")
 _HOUR = 3600
 
 

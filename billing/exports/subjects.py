@@ -85,7 +85,7 @@ _USAGE = _fields(
     *("output_tokens", "waived_tokens", "quantity", "finish_reason", "status", "settled_by"),
     *("streamed", "first_token_ms", "duration_ms", "queue_ms", "engine_id", "moderation"),
     *("prompt_order", "reordered_cached_tokens", "truncated", "batch_job", "routed"),
-    *("paid_by", "counted_by", "units", "components"),
+    *("paid_by", "counted_by", "units", "components", "labels"),
 )
 _CHARGES = (
     *_fields(Charge, "request_id", "tenant_id"),

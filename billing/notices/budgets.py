@@ -20,10 +20,11 @@ from billing.notices import outbox, signing, webhooks
 from billing.notices.tables import Budget, OutboxMessage
 from billing.periods import period_around, zone_of
 from billing.rating.unrated import UnratedUsage
-from billing.usage import retention
+from billing.usage import label_rollups, retention
 from billing.usage.reading import charged_sums
 from billing.usage.rollups import ADJUSTMENT
 from billing.usage.tables import Adjustment, Charge, HourlyUsage, UsageEventRow
+from core import labels
 from core.clock import Clock
 from core.errors import BadRequest, DependencyDown
 from core.ids import new_id
@@ -33,7 +34,7 @@ from core.tenants import attachments
 from core.tenants.models import Project
 
 WINDOWS = ("day", "week", "month", "total")
-SCOPES = ("tenant", "project", "key")
+SCOPES = ("tenant", "project", "key", "label")
 _ALMOST = timedelta(hours=1) - timedelta(microseconds=1)
 log = logging.getLogger("tollhouse.billing")
 
@@ -64,15 +65,22 @@ def money_limits(
     key_id: str,
     at: datetime,
     unrated: UnratedUsage,
+    labels_given: str | None = None,
 ) -> list[MoneyLimit]:
-    """Every spending limit that applies to a request of this key at this moment; `key_id` is that of
-    the first key of its chain of rotations. What is spent counts `unrated` usage too."""
+    """Every spending limit that applies to a request of this key with these labels at this moment;
+    `key_id` is that of the first key of its chain of rotations. What is spent counts `unrated` usage
+    too."""
     account = session.get(BillingAccount, tenant_id)
     zone = account.timezone if account else "UTC"
     scopes = {"tenant": tenant_id, "project": project_id, "key": key_id}
     found = []
     for budget in _open_budgets(session, tenant_id, at):
-        if scopes[budget.scope] == budget.scope_id:
+        by_label = budget.scope == "label"
+        if by_label:
+            applies = labels.has(labels_given, budget.scope_id)
+        else:
+            applies = scopes[budget.scope] == budget.scope_id
+        if applies:
             window = window_of(budget.window, at, zone)
             spent, back = spent_in(session, budget, window)
             owner = {"tenant_id": {tenant_id}}
@@ -80,7 +88,9 @@ def money_limits(
                 owner["project_id"] = {budget.scope_id}
             if budget.scope == "key":
                 owner["key_id"] = set(attachments.ids_of_chain(session, budget.scope_id))
-            spent += unrated.spent(owner, budget.currency, window.starts_at, window.ends_at)
+            bounds = window.starts_at, window.ends_at
+            label = budget.scope_id if by_label else ""
+            spent += unrated.spent(owner, budget.currency, *bounds, label=label)
             found.append(
                 MoneyLimit(
                     f"{budget.id}:{window.name}",
@@ -95,6 +105,17 @@ def money_limits(
         waiting = unrated.spent({"tenant_id": {tenant_id}}, account.currency)
         found.append(wallet_limit(session, account, at, waiting))
     return found
+
+
+def hard_labels(session: Session) -> dict[str, frozenset[str]]:
+    """By tenant, the labels that have a hard budget."""
+    open_ = select(Budget.tenant_id, Budget.scope_id).where(
+        Budget.scope == "label", Budget.hard, Budget.ended_at.is_(None)
+    )
+    found: dict[str, set[str]] = {}
+    for tenant_id, label in session.execute(open_):
+        found.setdefault(tenant_id, set()).add(label)
+    return {tenant_id: frozenset(some) for tenant_id, some in found.items()}
 
 
 def hard_limit_keys(session: Session, at: datetime) -> dict[str, list[str]]:
@@ -172,7 +193,7 @@ def create(
         id=new_id("bud"),
         tenant_id=tenant_id,
         scope=scope,
-        scope_id=attachments.first_of(session, scope, scope_id),
+        scope_id=_scope_id(session, scope, scope_id),
         name=name,
         currency=cap.currency,
         cap=cap.units,
@@ -187,6 +208,12 @@ def create(
     session.add(created)
     session.flush()
     return created
+
+
+def _scope_id(session: Session, scope: str, scope_id: str) -> str:
+    if scope == "label":
+        return labels.check_label(scope_id, "scope_id")
+    return attachments.first_of(session, scope, scope_id)
 
 
 def window_of(kind: str, at: datetime, timezone: str) -> Window:
@@ -207,10 +234,14 @@ def window_of(kind: str, at: datetime, timezone: str) -> Window:
 
 def spent_in(session: Session, budget: Budget, window: Window) -> tuple[int, int]:
     """(spent, refunded) picounits: rated usage plus charging corrections, and refunding corrections.
-    Corrections name no key, so a key's budget does not include them. Whole hours come from the
-    roll-ups; where local midnight is inside an hour of UTC, its part comes from the charges.
+    Corrections name neither key nor label, so their budgets do not include them. Whole hours come
+    from the roll-ups; where local midnight is inside an hour of UTC, its part comes from the charges.
     """
     table, changed = HourlyUsage, Adjustment
+    if budget.scope == "label":
+        owner = {"tenant_id": budget.tenant_id, "currency": budget.currency}
+        bounds = window.starts_at, window.ends_at
+        return label_rollups.spent(session, budget.scope_id, owner, *bounds), 0
     used = select(func.coalesce(func.sum(table.amount), 0)).where(
         table.tenant_id == budget.tenant_id,
         table.currency == budget.currency,
@@ -354,6 +385,8 @@ def _alert(
 
 
 def _applies_to(session: Session, budget: Budget) -> str:
+    if budget.scope == "label":
+        return f"the label {budget.scope_id}"
     if budget.scope == "key":
         chain = attachments.chain_of(session, budget.scope_id)
         return f"the key {chain[-1].name}" if chain else "a key"

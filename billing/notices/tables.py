@@ -23,8 +23,8 @@ class Budget(Base):
 
     id: Mapped[str] = mapped_column(ID, primary_key=True)
     tenant_id: Mapped[str] = mapped_column(ID)
-    scope: Mapped[str] = mapped_column(String(20))  # tenant | project | key
-    scope_id: Mapped[str] = mapped_column(ID)
+    scope: Mapped[str] = mapped_column(String(20))  # tenant | project | key | label
+    scope_id: Mapped[str] = mapped_column(NAME)  # an id, or a label such as team=search
     name: Mapped[str] = mapped_column(NAME, default="")
     currency: Mapped[str] = mapped_column(CURRENCY)
     cap: Mapped[int] = mapped_column(Units)

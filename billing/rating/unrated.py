@@ -15,6 +15,7 @@ from sqlalchemy.orm import Session
 from billing.pricing.pricing import Counts, PriceBook, counted, parts_of
 from billing.usage.event_components import decode_components
 from billing.usage.tables import UsageBatch, UsageEventRow
+from core import labels
 from core.database import epoch_bucket
 from core.events import Components
 
@@ -30,6 +31,7 @@ class Sum(NamedTuple):
     currency: str
     at: datetime  # start of the quarter of an hour
     units: int  # picounits
+    labels: str | None = None
 
 
 class UnratedUsage:
@@ -57,8 +59,10 @@ class UnratedUsage:
         currency: str,
         start: datetime | None = None,
         end: datetime | None = None,
+        label: str = "",
     ) -> int:
-        """Picounits of the usage whose tenant_id, project_id or key_id are among those of `scopes`."""
+        """Picounits of the usage whose tenant_id, project_id or key_id are among those of `scopes`, and
+        that has the label, if one is given."""
         return sum(
             each.units
             for sums in self._batches.values()
@@ -67,6 +71,7 @@ class UnratedUsage:
             and all(getattr(each, name) in values for name, values in scopes.items())
             and (start is None or each.at >= start)
             and (end is None or each.at < end)
+            and (not label or labels.has(each.labels, label))
         )
 
     def _add(self, session: Session, batches: list[int], book: PriceBook) -> None:
@@ -76,6 +81,7 @@ class UnratedUsage:
             *(_E.batch_id, _E.tenant_id, _E.project_id, _E.key_id, _E.kind, _E.price_version),
             *(_E.adapter.is_not(None), _E.components),
             quarter,
+            _E.labels,
         )
         counts = (_E.input_tokens, _E.cached_tokens, _E.output_tokens, _E.waived_tokens)
         measured = (func.count(), *(func.sum(each) for each in counts))
@@ -85,7 +91,8 @@ class UnratedUsage:
             .where(_E.batch_id.in_(batches), _E.tenant_id.in_(self._tenants))
             .group_by(*by)
         )
-        for batch, tenant, project, key, kind, version_id, adapter, components, at, *sums in rows:
+        for batch, tenant, project, key, kind, *of_event, components, at, text, *sums in rows:
+            version_id, adapter = of_event
             version = book.by_id.get(version_id)
             if version is None:
                 continue  # it will be parked
@@ -107,4 +114,5 @@ class UnratedUsage:
             divided = tuple((each, events * count) for each, count in parts_of(parts))
             cost = version.cost(Counts(used, divided))
             begins = datetime.fromtimestamp(int(at), UTC)
-            self._batches[batch].append(Sum(tenant, project, key, version.currency, begins, cost))
+            owner = tenant, project, key, version.currency
+            self._batches[batch].append(Sum(*owner, begins, cost, text))

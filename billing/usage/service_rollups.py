@@ -11,7 +11,7 @@ from sqlalchemy import ColumnElement, case, delete, func, literal, or_, select, 
 from sqlalchemy.orm import Session
 
 from billing.columns import AMOUNT_COLUMNS, QUANTITY_COLUMNS
-from billing.usage import origin_rollups, retention, rollup_writes
+from billing.usage import label_rollups, origin_rollups, retention, rollup_writes
 from billing.usage.batch_claims import claim_batches
 from billing.usage.border import border_of
 from billing.usage.tables import (
@@ -77,7 +77,8 @@ def rebuild(session: Session, clock: Clock) -> None:
     dropped, border = retention.latest_retention(session), border_of(session)
     start = dropped.kept_from + timedelta(days=1) if dropped else datetime.min.replace(tzinfo=UTC)
     start = max(start, border.whole_from) if border is not None else start
-    for table in (HourlyService, DailyService, DailyEngineTime, *origin_rollups.TABLES.values()):
+    summed = (HourlyService, DailyService, DailyEngineTime, label_rollups.TABLE)
+    for table in (*summed, *origin_rollups.TABLES.values()):
         session.execute(delete(table).where(table.at >= start))
     new = select(UsageBatch.id).where(UsageBatch.summed_at.is_(None))
     again = or_(_EVENT.occurred_at >= start, _EVENT.batch_id.in_(new))
@@ -98,6 +99,7 @@ def _add(session: Session, chosen: ColumnElement[bool]) -> None:
     rows = _engine_time(chosen, rollup_writes.start_of("day", session))
     rollup_writes.add_from(session, DailyEngineTime, _TIME_KEY, (), ("answers", "busy_us"), rows)
     origin_rollups.add(session, chosen, columns)
+    label_rollups.add(session, chosen, columns)
 
 
 def _engine_time(chosen: ColumnElement[bool], day: Any) -> Any:

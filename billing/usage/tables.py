@@ -106,6 +106,7 @@ class UsageEventRow(Base):
     busy_us: Mapped[int] = mapped_column(BigInteger, server_default="0")
     units: Mapped[int] = mapped_column(BigInteger, server_default="0")
     components: Mapped[str | None] = mapped_column(String(lengths.COMPONENTS))
+    labels: Mapped[str | None] = mapped_column(String(lengths.LABELS))
 
 
 class ParkedEvent(Base):
@@ -211,6 +212,26 @@ class DailyUsage(_Rollup, Base):
         Index("ix_usage_daily_bill_period", "bill_period_id"),
         Index("ix_usage_daily_at", "at"),  # for queries over all tenants
     )
+
+
+class HourlyLabelUsage(_Rollup, Base):
+    """Usage that has labels, by hour and by the set of them in its canonical form."""
+
+    __tablename__ = "usage_label_hourly"
+    __table_args__ = (Index("ix_usage_label_hourly_bill_period", "bill_period_id"),)
+
+    labels: Mapped[str] = mapped_column(String(lengths.LABELS), primary_key=True)
+
+
+class LabelSet(Base):
+    """A set of labels that a tenant's requests have had. Their number is bounded: what is beyond it is
+    counted as `other`."""
+
+    __tablename__ = "label_sets"
+
+    tenant_id: Mapped[str] = mapped_column(ID, primary_key=True)
+    labels: Mapped[str] = mapped_column(String(lengths.LABELS), primary_key=True)
+    first_at: Mapped[datetime] = mapped_column(UtcDateTime)
 
 
 class DailyTenantUsage(Base):

@@ -23,6 +23,7 @@ from billing.accounts.accounts import ensure_accounts
 from billing.accounts.tables import BillingAccount
 from billing.pricing.prices import load_price_book
 from billing.pricing.pricing import MAX_COUNT, UNIT_OF, PriceBook
+from billing.usage import label_sets
 from billing.usage.event_components import encode_components
 from billing.usage.late import MovedRequests, moved_requests
 from billing.usage.shard_keys import shard_of
@@ -73,14 +74,14 @@ def record(session: Session, events: Sequence[UsageEvent], clock: Clock | None =
         return 0
     now = (clock or SystemClock()).now()
     validator = _Validator.of(session, events, now)
-    good: list[tuple[Any, ...]] = []
+    good: list[UsageEvent] = []
     bad: list[tuple[UsageEvent, ParkReason]] = []
     for event in events:
         if event.request_id in validator.moved.known:
             continue
         problem = validator.problem(event)
         if problem is None:
-            good.append(_row(_cut(event)))
+            good.append(event)
         else:
             bad.append((event, problem))
     new = _store(session, good, now)
@@ -216,7 +217,7 @@ def _release(
     session: Session, waiting: Sequence[tuple[ParkedEvent, UsageEvent]], now: datetime
 ) -> int:
     with session.begin_nested():
-        stored = _store(session, [_row(_cut(event)) for _, event in waiting], now)
+        stored = _store(session, [event for _, event in waiting], now)
         session.execute(
             update(ParkedEvent)
             .where(ParkedEvent.request_id.in_([row.request_id for row, _ in waiting]))
@@ -297,9 +298,10 @@ def _known(session: Session, tenants: set[str], versions: set[str]) -> dict[str,
     return found
 
 
-def _store(session: Session, rows: list[tuple[Any, ...]], now: datetime) -> int:
-    if not rows:
+def _store(session: Session, events: list[UsageEvent], now: datetime) -> int:
+    if not events:
         return 0
+    rows = [_row(_cut(event)) for event in label_sets.bounded(session, events, now)]
     by_shard: dict[int, list[tuple[Any, ...]]] = {}
     for row in rows:
         by_shard.setdefault(shard_of(row[_TENANT]), []).append(row)

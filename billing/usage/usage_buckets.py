@@ -64,6 +64,7 @@ DIMENSIONS = (
     "batch",
     "end_user",
     "engine_id",
+    "labels",
 )
 
 
@@ -91,7 +92,7 @@ class BucketQuery:
 
     @property
     def needs_events(self) -> bool:
-        grouped = {"batch", "end_user", "engine_id"} & set(self.group_by)
+        grouped = {"batch", "end_user", "engine_id", "labels"} & set(self.group_by)
         return bool(grouped or self.conditions) or self.batch is not None
 
     @property

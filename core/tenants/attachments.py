@@ -11,10 +11,11 @@ from sqlalchemy import or_, select
 from sqlalchemy.orm import Session
 
 from core.errors import BadRequest
+from core.labels import check_label
 from core.tenants.models import ApiKey, Project
 from core.tenants.scope import TenantScope
 
-KEY, PROJECT = "key", "project"
+KEY, PROJECT, LABEL = "key", "project", "label"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +27,8 @@ class Attached:
 
 _FIRST = "it names the first key of the chain; projects and tenants keep their ids"
 ATTACHED = (
-    Attached("budgets.scope_id", ("tenant", PROJECT, KEY), _FIRST),
-    Attached("limits.target", (PROJECT, KEY, "model"), f"{_FIRST}, models their names"),
+    Attached("budgets.scope_id", ("tenant", PROJECT, KEY, LABEL), _FIRST),
+    Attached("limits.target", (PROJECT, KEY, "model", LABEL), f"{_FIRST}, others their names"),
     Attached("moderation_policies.target", ("tenant", PROJECT, KEY), _FIRST),
     Attached("moderation_strikes.key_id", (KEY,), "strikes of a chain count together"),
     Attached("moderation_suspensions.key_id", (KEY,), "a lifted one frees its chain of strikes"),
@@ -45,6 +46,8 @@ ATTACHED = (
 def stored_target(session: Session, scope: TenantScope, kind: str, target: str) -> str:
     """The id under which something is attached to a key or project of the tenant. BadRequest where
     the tenant has none with this id. Other kinds are returned as they are."""
+    if kind == LABEL:
+        return check_label(target, "target")
     if kind not in (KEY, PROJECT) or not target:
         return target
     row: ApiKey | Project | None

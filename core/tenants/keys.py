@@ -46,6 +46,7 @@ class Principal:
     member_id: str | None = None  # the member who answers for the key; usage is shown by member
     # The first key of a chain of rotations: budgets, limits and policies are attached to it.
     origin_id: str = ""
+    label_keys: tuple[str, ...] = ()  # of its project
     # The scope's, as a field: a request reads it some seventeen times.
     tenant_id: str = field(init=False, compare=False)
     cache_rule: CacheRule | None = field(init=False, compare=False)  # None: nothing is cached
@@ -127,10 +128,10 @@ def find_by_id(session: Session, key_id: str, now: datetime) -> Principal:
     return _check_usable(session, *row, now)
 
 
-def _usable() -> Select[ApiKey, Tenant, Member]:
-    """Keys of open projects, each with its tenant and the member who answers for it."""
+def _usable() -> Select[ApiKey, Tenant, Member, list[str]]:
+    """Keys of open projects, each with its tenant, the member who answers for it and its labels."""
     return (
-        select(ApiKey, Tenant, Member)
+        select(ApiKey, Tenant, Member, Project.label_keys)
         .join(Tenant, Tenant.id == ApiKey.tenant_id)
         .join(Project, Project.id == ApiKey.project_id)
         .outerjoin(Member, Member.id == ApiKey.member_id)
@@ -139,7 +140,12 @@ def _usable() -> Select[ApiKey, Tenant, Member]:
 
 
 def _check_usable(
-    session: Session, key: ApiKey, tenant: Tenant, member: Member | None, now: datetime
+    session: Session,
+    key: ApiKey,
+    tenant: Tenant,
+    member: Member | None,
+    label_keys: list[str],
+    now: datetime,
 ) -> Principal:
     if key.revoked_at is not None and key.revoked_at <= now:
         raise Unauthenticated("This API key was revoked.", next_step="Use another key.")
@@ -152,7 +158,7 @@ def _check_usable(
         )
     if tenant.status not in ("active", UNPAID):
         raise Forbidden(f"This organisation is {tenant.status}.", next_step="Contact the operator.")
-    return _principal(session, key, tenant, member)
+    return _principal(session, key, tenant, member, label_keys)
 
 
 def is_live(key: ApiKey, now: datetime) -> bool:
@@ -279,7 +285,9 @@ def address_allowed(allowed_ips: tuple[str, ...], address: str) -> bool:
     return any((mapped or client) in ipaddress.ip_network(network) for network in allowed_ips)
 
 
-def _principal(session: Session, key: ApiKey, tenant: Tenant, member: Member | None) -> Principal:
+def _principal(
+    session: Session, key: ApiKey, tenant: Tenant, member: Member | None, label_keys: list[str]
+) -> Principal:
     role = key.role if member is None else lower_role(key.role, member.role)
     return Principal(
         scope=scope_of_key(tenant.id, key.project_id, key.id, role),
@@ -296,6 +304,7 @@ def _principal(session: Session, key: ApiKey, tenant: Tenant, member: Member | N
         unpaid=tenant.status == UNPAID,
         member_id=key.member_id,
         origin_id=key.first_id,
+        label_keys=tuple(label_keys),
     )
 
 

@@ -40,6 +40,8 @@ class Project(Base):
     name: Mapped[str] = mapped_column(NAME)
     created_at: Mapped[datetime] = mapped_column(UtcDateTime)
     archived_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    # The labels that its requests may carry: see `core.labels`.
+    label_keys: Mapped[list[str]] = mapped_column(Json, default=list, server_default="[]")
 
 
 class ApiKey(Base):
@@ -201,7 +203,7 @@ class LimitRow(Base):
 
     id: Mapped[int] = mapped_column(BigKey, primary_key=True, autoincrement=True)
     tenant_id: Mapped[str] = mapped_column(ID, ForeignKey("tenants.id"))
-    scope: Mapped[str] = mapped_column(String(20))  # tenant | project | key | model
+    scope: Mapped[str] = mapped_column(String(20))  # tenant | project | key | model | label
     unit: Mapped[str] = mapped_column(String(20))
     period_s: Mapped[int]  # seconds; 0 for concurrent requests
     target: Mapped[str] = mapped_column(NAME, default="")

@@ -1,12 +1,14 @@
 """Organisations (tenants) and their projects: create, change, suspend, close. Changes are audited."""
 
 import re
+from collections.abc import Iterable
 from datetime import datetime
 from typing import Any
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from core import labels
 from core.clock import Clock
 from core.errors import BadRequest, Conflict, Forbidden, NotFound
 from core.ids import PROJECT, TENANT, new_id
@@ -199,6 +201,18 @@ def archive_project(session: Session, scope: TenantScope, clock: Clock, project_
     return project
 
 
+def set_label_keys(
+    session: Session, scope: TenantScope, clock: Clock, project_id: str, keys: Iterable[str]
+) -> Project:
+    """The labels that requests of the project may carry from now on."""
+    project = get_project(session, scope, project_id)
+    before, project.label_keys = describe_project(project), labels.check_keys(keys)
+    session.flush()
+    after = describe_project(project)
+    audit.record(session, scope, clock, "project.labels", project.id, before=before, after=after)
+    return project
+
+
 def create_project(session: Session, scope: TenantScope, clock: Clock, *, name: str) -> Project:
     check_slug(name)
     existing = select(Project.id).where(Project.tenant_id == scope.tenant_id, Project.name == name)
@@ -241,6 +255,7 @@ def describe_project(project: Project) -> dict[str, Any]:
         "name": project.name,
         "created_at": project.created_at.isoformat(),
         "archived_at": project.archived_at.isoformat() if project.archived_at else None,
+        "label_keys": project.label_keys or [],
     }
 
 

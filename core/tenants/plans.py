@@ -18,6 +18,7 @@ class Scope(StrEnum):
     PROJECT = "project"
     KEY = "key"
     MODEL = "model"  # per tenant
+    LABEL = "label"  # per tenant; its rules have a target
 
 
 class Unit(StrEnum):
@@ -34,7 +35,8 @@ class LimitRule:
     unit: Unit
     limit: int
     period_s: int = MINUTE
-    target: str = ""  # project id, key id or model name; empty: each one separately
+    # Project id, key id, model name, or a label such as team=search; empty: each one separately.
+    target: str = ""
     shadow: bool = False  # count and report without rejecting
     # `tenant:requests:60`, as in headers, metrics and errors. Precomputed: every request reads it.
     name: str = field(init=False, compare=False)
@@ -65,6 +67,7 @@ class Plan:
     storage_mb: int = 10_240  # of all that the API stores for the tenant
     # The lowest limit that counts output tokens, if there is one. Precomputed, as the rules' names are.
     least_output_limit: int | None = field(init=False, compare=False)
+    by_label: bool = field(init=False, compare=False)  # whether a rule is for a label
     # Output tokens by which the running requests of one key may exceed what they reserved together;
     # other keys wait until that is refilled. None without a limit that keys share.
     key_overshoot: int | None = field(init=False, compare=False)
@@ -77,6 +80,7 @@ class Plan:
         ]
         object.__setattr__(self, "least_output_limit", least)
         object.__setattr__(self, "key_overshoot", min(shared, default=None))
+        object.__setattr__(self, "by_label", any(r.scope is Scope.LABEL for r in self.rules))
 
 
 def _rates(requests: int, tokens: int, concurrent: int) -> tuple[LimitRule, ...]:

@@ -24,6 +24,7 @@ from dashboards.explorer import day_presets
 from dashboards.filters import choice, date_range
 from dashboards.formats import change, exact, money, money_label, share
 from dashboards.page_data import Chart, PageData, Tile, show
+from dashboards.pages import cost_breakdown
 from dashboards.pages.common import deps_of, viewer_of, wants_csv
 from dashboards.render import svg
 from dashboards.scales import Number, grouped, short
@@ -140,6 +141,7 @@ def costs(request: Request) -> Response:
         ],
         charts=_charts(found, viewer.currency) if table.rows else [],
         tables=[table],
+        links=[cost_breakdown.link(span, group_by)],
     )
     return show(request, page_data)
 

@@ -12,6 +12,7 @@ from starlette.routing import Route
 from billing.accounts.tables import BillingAccount
 from billing.notices import budgets
 from billing.notices.tables import Budget
+from billing.usage import label_sets
 from core import storage
 from core.errors import BadRequest, NotFound
 from core.money import Money, units_of
@@ -287,6 +288,8 @@ def _targets(session: Session, scope: TenantScope) -> dict[str, str]:
         found[f"project:{project.id}"] = f"project {project.name}"
     for first_id, name in keys.current_names(session, scope).items():
         found[f"key:{first_id}"] = f"key {name}"
+    for label in label_sets.names(session, scope):
+        found[f"label:{label}"] = f"label {label}"
     return found
 
 
@@ -302,6 +305,7 @@ def _new_rule() -> Form:
         Input("scope", "Scope", "select", "tenant", [(s.value, s.value) for s in Scope]),
         Input("period", "Per", "select", "60", [(str(s), words) for s, words in PERIODS.items()]),
         Input("limit", "Limit", "number"),
+        Input("label", "Label", required=False, hint="of the scope label, such as team=search"),
         Input("mode", "Mode", "select", "force", [("force", "in force"), ("trial", "shadow")]),
     ]
     about = "A limit may be lower than the plan's. Only the operator can raise a limit of the plan."
@@ -348,7 +352,7 @@ def _rule_of(form_fields: Fields) -> LimitRule:
             Unit(form_fields.get("unit", "")),
             int(form_fields.get("limit", "")),
             int(form_fields.get("period", "")) or 60,
-            form_fields.get("target", ""),
+            form_fields.get("label", "") or form_fields.get("target", ""),
             form_fields.get("mode") == "trial",
         )
     except ValueError:

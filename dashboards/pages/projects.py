@@ -7,6 +7,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from billing.usage.day_range import Range
+from core.labels import MOST_KEYS
 from core.tenants import keys, organisations
 from core.tenants.models import Project
 from dashboards import usage_totals
@@ -28,6 +29,7 @@ COLUMNS = [
     Column("project", "Project"),
     Column("id", "Id", "code"),
     Column("state", "State", "badge"),
+    Column("labels", "Labels", about="Names by which usage and costs are counted."),
     Column("created", "Created", "moment"),
     Column("keys", "Keys", "whole", "Keys that are not revoked."),
     Column("requests", "Requests", "whole", "Rated requests of this month."),
@@ -85,12 +87,30 @@ def _row(project: Project, live: int, used: UsageTotals, can_edit: bool) -> dict
         "project": project.name,
         "id": project.id,
         "state": "archived" if archived else "active",
+        "labels": ", ".join(project.label_keys) or "–",
         "created": project.created_at,
         "keys": 0 if archived else live,
         "requests": counts.get("requests", 0),
         "spend": counts.get("amount", 0),
-        "acts": [archive] if can_edit and not archived else [],
+        "acts": [_labels_form(project), archive] if can_edit and not archived else [],
     }
+
+
+def _labels_form(project: Project) -> Form:
+    names = Input(
+        "labels",
+        "Labels",
+        value=", ".join(project.label_keys),
+        required=False,
+        hint=f"up to {MOST_KEYS} names, such as team, feature",
+    )
+    return Form(
+        PATH,
+        "Set the labels",
+        {"act": "labels", "project": project.id},
+        [names],
+        about="Requests name them in `metadata` or in the header `x-tollhouse-labels: team=search`.",
+    )
 
 
 def _new() -> Form:
@@ -106,6 +126,15 @@ def _create(request: Request, form_fields: Fields) -> Response:
     return redirect_with_notice(request, PATH, "project-made")
 
 
+def _labels(request: Request, form_fields: Fields) -> Response:
+    viewer, deps = viewer_of(request, "projects", "write"), deps_of(request)
+    given = [each.strip() for each in form_fields.get("labels", "").split(",") if each.strip()]
+    project = form_fields.get("project", "")
+    with deps.database.transaction() as session:
+        organisations.set_label_keys(session, viewer.scope, deps.clock, project, given)
+    return redirect_with_notice(request, PATH, "labels-set")
+
+
 def _archive(request: Request, form_fields: Fields) -> Response:
     viewer, deps = viewer_of(request, "projects", "write"), deps_of(request)
     with deps.database.transaction() as session:
@@ -118,5 +147,9 @@ def _archive(request: Request, form_fields: Fields) -> Response:
 
 ROUTES = [
     Route(PATH, page_of, methods=["GET"]),
-    Route(PATH, form_handler(page_of, create=_create, archive=_archive), methods=["POST"]),
+    Route(
+        PATH,
+        form_handler(page_of, create=_create, archive=_archive, labels=_labels),
+        methods=["POST"],
+    ),
 ]

@@ -5,6 +5,7 @@ from starlette.routing import BaseRoute
 from dashboards import theme
 from dashboards.pages import (
     adapters,
+    cost_breakdown,
     costs,
     exports,
     invitation,
@@ -60,6 +61,7 @@ ROUTES: list[BaseRoute] = [
     *overview.ROUTES,
     *usage.ROUTES,
     *costs.ROUTES,
+    *cost_breakdown.ROUTES,
     *organisations.ROUTES,
     *projects.ROUTES,
     *keys.ROUTES,

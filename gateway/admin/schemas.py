@@ -96,6 +96,12 @@ class NewProject(_Body):
     name: str = Field(min_length=1, max_length=63)
 
 
+class LabelKeys(_Body):
+    label_keys: list[str] = Field(
+        max_length=5, description="Such as team and feature; none: no labels."
+    )
+
+
 class NewMember(_Body):
     email: str = Field(max_length=320)
     role: Role
@@ -176,12 +182,14 @@ class KeyRotation(_Body):
 
 
 class NewLimit(_Body):
-    scope: Literal["tenant", "project", "key", "model"]
+    scope: Literal["tenant", "project", "key", "model", "label"]
     unit: Literal["requests", "input_tokens", "output_tokens", "total_tokens", "concurrent"]
     limit: int = Field(gt=0, le=10**12)
     period_s: Literal[60, 3_600, 86_400] = 60
     target: str = Field(
-        "", max_length=120, description="One project, key or model; empty for each of them."
+        "",
+        max_length=120,
+        description="One project, key or model, empty for each of them; or a label, team=search.",
     )
     shadow: bool = Field(False, description="Count and report without refusing requests.")
 

@@ -30,8 +30,9 @@ log = logging.getLogger("tollhouse.prices")
 REFRESH_S = 1.0
 _LIMITS_TTL = timedelta(minutes=10)  # after a key's last request its limits are dropped
 _MAX_CACHED_BOUNDS = 4_096  # at most 1 MB
+_NO_LABELS: frozenset[str] = frozenset()
 
-Owner = tuple[str, str, str]  # tenant, project, key
+Owner = tuple[str, str, str, str | None]  # tenant, project, key, and labels that have budgets
 Limits = tuple[MoneyLimit, ...]
 
 
@@ -46,6 +47,7 @@ class PriceList:
         self._clock = clock
         self._book = PriceBook(())
         self._limited: frozenset[str] = frozenset()  # tenants with budgets or a wallet
+        self._labels: dict[str, frozenset[str]] = {}  # that have budgets, by tenant
         self._money: dict[Owner, Limits] = {}
         self._seen: dict[Owner, datetime] = {}
         self._unrated = UnratedUsage()
@@ -61,12 +63,13 @@ class PriceList:
         with self._database.snapshot() as session:
             book = load_price_book(session)
             limited = _limited_tenants(session)
+            by_label = budgets.hard_labels(session)
             self._unrated.refresh(session, limited, book)
             request = [o for o, seen in list(self._seen.items()) if now - seen < _LIMITS_TTL]
             money = {o: _limits(session, o, now, self._unrated) for o in request if o[0] in limited}
         if book.versions != self._book.versions:
             self._book = book
-        self._money, self._limited = money, limited
+        self._money, self._limited, self._labels = money, limited, by_label
         for owner in [o for o, seen in list(self._seen.items()) if now - seen >= _LIMITS_TTL]:
             self._seen.pop(owner, None)
 
@@ -97,8 +100,14 @@ class PriceList:
             )
         if request.tenant_id not in self._limited:
             return Quote(price, ())
-        owner = (request.tenant_id, request.project_id, request.key_id)
-        return Quote(price, await self._money_of(owner, at))
+        return Quote(price, await self._money_of(self.owner_of(request), at))
+
+    def owner_of(self, request: AdmissionRequest) -> Owner:
+        known = self._labels.get(request.tenant_id, _NO_LABELS)
+        given = request.labels
+        if given is not None:
+            given = ",".join(label for label in given.split(",") if label in known) or None
+        return (request.tenant_id, request.project_id, request.key_id, given)
 
     def cached_price(self, request: AdmissionRequest, at: datetime) -> PriceVersion:
         """The price of an answer from the response cache."""
@@ -166,6 +175,6 @@ def _limited_tenants(session: Session) -> frozenset[str]:
 def _limits(session: Session, owner: Owner, at: datetime, unrated: UnratedUsage) -> Limits:
     return tuple(
         MoneyLimit(limit.key, limit.cap_units, limit.spent_units)
-        for limit in budgets.money_limits(session, *owner, at, unrated)
+        for limit in budgets.money_limits(session, *owner[:3], at, unrated, owner[3])
         if limit.hard
     )

@@ -55,6 +55,7 @@ class AdmissionRequest(Struct, frozen=True):
     tier: str | None = None  # the service tier, whose price is another
     # Whether `max_output_tokens` is a bound that somebody chose, and not the rest of a context.
     is_bounded: bool = True
+    labels: str | None = None  # in their canonical form
 
     @classmethod
     def without_prompt(

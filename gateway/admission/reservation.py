@@ -26,6 +26,7 @@ from core.counters import (
 )
 from core.errors import TollhouseError
 from core.events import UsageEvent
+from core.labels import has as has_label
 from core.tenants.plans import LimitRule, Plan, Scope, Unit
 from gateway.admission.request import (
     UNUSED,
@@ -178,7 +179,7 @@ class _Layout:
 
 
 # By owner, shares, and the number of rules: a plan reduced to its limits on requests is another one.
-_layouts: dict[tuple[str, str, str, str, int, int], _Layout] = {}
+_layouts: dict[tuple[str, str, str, str, int, int, str | None], _Layout] = {}
 # The takes of requests of one size (prompt, estimate), which hardly vary within a key.
 _sized: dict[tuple[_Layout, int, int], tuple[Take, ...]] = {}
 
@@ -209,6 +210,7 @@ def _get_layout(request: AdmissionRequest, shares: int) -> _Layout:
         *(request.tenant_id, request.project_id, request.key_id, request.model),
         shares,
         len(plan.rules),
+        request.labels if plan.by_label else None,
     )
     known = _layouts.get(owner)
     if known is not None and known.plan is plan:
@@ -228,9 +230,14 @@ def _build_layout(request: AdmissionRequest, shares: int) -> _Layout:
         Scope.MODEL: request.model,
     }
     for rule in request.plan.rules:
-        owner = owners[rule.scope]
-        if rule.target and rule.target != owner:
-            continue
+        if rule.scope is Scope.LABEL:
+            owner = rule.target
+            if not has_label(request.labels, owner):
+                continue
+        else:
+            owner = owners[rule.scope]
+            if rule.target and rule.target != owner:
+                continue
         key, limit = f"{rule.name}:{owner}", rule.limit
         if shares > 1:
             limit = max(1, limit // shares)

@@ -39,7 +39,7 @@ class Seeding:
 
     async def seed(self, request: AdmissionRequest) -> None:
         """Requests of one key wait for the same rebuild. DependencyDown if it cannot be done now."""
-        owner = (request.tenant_id, request.project_id, request.key_id)
+        owner = self._prices.owner_of(request)
         task = self._running.get(owner)
         if task is None:
             task = self._running[owner] = asyncio.create_task(self._seed(owner))

@@ -322,6 +322,7 @@ def usage_event(opened: OpenedRequest, counts: Counts, outcome: Outcome) -> Usag
         busy_us=outcome.busy_us,
         units=outcome.units,
         components=counts.components,
+        labels=opened.labels,
     )
 
 

@@ -72,6 +72,7 @@ class InferenceRequest(Struct, frozen=True):
     continue_final_message: bool = False  # the answer continues the last message
     end_user: str | None = None  # by whom usage is counted
     safety_identifier: str | None = None  # a second name of the end user
+    metadata: dict[str, str] | None = None  # of which the project's labels are counted by
     truncation: str = "disabled"
     dropped: str | None = None  # what truncation removed: "turns=2, blocks=1"
     timeout_s: float | None = None

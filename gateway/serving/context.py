@@ -38,6 +38,7 @@ class Context:
     screening: ScreeningResult | None = None
     reservation: Reservation | None = None
     meter: Meter | None = None
+    labels: str | None = None  # in their canonical form: see `core.labels`
     fallback_from: list[str] = field(default_factory=list)  # models that failed before this one
 
     @property

@@ -33,6 +33,7 @@ def admission_request(ctx: RequestContext) -> AdmissionRequest:
         on_disconnect=ctx.exchange.on_disconnect,
         tier=ctx.request.service_tier,
         is_bounded=ctx.prompt.request.max_tokens is not None,
+        labels=ctx.labels,
     )
 
 
@@ -139,4 +140,5 @@ def opened_request(ctx: Context, now: datetime, engine_id: str) -> OpenedRequest
         client_request_id=ctx.options.client_request_id,
         batch_job=ctx.exchange.batch_job,
         prompts=len(ctx.prompt.parts) or 1,
+        labels=ctx.labels,
     )

@@ -58,6 +58,7 @@ class Share:
     prices: skus.UnitPrices | None
     billed: int
     exact: int
+    labels: str = ""
 
     @property
     def contracted(self) -> int:
@@ -188,9 +189,8 @@ def _share(document: Document, piece: Piece, billed: int) -> Share:
     consumed = None if piece.consumed is None else sign * piece.consumed
     quantity = None if piece.quantity is None else sign * piece.quantity
     days = piece.starts_at, piece.ends_at
-    return Share(
-        *days, piece.key_id, consumed, quantity, piece.prices, sign * billed, sign * piece.exact
-    )
+    money = sign * billed, sign * piece.exact
+    return Share(*days, piece.key_id, consumed, quantity, piece.prices, *money, piece.labels)
 
 
 def _pieces(inputs: Inputs, document: Document, line: InvoiceLine) -> list[Piece]:
@@ -224,10 +224,11 @@ def _usage(inputs: Inputs, document: Document, line: InvoiceLine) -> list[Piece]
         if quantity <= 0 and not amount:
             continue
         if one is not None:
-            found.append(one.piece(day.at, day.key_id, quantity, amount))
+            found.append(one.piece(day.at, day.key_id, (quantity, amount), day.labels))
             continue
         before = inputs.before(key, component, day)
         plain = Piece(day.at, day.at + _DAY, day.key_id, version=line.price_version, exact=amount)
+        plain = replace(plain, labels=day.labels)
         what = (line.model, line.adapter, component)
         found += pieces_of(inputs.listed, what, version, plain, (before, quantity))
     return found

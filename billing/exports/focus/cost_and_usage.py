@@ -15,6 +15,7 @@ from billing.exports.focus.skus import Details
 from billing.exports.focus.tables import FocusTable
 from billing.exports.formats import Row
 from billing.pricing.prices import load_price_book
+from core import labels
 from core.tenants.scope import TenantScope
 
 DOCUMENTS_AT_ONCE = 50
@@ -103,7 +104,7 @@ class _Writer:
                 effective,
                 listed,
                 share.quantity,
-                _tags(key.name if key else share.key_id or "", project),
+                _tags(key.name if key else share.key_id or "", project, share.labels),
                 share.key_id,
                 share.key_id,
                 key.owner if key else None,
@@ -174,6 +175,8 @@ def _details(named: Details, own: Details, prefix: str) -> str | None:
 
 
 @lru_cache(maxsize=65_536)
-def _tags(key: str, project: str) -> str:
-    tags = {name: value for name, value in (("key", key), ("project", project)) if value}
+def _tags(key: str, project: str, given: str) -> str:
+    """`key` and `project` are names of ours, which a label of the same name does not replace."""
+    tags = labels.read(given)
+    tags |= {name: value for name, value in (("key", key), ("project", project)) if value}
     return json.dumps(tags, separators=(",", ":"))

@@ -2,12 +2,13 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 from sqlalchemy import select
 from sqlalchemy.orm import InstrumentedAttribute, Session
+from sqlalchemy.sql import coercions, roles, visitors
 
 from billing.accounts.tables import BillingPeriod
 from billing.exports.focus.commitments import Commitment, read_commitments
@@ -20,7 +21,7 @@ from billing.rating.tiers import ONLY, scope_of
 from billing.subscriptions.tables import AddOn, Plan, Subscription
 from billing.usage.daily_sums import SUMS, is_divided, priced_sums
 from billing.usage.rollups import ADJUSTMENT
-from billing.usage.tables import DailyUsage
+from billing.usage.tables import DailyUsage, HourlyLabelUsage
 from core.tenants.models import ApiKey, Project
 
 _EARLIEST = datetime.min.replace(tzinfo=UTC)
@@ -35,6 +36,7 @@ class Day:
     at: datetime
     key_id: str
     sums: tuple[int, ...]  # quantity and picounits of each component, from `SLOT` on
+    labels: str = ""  # of what was used, in their canonical form
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,7 @@ class Inputs:
     rerated: dict[str, list[DayKey]]  # of adjusted usage: by usage period, the keys of `days`
     book: PriceBook
     listed: ListPrices
-    _before: dict[tuple[DayKey, str, datetime, str], int] = field(default_factory=dict)
+    _before: dict[tuple[DayKey, str, datetime, str, str], int] = field(default_factory=dict)
 
     def before(self, key: DayKey, component: Component, day: Day) -> int:
         """Units of the component that the tenant's period had before under this price's scope: what was
@@ -66,7 +68,7 @@ class Inputs:
         is billed later does not change it."""
         if not self._before:
             self._place()
-        return self._before.get((key, component.value, day.at, day.key_id), 0)
+        return self._before.get((key, component.value, day.at, day.key_id, day.labels), 0)
 
     def _place(self) -> None:
         """Number the usage of prices that depend on what was used before."""
@@ -78,6 +80,7 @@ class Inputs:
                 each[1].at,
                 each[0],
                 each[1].key_id,
+                each[1].labels,
             ),
         )
         for key, day in ordered:
@@ -89,9 +92,10 @@ class Inputs:
                 if rate.is_linear or not quantity or ONLY.get(key[6], component) is not component:
                     continue
                 spot = (key[1], scope_of(version), component)
-                self._before[(key, component.value, day.at, day.key_id)] = at[spot]
+                spell = (key, component.value, day.at, day.key_id, day.labels)
+                self._before[spell] = at[spot]
                 at[spot] += quantity
-        self._before.setdefault((("",) * 7, "", _EARLIEST, ""), 0)
+        self._before.setdefault((("",) * 7, "", _EARLIEST, "", ""), 0)
 
 
 def read(
@@ -175,9 +179,59 @@ def _days(
         .order_by(use.at, use.key_id)
     )
     found: dict[DayKey, list[Day]] = defaultdict(list)
+    labelled = _labelled(session, period, ids)
     for row in rows:
-        used = tuple(map(int, row[9:]))
-        if is_divided(used) and (version := book.by_id.get(row[5])) is not None:
-            used = priced_sums(used, version.rates)
-        found[row[:7]].append(Day(row[7], row[8], used))
+        whole = Day(row[7], row[8], tuple(map(int, row[9:])))
+        some = labelled.get((*row[:7], whole.at, whole.key_id), [])
+        version = book.by_id.get(row[5])
+        for day in (*_rest(whole, some), *some):
+            if version is not None and is_divided(day.sums):
+                day = replace(day, sums=priced_sums(day.sums, version.rates))
+            found[row[:7]].append(day)
     return found
+
+
+def _rest(day: Day, labelled: Sequence[Day]) -> list[Day]:
+    """What of a day has no labels."""
+    if not labelled:
+        return [day]
+    parts = zip(day.sums, *(each.sums for each in labelled), strict=True)
+    left = tuple(whole - sum(own) for whole, *own in parts)
+    return [Day(day.at, day.key_id, left)] if any(left) else []
+
+
+def _labelled(
+    session: Session, period: InstrumentedAttribute[str], ids: set[str]
+) -> dict[tuple[object, ...], list[Day]]:
+    """Days of usage that has labels, by the key, the day and the API key of the whole day."""
+    use = HourlyLabelUsage
+    key = (
+        *(use.bill_period_id, use.usage_period_id, use.project_id, use.model, use.adapter),
+        *(use.price_version, use.kind, use.key_id, use.at, use.labels),
+    )
+    sums = [_of_labels(each) for _, count, amount in SUMS for each in (count, amount)]
+    rows = session.execute(select(*key, *sums).where(_of_labels(period).in_(ids)))
+    found: dict[tuple[object, ...], dict[str, list[int]]] = defaultdict(dict)
+    for row in rows:
+        where = (*row[:7], row[8].replace(hour=0), row[7])
+        own = found[where].setdefault(row[9], [0] * len(sums))
+        for place, value in enumerate(row[10:]):
+            own[place] += int(value)
+    return {
+        where: [
+            Day(cast(datetime, where[7]), str(where[8]), tuple(values), text)
+            for text, values in sorted(some.items())
+        ]
+        for where, some in found.items()
+    }
+
+
+def _of_labels(expression: Any) -> Any:
+    """An expression of daily usage as one of the usage by labels, which has the same columns."""
+    whole, labelled = DailyUsage.__table__, HourlyLabelUsage.__table__
+
+    def _column(element: Any, **_: Any) -> Any:
+        return labelled.c[element.name] if getattr(element, "table", None) is whole else None
+
+    plain = coercions.expect(roles.ExpressionElementRole, expression)
+    return visitors.replacement_traverse(plain, {}, _column)

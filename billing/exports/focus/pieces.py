@@ -27,6 +27,7 @@ class Piece:
     quantity: int | None = None
     prices: UnitPrices | None = None
     exact: int = 0
+    labels: str = ""  # in their canonical form
 
     @property
     def weight(self) -> int:
@@ -46,7 +47,9 @@ class OnePrice:
         self._sku = skus.of_usage(*what, version, self._point)
         self._prices: dict[int, UnitPrices] = {}  # by list price
 
-    def piece(self, day: datetime, key_id: str, quantity: int, amount: int) -> Piece:
+    def piece(self, day: datetime, key_id: str, used: tuple[int, int], labels: str) -> Piece:
+        """`used`: quantity and picounits."""
+        quantity, amount = used
         unit = self._listed.unit(self._what, self._version, self._point, day)
         prices = self._prices.get(unit)
         if prices is None:
@@ -63,6 +66,7 @@ class OnePrice:
             units // self._sku.block,
             prices,
             amount,
+            labels,
         )
 
 

@@ -43,7 +43,7 @@ def pieces(inputs: Inputs, line: InvoiceLine, bill_period: str) -> list[Piece]:
         before = _version_before(inputs, rerate, day)
         wrong = inputs.book.by_id[before]
         what = (line.model, key[4], component)
-        plain = Piece(day.at, day.at + _DAY, day.key_id)
+        plain = Piece(day.at, day.at + _DAY, day.key_id, labels=day.labels)
         rate, discount = wrong.rates.get(component), wrong.discount_ppm
         if before == rerate.from_version:
             at = inputs.before(key, component, day)
@@ -85,7 +85,7 @@ def _days(inputs: Inputs, line: InvoiceLine, bill_period: str) -> list[tuple[Day
     at = SLOT[line.component]
     if sum(day.sums[at] for _, day in found) != line.quantity:
         return []
-    return sorted(found, key=lambda each: (each[1].at, each[0], each[1].key_id))
+    return sorted(found, key=lambda each: (each[1].at, each[0], each[1].key_id, each[1].labels))
 
 
 def _matching(inputs: Inputs, line: InvoiceLine, rerate: Rerate) -> Iterator[tuple[DayKey, Day]]:

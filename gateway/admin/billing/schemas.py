@@ -13,8 +13,12 @@ class Body(BaseModel):
 
 
 class NewBudget(Body):
-    scope: Literal["tenant", "project", "key"] = "tenant"
-    scope_id: str = Field("", max_length=40, description="Empty for the tenant itself.")
+    scope: Literal["tenant", "project", "key", "label"] = "tenant"
+    scope_id: str = Field(
+        "",
+        max_length=120,
+        description="Empty for the tenant itself; of a label team=search, or the like.",
+    )
     name: str = Field("", max_length=120)
     cap: str = Amount
     window: Literal["day", "week", "month", "total"] = "month"

@@ -128,9 +128,10 @@ class Key(Part):
 
 
 class Limit(Part):
-    """A limit of the tenant's own. `target` is a project, key or model by name; empty: each of them."""
+    """A limit of the tenant's own. `target` is a project, key or model by name, empty: each of them; or
+    a label such as team=search."""
 
-    scope: Literal["tenant", "project", "key", "model"]
+    scope: Literal["tenant", "project", "key", "model", "label"]
     unit: Literal["requests", "input_tokens", "output_tokens", "total_tokens", "concurrent"]
     limit: int = Field(gt=0, le=10**12)
     period_s: Literal[0, 60, 3_600, 86_400] = 60
@@ -143,8 +144,8 @@ class Budget(Part):
 
     name: str = _NAME
     cap: Amount
-    scope: Literal["tenant", "project", "key"] = "tenant"
-    target: str = Field("", description="The project or key by name.")
+    scope: Literal["tenant", "project", "key", "label"] = "tenant"
+    target: str = Field("", description="The project or key by name, or a label: team=search.")
     window: Literal["day", "week", "month", "total"] = "month"
     hard: bool = True
     thresholds: list[int] = Field(default_factory=lambda: [50, 80, 100])
@@ -178,6 +179,9 @@ class TenantPart(Part):
     billing: Billing | None = None
     subscription: Subscription | None = None
     projects: list[str] = Field(default_factory=list)
+    labels: dict[str, list[str]] = Field(
+        default_factory=dict, description="By project, the names that its requests may have."
+    )
     members: list[Member] = Field(default_factory=list)
     keys: list[Key] = Field(default_factory=list)
     limits: list[Limit] = Field(default_factory=list)
@@ -195,7 +199,7 @@ class Configuration(Part):
 
 
 assert set(STATUSES) == {"active", "suspended", "closed"}
-assert set(SCOPES) == {"tenant", "project", "key"} and set(WINDOWS) == {
+assert set(SCOPES) == {"tenant", "project", "key", "label"} and set(WINDOWS) == {
     "day",
     "week",
     "month",

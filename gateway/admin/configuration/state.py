@@ -160,6 +160,7 @@ def tenant_of(session: Session, tenant: Tenant, now: datetime) -> document.Tenan
         stated["subscription"] = held
     stated |= {
         "projects": sorted(names.projects),
+        "labels": labels_of(names),
         "members": [
             document.Member(email=each.email, role=each.role, name=each.name)  # type: ignore[arg-type]
             for each in members.all_of(session, scope)
@@ -214,6 +215,11 @@ def key_of(names: Names, key: ApiKey) -> document.Key:
     if key.expires_at is not None:
         stated["expires_at"] = key.expires_at.isoformat()
     return document.Key.model_validate(stated)
+
+
+def labels_of(names: Names) -> dict[str, list[str]]:
+    """By project, of those that have any."""
+    return {name: each.label_keys for name, each in names.projects.items() if each.label_keys}
 
 
 def limits_of(session: Session, scope: TenantScope, names: Names) -> list[LimitRule]:

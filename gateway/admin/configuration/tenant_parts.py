@@ -11,6 +11,7 @@ from core.errors import BadRequest
 from core.money import Money, decimal_of, units_of
 from core.tenants import audit, key_changes, key_scopes, keys, limits, members, organisations
 from core.tenants.key_routing import CANARY, FALLBACK
+from core.tenants.models import Project
 from core.tenants.plans import LimitRule, Scope, Unit
 from core.tenants.scope import TenantScope
 from gateway.admin.configuration import document, prices, state
@@ -30,7 +31,7 @@ class TenantParts:
         self._session, self._clock = work.session, work.clock
 
     def in_order(self) -> Iterable[tuple[str, Callable[..., None]]]:
-        names = "projects members keys limits budgets policies webhooks prices subscription"
+        names = "projects labels members keys limits budgets policies webhooks prices subscription"
         return [(name, getattr(self, name)) for name in names.split()]
 
     def projects(self, wanted: list[str]) -> None:
@@ -43,6 +44,26 @@ class TenantParts:
         for name in self._unnamed(have, wanted):
             self._ended(f"project {name}")
             organisations.archive_project(self._session, self._scope, self._clock, have[name].id)
+
+    def labels(self, wanted: dict[str, list[str]]) -> None:
+        own = self._names().projects
+        have = state.labels_of(self._names())
+        for name, keys_ in wanted.items():
+            if name not in own:
+                raise BadRequest(
+                    f"{self._place}: labels name the project {name}, which does not exist.",
+                    next_step="State it under projects.",
+                )
+            self._set_labels(own[name], keys_, have.get(name, []))
+        for name in self._unnamed(have, list(wanted)):
+            self._set_labels(own[name], [], have[name])
+
+    def _set_labels(self, project: Project, wanted: list[str], have: list[str]) -> None:
+        before, after = {"labels": have}, {"labels": sorted(wanted)}
+        if self._differs(f"project {project.name}", before, after):
+            organisations.set_label_keys(
+                self._session, self._scope, self._clock, project.id, wanted
+            )
 
     def members(self, wanted: list[document.Member]) -> None:
         document.once([each.email.lower() for each in wanted], f"{self._place}: member")

@@ -1,7 +1,7 @@
 """/v1/organization/usage and /costs in OpenAI's format, and /v1/exports as streamed files."""
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, date, datetime, timedelta
 from typing import Annotated, Any
 
@@ -29,7 +29,8 @@ from billing.periods import zone_of
 from billing.pricing import engine_prices
 from billing.pricing.exchange_rates import Converter
 from billing.reports import margin, month_end
-from billing.usage.usage_buckets import BucketQuery, usage_buckets
+from billing.usage.label_buckets import buckets_by_label
+from billing.usage.usage_buckets import BucketPage, BucketQuery
 from core.errors import BadRequest
 from core.events import UsageKind
 from gateway.admin.access import AdminContext, OperatorContext, RequireOperator, RequirePermission
@@ -155,12 +156,12 @@ def export_jobs(
 def usage_of(ctx: AdminContext, parameters: dict[str, list[str]]) -> dict[str, Any]:
     query, groups = shapes.usage_query(parameters, ctx.clock.now())
     kinds = (UsageKind.GENERATION.value, UsageKind.CACHE_HIT.value)
-    return shapes.usage_page(_buckets(ctx, query, kinds), groups)
+    return shapes.usage_page(_buckets(ctx, query, kinds, shapes.labels_asked(parameters)), groups)
 
 
 def costs_of(ctx: AdminContext, parameters: dict[str, list[str]]) -> dict[str, Any]:
     query, groups = shapes.costs_query(parameters, ctx.clock.now())
-    return shapes.costs_page(_buckets(ctx, query, ()), groups)
+    return shapes.costs_page(_buckets(ctx, query, (), shapes.labels_asked(parameters)), groups)
 
 
 def _rows(ctx: AdminContext, export: Export, form: Format, period: Period) -> Iterator[bytes]:
@@ -168,11 +169,11 @@ def _rows(ctx: AdminContext, export: Export, form: Format, period: Period) -> It
         yield from chunks_of(session, export, form, ctx.scope, period)
 
 
-def _buckets(ctx: AdminContext, query: BucketQuery, kinds: tuple[str, ...]) -> Any:
-    from dataclasses import replace
-
+def _buckets(
+    ctx: AdminContext, query: BucketQuery, kinds: tuple[str, ...], labels: tuple[str, ...]
+) -> BucketPage:
     with ctx.database.report() as session:
-        return usage_buckets(session, ctx.scope, replace(query, kinds=kinds))
+        return buckets_by_label(session, ctx.scope, replace(query, kinds=kinds), labels)
 
 
 def _period(now: datetime, days: Days) -> Period:

@@ -10,9 +10,11 @@ from decimal import Decimal
 from typing import Any
 
 from billing.periods import zone_of
+from billing.usage.label_buckets import PREFIX
 from billing.usage.usage_buckets import Bucket, BucketPage, BucketQuery, BucketRow, Width
 from core.clock import usual
 from core.errors import BadRequest
+from core.labels import check_label
 from core.money import decimal_of
 
 WIDTHS = {width.label: width for width in Width}
@@ -64,7 +66,7 @@ _PARTS = tuple(
 PARAMETERS = (
     *("start_time", "end_time", "bucket_width", "time_zone"),
     *("group_by", "limit", "page", "batch"),
-    *("project_ids", "api_key_ids", "user_ids", "models"),
+    *("project_ids", "api_key_ids", "user_ids", "models", "labels"),
 )
 
 
@@ -82,7 +84,11 @@ def query_parameters(groups: dict[str, str], widths: Iterable[str]) -> list[dict
             {"type": "string"},
             "An IANA name, such as Asia/Kolkata: buckets of 1d are its days. UTC without it.",
         ),
-        "group_by": (texts | {"items": {"type": "string", "enum": named}}, "One result a group."),
+        "group_by": (
+            texts,
+            f"One result a group, by any of {', '.join(named)}, and label:<name>, such as label:team.",
+        ),
+        "labels": (texts, "Only requests with one of these labels of each name: team=search."),
         "project_ids": (texts, "Only of these projects."),
         "user_ids": (texts, "Only of keys of these members."),
         "api_key_ids": (texts, "Only of these keys."),
@@ -106,7 +112,7 @@ def query_parameters(groups: dict[str, str], widths: Iterable[str]) -> list[dict
 def usage_query(parameters: dict[str, list[str]], now: datetime) -> tuple[BucketQuery, list[str]]:
     """(query, requested groups by OpenAI's names)."""
     groups = _groups(parameters, USAGE_GROUPS)
-    ours = tuple(USAGE_GROUPS[name] for name in groups if name in USAGE_GROUPS)
+    ours = tuple(_ours(name, USAGE_GROUPS) for name in groups if name not in _UNUSED_GROUPS)
     return _query(parameters, now, ours), groups
 
 
@@ -115,7 +121,8 @@ def costs_query(parameters: dict[str, list[str]], now: datetime) -> tuple[Bucket
     width = _one(parameters, "bucket_width") or "1d"
     if width != "1d":
         raise BadRequest(f"bucket_width is {width!r}; costs support 1d only.", param="bucket_width")
-    ours = [COST_GROUPS[name] for name in groups if name in COST_GROUPS and name != "line_item"]
+    kept = [name for name in groups if name not in (*_UNUSED_GROUPS, "line_item")]
+    ours = [_ours(name, COST_GROUPS) for name in kept]
     if "line_item" in groups:
         ours.append("model")
     return _query(parameters, now, (*ours, "currency")), groups
@@ -180,6 +187,7 @@ def _usage_result(row: BucketRow, groups: list[str]) -> dict[str, Any]:
         **named,
         "batch": bool(row.group["batch"]) if "batch" in groups else None,
         "service_tier": None,
+        **_labels_of(row),
     }
     if "adapter" in groups:
         result["adapter"] = row.group.get("adapter") or None
@@ -198,6 +206,7 @@ def _cost_result(row: BucketRow, groups: list[str], units: int, **more: Any) -> 
         "quantity_unit": None,
         "project_id": row.group.get("project_id"),
         "api_key_id": row.group.get("key_id"),
+        **_labels_of(row),
         **more,
     }
 
@@ -269,11 +278,34 @@ def checked_zone(name: str) -> str:
 def _groups(parameters: dict[str, list[str]], known: dict[str, str]) -> list[str]:
     requested = list(dict.fromkeys(_many(parameters, "group_by")))
     for name in requested:
-        if name not in known and name not in _UNUSED_GROUPS:
+        if name not in known and name not in _UNUSED_GROUPS and not _is_label(name):
             raise BadRequest(
-                f"group_by is {name!r}; supported: {', '.join(known)}.", param="group_by"
+                f"group_by is {name[:40]!r}; supported: {', '.join(known)}, and label:<name>.",
+                param="group_by",
             )
     return requested
+
+
+def labels_asked(parameters: dict[str, list[str]]) -> tuple[str, ...]:
+    return tuple(check_label(each, "labels") for each in _many(parameters, "labels"))
+
+
+def _is_label(name: str) -> bool:
+    return name.startswith(PREFIX) and bool(name.removeprefix(PREFIX))
+
+
+def _ours(name: str, known: dict[str, str]) -> str:
+    return name if _is_label(name) else known[name]
+
+
+def _labels_of(row: BucketRow) -> dict[str, Any]:
+    """The values by name, of a result that is grouped by labels."""
+    found = {
+        name.removeprefix(PREFIX): value
+        for name, value in row.group.items()
+        if name.startswith(PREFIX)
+    }
+    return {"labels": found} if found else {}
 
 
 def _many(parameters: dict[str, list[str]], name: str) -> tuple[str, ...]:

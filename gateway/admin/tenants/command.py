@@ -184,6 +184,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_tenant(add_project)
     add_project.add_argument("name")
     add_project.set_defaults(run=_project_add)
+    label_verb = verbs.add_parser(
+        "project-labels", help="list the labels by which a project's requests are counted"
+    )
+    add_tenant(label_verb)
+    label_verb.add_argument("name", help="of the project")
+    label_verb.add_argument(
+        "keys", nargs="*", help="names such as team and feature; none: no labels"
+    )
+    label_verb.set_defaults(run=_project_labels)
+    add_json(label_verb)
     add_domain = verbs.add_parser(
         "domain-add", help="record an e-mail domain that you know to be the tenant's own"
     )
@@ -277,6 +287,19 @@ def _project_add(arguments: argparse.Namespace) -> int:
         scope = scope_named(session, arguments.tenant)
         created = organisations.create_project(session, scope, tools.clock, name=arguments.name)
         shown = organisations.describe_project(created)
+    show(shown, as_json=arguments.json, title="project")
+    return 0
+
+
+def _project_labels(arguments: argparse.Namespace) -> int:
+    with command_context() as tools, tools.database.transaction() as session:
+        scope = scope_named(session, arguments.tenant)
+        own = {each.name: each.id for each in organisations.projects(session, scope)}
+        project_id = own.get(arguments.name, arguments.name)
+        changed = organisations.set_label_keys(
+            session, scope, tools.clock, project_id, arguments.keys
+        )
+        shown = organisations.describe_project(changed)
     show(shown, as_json=arguments.json, title="project")
     return 0
 

@@ -10,7 +10,14 @@ from billing.notices.request_sinks import Sink, SinkOptions
 from core.tenants import members, organisations
 from core.tenants.response_cache import ERASED, SETTING
 from gateway.admin.access import AdminContext, OperatorContext, RequireOperator, RequirePermission
-from gateway.admin.schemas import CacheRuleBody, NewProject, NewTenant, RequestLogBody, TenantChange
+from gateway.admin.schemas import (
+    CacheRuleBody,
+    LabelKeys,
+    NewProject,
+    NewTenant,
+    RequestLogBody,
+    TenantChange,
+)
 from gateway.serving.api.dependencies import AlertTargetsDep
 
 router = APIRouter(prefix="/admin/v1", tags=["tenants"])
@@ -75,6 +82,21 @@ def create_project(
     with ctx.database.transaction() as session:
         created = organisations.create_project(session, ctx.scope, ctx.clock, name=body.name)
         return organisations.describe_project(created)
+
+
+@router.put("/projects/{project_id}/labels")
+def set_labels(
+    project_id: str,
+    body: LabelKeys,
+    ctx: Annotated[AdminContext, Depends(RequirePermission("projects", "write"))],
+) -> dict[str, Any]:
+    """The names that `metadata` and the header x-tollhouse-labels may have, by which usage is
+    counted. A change reaches every gateway within a second."""
+    with ctx.database.transaction() as session:
+        changed = organisations.set_label_keys(
+            session, ctx.scope, ctx.clock, project_id, body.label_keys
+        )
+        return organisations.describe_project(changed)
 
 
 @router.delete("/projects/{project_id}")

@@ -3,6 +3,7 @@
 import argparse
 import json
 import logging
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,20 @@ from sqlalchemy import func, select
 from billing.closing.late_receipts import waive_late
 from billing.rating import rating, repair
 from billing.rating.rating_worker import rate_all
-from billing.usage import reported_usage, usage
+from billing.usage import reported_usage, service_rollups, usage
+from billing.usage.label_buckets import PREFIX, buckets_by_label
 from billing.usage.tables import DailyUsage, ParkedEvent
+from billing.usage.usage_buckets import BucketQuery, Width
 from core.errors import BadRequest, NotFound
 from core.money import decimal_of
 from core.settings import Settings
-from gateway.admin.console import command_context, scope_named, tenant_id_of, text_of
+from gateway.admin.console import (
+    CommandContext,
+    command_context,
+    scope_named,
+    tenant_id_of,
+    text_of,
+)
 from gateway.admin.output import add_json, show
 from gateway.admin.stored_data.command import stored_data
 from gateway.edge.decoding import parse_datetime
@@ -168,6 +177,7 @@ def _spool(settings: Settings) -> Path:
 
 HELP = "show usage and cost by day; import events; handle parked events"
 _GROUPS = ("model", "project_id", "key_id", "adapter")
+_SHOWN = ("requests", "input_tokens", "cached_tokens", "output_tokens", "waived_tokens")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -176,7 +186,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     days.add_argument("--tenant", required=True)
     days.add_argument("--from", dest="start", metavar="DATE", help="first day, UTC")
     days.add_argument("--to", dest="end", metavar="DATE", help="day after the last, UTC")
-    days.add_argument("--by", choices=_GROUPS, default="model", help="group within a day")
+    days.add_argument(
+        "--by", default="model", help=f"group within a day: {', '.join(_GROUPS)} or label:<name>"
+    )
     days.set_defaults(run=_show)
     import_verb = verbs.add_parser("import", help="import usage events from JSON Lines")
     import_verb.add_argument("file", help="one event per line; `-` is stdin")
@@ -228,8 +240,18 @@ def _show(arguments: argparse.Namespace) -> int:
     with command_context() as tools:
         wait_until_shipped(tools.settings)
         rate_all(tools.database, tools.clock)
+        if arguments.by.startswith(PREFIX):
+            service_rollups.sum_all(tools.database, tools.clock)
+            shown = _by_label(tools, arguments)
+            show(shown, as_json=arguments.json, title="usage")
+            return 0
+        if arguments.by not in _GROUPS:
+            raise BadRequest(
+                f"--by is {arguments.by!r}.",
+                next_step=f"Use {', '.join(_GROUPS)}, or label:<name>, such as label:team.",
+            )
         group = getattr(DailyUsage, arguments.by)
-        sums = ("requests", "input_tokens", "cached_tokens", "output_tokens", "waived_tokens")
+        sums = _SHOWN
         columns = [func.sum(getattr(DailyUsage, name)).label(name) for name in sums]
         query = select(
             DailyUsage.at, group, DailyUsage.currency, *columns, func.sum(DailyUsage.amount)
@@ -253,6 +275,27 @@ def _show(arguments: argparse.Namespace) -> int:
     ]
     show(shown, as_json=arguments.json, title="usage")
     return 0
+
+
+def _by_label(tools: CommandContext, arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    now = tools.clock.now()
+    end = parse_datetime(arguments.end) if arguments.end else now
+    start = parse_datetime(arguments.start) if arguments.start else end - timedelta(days=31)
+    query = BucketQuery(start, end, Width.DAY, (arguments.by, "currency"), Width.DAY.most)
+    with tools.database.read() as session:
+        scope = scope_named(session, arguments.tenant)
+        page = buckets_by_label(session, scope, query)
+    return [
+        {
+            "day": f"{bucket.start:%Y-%m-%d}",
+            arguments.by: row.group[arguments.by] or "-",
+            **{name: row.counts[name] for name in _SHOWN},
+            "amount": decimal_of(row.amounts["amount"]),
+            "currency": row.group["currency"],
+        }
+        for bucket in page.buckets
+        for row in bucket.rows
+    ]
 
 
 def _import(arguments: argparse.Namespace) -> int:

@@ -206,12 +206,6 @@ def parse_chat(raw: bytes) -> InferenceRequest:
             extra_fields[name] = value
             setattr(body, name, None)
     refuse_unsupported(body, _IGNORED_VALUES)
-    if body.metadata and not body.store:
-        raise UnsupportedParameter(
-            "metadata belongs to a stored completion, and this one is not to be stored.",
-            next_step="Send store: true, or remove metadata; x-request-id, and user, identify a request.",
-            param="metadata",
-        )
     check_stream_options(body)
     check_logprob_ids(body, scored=bool(body.logprobs))
     if body.top_logprobs is not None and not body.logprobs:
@@ -247,6 +241,7 @@ def parse_chat(raw: bytes) -> InferenceRequest:
         truncation=body.truncation or "disabled",
         end_user=check_label("user", body.user or body.safety_identifier),
         safety_identifier=check_label("safety_identifier", body.safety_identifier),
+        metadata=body.metadata,
         single_tool_call=body.parallel_tool_calls is False or bool(body.functions),
         engine_parameters=engine_parameters_of(choice, body.response_format, tools)
         | structured

@@ -267,6 +267,7 @@ def parse_responses(raw: bytes) -> InferenceRequest:
         truncation=body.truncation or "disabled",
         end_user=check_label("user", body.user or body.safety_identifier),
         safety_identifier=check_label("safety_identifier", body.safety_identifier),
+        metadata=body.metadata,
         prompt=reference_of(body.prompt, before) if body.prompt is not None else None,
         extra={
             "prompt": body.prompt,

@@ -15,6 +15,7 @@ from gateway.admission.request import AdmissionRequest
 from gateway.admission.reservation import Reservation
 from gateway.edge.decoding import Request as Body
 from gateway.metering.meter import Ending, Meter, MeterServices
+from gateway.request.exchange import Exchange
 from gateway.serving.api.bodies import read_body
 from gateway.serving.api.dependencies import (
     AdmissionDep,
@@ -27,6 +28,7 @@ from gateway.serving.api.dependencies import (
     SpoolDep,
 )
 from gateway.serving.headers import limit_headers, response_headers
+from gateway.serving.request_labels import labels_of
 from moderation.openai_format import read_inputs, result
 
 router = APIRouter(prefix="/v1", tags=["moderation"])
@@ -42,6 +44,13 @@ class ModerationBody(Body, kw_only=True):
 _decoder = msgspec.json.Decoder(ModerationBody)
 
 
+def _labels(request: Request, caller: Caller) -> str | None:
+    return labels_of(caller, Exchange(dict(request.scope), None, None))
+
+
+LabelsDep = Annotated[str | None, Depends(_labels)]
+
+
 @dataclass(frozen=True)
 class _Call:
     """The admission and the metering of one call."""
@@ -52,6 +61,7 @@ class _Call:
     rejections: RejectionsDep
     spool: SpoolDep
     clock: ClockDep
+    labels: LabelsDep
 
     async def reserve(self, request_id: str, timeout_s: float) -> Reservation:
         caller = self.caller
@@ -66,6 +76,7 @@ class _Call:
             currency=caller.currency,
             max_output_tokens=1,
             deadline_s=timeout_s,
+            labels=self.labels,
         )
         try:
             return await self.admission.reserve(request)
@@ -89,6 +100,7 @@ class _Call:
             opened_at=self.clock.now(),
             prompt_tokens=0,
             member_id=caller.member_id,
+            labels=self.labels,
         )
         return Meter(MeterServices(self.spool, self.clock, _no_receipt), opened)
 

@@ -20,6 +20,7 @@ from gateway.serving.idempotency import IdempotencyKeys, Recorder, replay
 from gateway.serving.media.context import MediaContext
 from gateway.serving.media.request import Endpoint, read_form, read_json
 from gateway.serving.media.service import MediaService
+from gateway.serving.request_labels import labels_of
 
 log = logging.getLogger("tollhouse.media")
 
@@ -70,6 +71,7 @@ class MediaEndpoint:
         with ctx.trace.span("auth"):
             ctx.principal = await service.pipeline.auth.principal(ctx.exchange, endpoint.route)
         service.check_served(endpoint, ctx.principal)
+        ctx.labels = labels_of(ctx.principal, ctx.exchange)
         if endpoint.form:
             ctx.request = await read_form(endpoint, request, service.max_bytes)
         else:

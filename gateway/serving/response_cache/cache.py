@@ -109,6 +109,7 @@ def _alike(request: InferenceRequest) -> InferenceRequest:
         include_usage=False,
         continuous_usage=False,
         end_user=None,
+        metadata=None,
         client_request_id=None,
         timeout_s=None,
         service_tier=None,

@@ -18,7 +18,7 @@ from billing.exports.subjects import Period
 from billing.invoicing.tables import CreditNote, Invoice, InvoiceLine
 from billing.pricing import prices
 from billing.pricing.pricing import Component
-from billing.usage.tables import DailyUsage
+from billing.usage.tables import DailyUsage, HourlyLabelUsage
 from core.money import PICO
 from core.tenants.models import ApiKey, Project, Tenant
 from core.tenants.scope import TenantScope, scope_of_operator
@@ -62,12 +62,14 @@ def _line(session: Session, minor: int, number: int = 1, **fields: Any) -> None:
     session.flush()
 
 
-def _use(session: Session, day: datetime, key_id: str = "k1", **sums: int) -> None:
-    row: dict[str, Any] = dict.fromkeys((each.name for each in DailyUsage.__table__.columns), 0)
+def _use(
+    session: Session, day: datetime, key_id: str = "k1", table: Any = DailyUsage, **sums: Any
+) -> None:
+    row: dict[str, Any] = dict.fromkeys((each.name for each in table.__table__.columns), 0)
     row |= {"tenant_id": "acme", "at": day, "project_id": "p1", "key_id": key_id, "model": "demo"}
     row |= {"adapter": "pirate", "kind": "generation", "price_version": "pv", "currency": "USD"}
     row |= {"usage_period_id": "per_01", "bill_period_id": "per_01", **sums}
-    session.execute(DailyUsage.__table__.insert().values(**row))  # type: ignore[attr-defined]
+    session.execute(table.__table__.insert().values(**row))
 
 
 def _rows(
@@ -160,6 +162,26 @@ def test_usage_is_a_row_for_each_day_and_key(books: Session) -> None:
         "k2",
         CENT,
     )
+
+
+def test_usage_with_labels_is_a_row_of_its_own_with_them_among_the_tags(books: Session) -> None:
+    _draft(books)
+    _line(books, 4, **USAGE)
+    _use(books, START, output_tokens=9, output_amount=4 * CENT)
+    hours = ((1, "team=search", 2), (2, "team=search", 1), (1, "key=x,team=ads", 2))
+    for hour, text, tokens in hours:
+        at, cost = START + timedelta(hours=hour), tokens * CENT // 2
+        sums = {"output_tokens": tokens, "output_amount": cost}
+        _use(books, at, table=HourlyLabelUsage, labels=text, **sums)
+    found = {
+        row["Tags"]: (row["ConsumedQuantity"] // PICO, row["EffectiveCost"]) for row in _rows(books)
+    }
+    own = '"key":"k1","project":"Search"'
+    assert found == {
+        f"{{{own}}}": (4, 3 * CENT // 2),
+        f'{{"team":"search",{own}}}': (3, 3 * CENT // 2),
+        '{"key":"k1","team":"ads","project":"Search"}': (2, CENT),
+    }
 
 
 def test_each_component_has_its_own_days_and_late_usage_is_a_correction(books: Session) -> None:
