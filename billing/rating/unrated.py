@@ -91,8 +91,8 @@ class UnratedUsage:
             .where(_E.batch_id.in_(batches), _E.tenant_id.in_(self._tenants))
             .group_by(*by)
         )
-        for batch, tenant, project, key, kind, *of_event, components, at, text, *sums in rows:
-            version_id, adapter = of_event
+        for batch, tenant, project, key, kind, version_id, *of_event in rows:
+            adapter, components, at, text, *sums = of_event
             version = book.by_id.get(version_id)
             if version is None:
                 continue  # it will be parked

@@ -1,19 +1,17 @@
 """Hourly usage by set of labels. The batches that `service_rollups` sums are summed here too, in the same
 transaction; usage without labels has no rows."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
 from sqlalchemy import ColumnElement, func, literal, select
 from sqlalchemy.orm import Session
 
-from billing.columns import AMOUNT_COLUMNS, QUANTITY_COLUMNS
 from billing.usage import rollup_writes
 from billing.usage.tables import Charge, HourlyLabelUsage, UsageBatch, UsageEventRow
 from core import labels
 
-SUMS = (*QUANTITY_COLUMNS, *AMOUNT_COLUMNS)
 TABLE: Any = HourlyLabelUsage
 KEY = (
     *("tenant_id", "at", "project_id", "key_id", "model", "adapter", "kind", "price_version"),
@@ -22,8 +20,8 @@ KEY = (
 _EVENT: Any = UsageEventRow
 
 
-def add(session: Session, chosen: ColumnElement[bool]) -> None:
-    """Add the chosen events that have labels, and their charges."""
+def add(session: Session, chosen: ColumnElement[bool], columns: Sequence[str]) -> None:
+    """Add the chosen events that have labels, and their charges, whose other columns are zero."""
     group = [
         _EVENT.tenant_id,
         rollup_writes.start_of("hour", session),
@@ -33,13 +31,13 @@ def add(session: Session, chosen: ColumnElement[bool]) -> None:
         *(_EVENT.labels, Charge.currency),
     ]
     rows = (
-        select(*group, *(func.sum(getattr(Charge, each)) for each in SUMS))
+        select(*group, *(func.sum(getattr(Charge, each)) for each in columns))
         .join(Charge, Charge.request_id == _EVENT.request_id)
         .where(chosen, _EVENT.labels.is_not(None))
         .group_by(*group)
         .order_by(*group)  # always in the same order, to avoid deadlocks
     )
-    rollup_writes.add_from(session, TABLE, KEY, ("currency",), SUMS, rows)
+    rollup_writes.add_from(session, TABLE, KEY, ("currency",), columns, rows)
 
 
 def spent(
