@@ -65,46 +65,58 @@ def money_limits(
     key_id: str,
     at: datetime,
     unrated: UnratedUsage,
-    labels_given: str | None = None,
 ) -> list[MoneyLimit]:
-    """Every spending limit that applies to a request of this key with these labels at this moment;
-    `key_id` is that of the first key of its chain of rotations. What is spent counts `unrated` usage
-    too."""
+    """Every spending limit that applies to a request of this key at this moment, but for those of its
+    labels; `key_id` is that of the first key of its chain of rotations. What is spent counts `unrated`
+    usage too."""
     account = session.get(BillingAccount, tenant_id)
     zone = account.timezone if account else "UTC"
     scopes = {"tenant": tenant_id, "project": project_id, "key": key_id}
     found = []
     for budget in _open_budgets(session, tenant_id, at):
-        by_label = budget.scope == "label"
-        if by_label:
-            applies = labels.has(labels_given, budget.scope_id)
-        else:
-            applies = scopes[budget.scope] == budget.scope_id
-        if applies:
-            window = window_of(budget.window, at, zone)
-            spent, back = spent_in(session, budget, window)
-            owner = {"tenant_id": {tenant_id}}
-            if budget.scope == "project":
-                owner["project_id"] = {budget.scope_id}
-            if budget.scope == "key":
-                owner["key_id"] = set(attachments.ids_of_chain(session, budget.scope_id))
-            bounds = window.starts_at, window.ends_at
-            label = budget.scope_id if by_label else ""
-            spent += unrated.spent(owner, budget.currency, *bounds, label=label)
-            found.append(
-                MoneyLimit(
-                    f"{budget.id}:{window.name}",
-                    budget.cap + back,
-                    spent,
-                    budget.currency,
-                    "budget",
-                    budget.hard,
-                )
-            )
+        if scopes.get(budget.scope) == budget.scope_id:
+            found.append(_limit_of(session, budget, window_of(budget.window, at, zone), unrated))
     if account is not None and account.prepaid_only:
         waiting = unrated.spent({"tenant_id": {tenant_id}}, account.currency)
         found.append(wallet_limit(session, account, at, waiting))
     return found
+
+
+def label_limits(
+    session: Session, tenant_id: str, given: str | None, at: datetime, unrated: UnratedUsage
+) -> list[MoneyLimit]:
+    """Every spending limit of the labels `given`, in their canonical form."""
+    if given is None:
+        return []
+    account = session.get(BillingAccount, tenant_id)
+    zone = account.timezone if account else "UTC"
+    return [
+        _limit_of(session, budget, window_of(budget.window, at, zone), unrated)
+        for budget in _open_budgets(session, tenant_id, at)
+        if budget.scope == "label" and labels.has(given, budget.scope_id)
+    ]
+
+
+def _limit_of(
+    session: Session, budget: Budget, window: Window, unrated: UnratedUsage
+) -> MoneyLimit:
+    spent, back = spent_in(session, budget, window)
+    owner = {"tenant_id": {budget.tenant_id}}
+    if budget.scope == "project":
+        owner["project_id"] = {budget.scope_id}
+    if budget.scope == "key":
+        owner["key_id"] = set(attachments.ids_of_chain(session, budget.scope_id))
+    bounds = window.starts_at, window.ends_at
+    label = budget.scope_id if budget.scope == "label" else ""
+    spent += unrated.spent(owner, budget.currency, *bounds, label=label)
+    return MoneyLimit(
+        f"{budget.id}:{window.name}",
+        budget.cap + back,
+        spent,
+        budget.currency,
+        "budget",
+        budget.hard,
+    )
 
 
 def hard_labels(session: Session) -> dict[str, frozenset[str]]:

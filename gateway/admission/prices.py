@@ -173,8 +173,8 @@ def _limited_tenants(session: Session) -> frozenset[str]:
 
 
 def _limits(session: Session, owner: Owner, at: datetime, unrated: UnratedUsage) -> Limits:
+    found = budgets.money_limits(session, *owner[:3], at, unrated)
+    found += budgets.label_limits(session, owner[0], owner[3], at, unrated)
     return tuple(
-        MoneyLimit(limit.key, limit.cap_units, limit.spent_units)
-        for limit in budgets.money_limits(session, *owner[:3], at, unrated, owner[3])
-        if limit.hard
+        MoneyLimit(limit.key, limit.cap_units, limit.spent_units) for limit in found if limit.hard
     )

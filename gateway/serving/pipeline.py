@@ -27,7 +27,6 @@ from gateway.screening.moderator import Moderator, PromptBlocked, ScreeningResul
 from gateway.serving import step_values
 from gateway.serving.context import RequestContext
 from gateway.serving.headers import read_options, with_client_id
-from gateway.serving.request_labels import labels_of
 from gateway.serving.response_cache.cache import ResponseCache
 from gateway.serving.responses import RequestLimits, Responses
 
@@ -113,7 +112,6 @@ class Pipeline:
         ctx.large = len(body) > _LARGE_BODY
         ctx.given = ctx.request = self.limits.asked(await parse_body(ctx.surface.parse, body))
         ctx.options = with_client_id(ctx.options, ctx.request.client_request_id)
-        ctx.labels = labels_of(ctx.principal, ctx.exchange, ctx.request)
         if ctx.request.prompt is not None:
             ctx.given = ctx.request = await self.prompts.fill(ctx.principal, ctx.request)
         self.fallbacks.choose(ctx, self.catalog.resolve(ctx.principal, ctx.request.model))

@@ -12,9 +12,12 @@ from gateway.metering.engine_receipts import note_text
 from gateway.metering.meter import Meter, MeterServices, blocked_ending
 from gateway.request.engine import Job
 from gateway.serving.context import Context, RequestContext
+from gateway.serving.request_labels import labels_of
 
 
 def admission_request(ctx: RequestContext) -> AdmissionRequest:
+    """BadRequest for labels that the project does not list."""
+    ctx.labels = labels_of(ctx.principal, ctx.exchange, ctx.given)
     principal, adapter = ctx.principal, ctx.target.adapter
     return AdmissionRequest(
         request_id=ctx.request_id,

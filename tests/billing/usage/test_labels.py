@@ -147,10 +147,10 @@ def test_a_budget_of_a_label_counts_its_usage_at_every_stage(lite: Deployment, s
     unrated, at = UnratedUsage(), lite.clock.now()
     with lite.database.read() as session:
         unrated.refresh(session, frozenset(("acme",)), load_price_book(session))
-        owner = ("acme", "proj", "key", at, unrated)
-        (limit,) = budgets.money_limits(session, *owner, "team=search,z=1")
-        assert budgets.money_limits(session, *owner, "team=ads") == []
-        assert budgets.money_limits(session, *owner) == []
+        (limit,) = budgets.label_limits(session, "acme", "team=search,z=1", at, unrated)
+        assert budgets.label_limits(session, "acme", "team=ads", at, unrated) == []
+        assert budgets.label_limits(session, "acme", None, at, unrated) == []
+        assert budgets.money_limits(session, "acme", "proj", "key", at, unrated) == []
     lite.rate()
     with lite.database.read() as session:
         one = session.scalars(select(Charge.amount)).first()
