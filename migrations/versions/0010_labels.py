@@ -7,8 +7,8 @@ from alembic import op
 
 from migrations.column_types import Json, Units, UtcDateTime
 
-revision = "0009_labels"
-down_revision = "0008_usage_components"
+revision = "0010_labels"
+down_revision = "0009_audit_log_erasure"
 branch_labels = None
 depends_on = None
 _LABELS = sa.String(450)
