@@ -41,6 +41,7 @@ _CLIENT_TIMEOUT_S = 60.0
 PROBE_FIRST_S, PROBE_EVERY_S = 0.02, 0.25
 _START_S = 3.0
 _BATCH = 128
+_LINGER_S = 0.005
 _UNCERTAIN = 100_000
 _GRANTED, _UNSEEDED = 1, 2  # answers of `reserve`; 0 is a denial
 _SCRIPT = Path(__file__).with_name("counters.lua")
@@ -70,6 +71,7 @@ class RedisCounters:
         self._pending: list[_Call] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._sender: asyncio.Task[None] | None = None
+        self._departure: asyncio.TimerHandle | None = None  # of calls that linger
         self._down = False
         self._uncertain: deque[tuple[str, str, int]] = deque(maxlen=_UNCERTAIN)
 
@@ -115,7 +117,9 @@ class RedisCounters:
         return int(await self._call("extend", group, (id, list(amounts), need, want)))
 
     async def settle(self, group: str, id: str, amounts: Sequence[int], spent: int) -> bool:
-        return bool(await self._call("settle", group, (id, list(amounts), spent)))
+        """It travels with the next call, or alone after a few milliseconds: no answer waits for it."""
+        arguments = (id, list(amounts), spent)
+        return bool(await self._call("settle", group, arguments, lingers=True))
 
     async def keep(self, group: str, id: str) -> None:
         await self._call("keep", group, (id,))
@@ -151,26 +155,40 @@ class RedisCounters:
         return tuple([HeldMoney(key, int(held), int(sums)) for key, held, sums in pairs])
 
     async def close(self) -> None:
+        if self._departure is not None:
+            self._departure.cancel()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._pipeline.close()
         await self._client.aclose()
 
-    async def _call(self, operation: str, group: str, arguments: tuple[Any, ...]) -> Any:
+    async def _call(
+        self, operation: str, group: str, arguments: tuple[Any, ...], *, lingers: bool = False
+    ) -> Any:
         if self._down:
             raise _redis_down("does not answer")
         now = -1 if self._clock is None else round(self._clock.monotonic() * 1000)
-        reply: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        reply: asyncio.Future[Any] = loop.create_future()
         call = (f"{{{self._prefix}:{group}}}", operation, now, _encode(arguments))
         self._pending.append((call, reply))
-        if self._sender is None or self._sender.done():
-            self._sender = self._start(self._send())
+        if not lingers:
+            self._depart()
+        elif self._departure is None:
+            self._departure = loop.call_later(_LINGER_S, self._depart)
         try:
             return await reply
         except DependencyDown:
             self._remember_uncertain(operation, group, arguments)
             raise
+
+    def _depart(self) -> None:
+        if self._departure is not None:
+            self._departure.cancel()
+            self._departure = None
+        if self._pending and (self._sender is None or self._sender.done()):
+            self._sender = self._start(self._send())
 
     async def _send(self) -> None:
         """Send the waiting calls in pipelined batches until none is left."""
@@ -226,7 +244,7 @@ class RedisCounters:
         while self._uncertain and not self._down:
             group, id, takes = self._uncertain.popleft()
             try:
-                await self.settle(group, id, [0] * takes, 0)
+                await self._call("settle", group, (id, [0] * takes, 0))
             except DependencyDown:
                 self._uncertain.appendleft((group, id, takes))
                 return

@@ -5,13 +5,16 @@ import asyncio
 import socket
 import struct
 import threading
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from enum import Enum
 from typing import Any, TypeVar
 
 Result = TypeVar("Result")
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # SO_LINGER: on, for 0 s
+
+
+Seen = Callable[[bytes, bool], None]
 
 
 class Silence(Enum):
@@ -24,8 +27,12 @@ class Silence(Enum):
 class SilentProxy:
     """Between `address` and a target, in the running event loop."""
 
-    def __init__(self, target: tuple[str, int], *, pause_s: float = 0.3) -> None:
-        """`pause_s` is the time between two bytes of a trickle."""
+    def __init__(
+        self, target: tuple[str, int], *, pause_s: float = 0.3, seen: Seen | None = None
+    ) -> None:
+        """`pause_s` is the time between two bytes of a trickle. `seen` is told what passes, and whether
+        it is an answer."""
+        self._seen = seen
         self._target = target
         self._pause_s = pause_s
         self._mode: Silence | None = None
@@ -108,6 +115,8 @@ class SilentProxy:
             while data := await reader.read(65_536):
                 if self._is_silent(number):
                     continue
+                if self._seen is not None:
+                    self._seen(data, answers)
                 if answers and self._mode is Silence.RESET:
                     writer.write(data[: len(data) // 2])
                     _reset(writer)
@@ -180,8 +189,8 @@ class ThreadedProxy:
 
 
 @contextmanager
-def proxied(target: tuple[str, int]) -> Iterator[ThreadedProxy]:
-    thread, proxy = LoopThread(), SilentProxy(target)
+def proxied(target: tuple[str, int], seen: Seen | None = None) -> Iterator[ThreadedProxy]:
+    thread, proxy = LoopThread(), SilentProxy(target, seen=seen)
     try:
         thread.run(proxy.__aenter__())
         yield ThreadedProxy(thread, proxy)

@@ -11,6 +11,7 @@ import contextlib
 import logging
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import Protocol
 
 from core import metrics
@@ -26,6 +27,8 @@ log = logging.getLogger("tollhouse.admission")
 MODES = {"shared": 0, "local": 1, "closed": 2}
 RENEW_EVERY_S = LEASE_MS / 1000 / 3
 RETRY_EVERY_S = 0.5
+_KEEP_AFTER_S = 0.02  # much less than a lease; of requests that end before, nothing is told
+_AT_ONCE = 128  # settlements that are retried together
 _MAX_UNSETTLED = 200_000  # beyond this the oldest are dropped and their leases expire
 
 KeepNow = Callable[[str, str], None]
@@ -97,7 +100,7 @@ class Leases:
         self._began: int | None = None  # when the shared counters' data began, in ms
         self._running: dict[tuple[str, str], Leased] = {}
         self._unkept: dict[tuple[str, str], Leased] = {}  # to be kept, not answered yet
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._keeper: asyncio.Task[None] | None = None
         self._unsettled: deque[_Settlement] = deque(maxlen=_MAX_UNSETTLED)
 
     def add(self, reservation: Leased) -> None:
@@ -114,9 +117,12 @@ class Leases:
             keep_now(bucket_request.group, bucket_request.id)
             return
         self._unkept[(bucket_request.group, bucket_request.id)] = reservation
-        task = asyncio.get_running_loop().create_task(self._keep(reservation))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        if self._keeper is None or self._keeper.done():
+            self._keeper = asyncio.get_running_loop().create_task(self._keep_soon())
+
+    async def _keep_soon(self) -> None:
+        await asyncio.sleep(_KEEP_AFTER_S)
+        await asyncio.gather(*[self._keep(each) for each in self._unkept.values()])
 
     async def _keep(self, reservation: Leased) -> None:
         """Without an answer it is tried again with the next renewal."""
@@ -180,13 +186,24 @@ class Leases:
     async def flush(self) -> int:
         """Retry owed settlements until the counters fail again. Returns how many are left."""
         while self._unsettled:
-            counters, group, id, amounts, cost_nano = self._unsettled[0]
-            try:
-                await counters.settle(group, id, amounts, cost_nano)
-            except Unavailable:
+            owed = list(islice(self._unsettled, _AT_ONCE))
+            settled = await asyncio.gather(*[self._has_settled(*each) for each in owed])
+            for _ in owed:
+                self._unsettled.popleft()
+            failed = [each for each, done in zip(owed, settled, strict=True) if not done]
+            self._unsettled.extendleft(reversed(failed))
+            if failed:
                 break
-            self._unsettled.popleft()
         return len(self._unsettled)
+
+    async def _has_settled(
+        self, counters: Counters, group: str, id: str, amounts: Sequence[int], cost_nano: int
+    ) -> bool:
+        try:
+            await counters.settle(group, id, amounts, cost_nano)
+        except Unavailable:
+            return False
+        return True
 
     async def _renew(self) -> None:
         groups: dict[tuple[int, str], list[str]] = defaultdict(list)
