@@ -10,6 +10,7 @@ import re
 import shutil
 import tempfile
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlsplit
@@ -17,8 +18,11 @@ from urllib.parse import urlsplit
 from core.errors import BadRequest
 from core.extras import imports_of
 from core.settings import Settings
+from core.waiting import within
 
 _CONNECT_S, _READ_S, _TRIES = 5, 7, 2  # a store that is silent is found within 15 s
+# Those bound each read; a whole exchange has this, and a file a second for so many bytes more.
+_SHORT_S, _LEAST_RATE = 30.0, 100_000
 _PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 
 
@@ -102,11 +106,14 @@ class S3Store:
     def put(self, name: str, file: Path, media_type: str, sha256: str) -> str:
         key = f"{self.prefix}/{name}" if self.prefix else name
         about = {"ContentType": media_type, "Metadata": {"sha256": sha256}}
-        self.client().upload_file(str(file), self.bucket, key, ExtraArgs=about)
+        upload = partial(self.client().upload_file, str(file), self.bucket, key, ExtraArgs=about)
+        seconds = _SHORT_S + file.stat().st_size / _LEAST_RATE
+        within(upload, seconds, f"the upload to s3://{self.bucket}/{key}")
         return f"s3://{self.bucket}/{key}"
 
     def probe(self) -> None:
-        self.client().head_bucket(Bucket=self.bucket)
+        look = partial(self.client().head_bucket, Bucket=self.bucket)
+        within(look, _SHORT_S, f"a look at s3://{self.bucket}")
 
     def client(self) -> Any:
         with imports_of("s3", "An S3 destination"):

@@ -1,7 +1,9 @@
 """A ClickHouse server as the archive's client, by clickhouse-connect."""
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -10,18 +12,23 @@ from clickhouse_connect.driver.exceptions import ClickHouseError
 
 from billing.usage.raw_rows import Rows
 from core.errors import DependencyDown
+from core.waiting import while_alive
 
-_PING_S = 2
-_FAILURES = (ClickHouseError, OSError)
+log = logging.getLogger("tollhouse.archive")
+_PING_S, _ANSWER_S, _COMMAND_S = 2, 20, 3600
+_FAILURES = (ClickHouseError, OSError)  # a TimeoutError is an OSError
 
 
 class ServerClient:
     """Connects at the first use. Several threads may use it at once."""
 
-    def __init__(self, url: str, *, timeout_s: int = 10) -> None:
+    def __init__(self, url: str, *, timeout_s: int = 10, answer_s: int = _ANSWER_S) -> None:
+        """`answer_s` is the longest silence within an answer: a server that works on a query sends its
+        progress meanwhile."""
         self._url = url
         self._timeout_s = timeout_s
-        self._client: Any = None
+        self._answer_s = answer_s
+        self._clients: dict[int, Any] = {}  # by the longest silence
 
     def ping(self) -> None:
         """On a connection of its own, with time-outs that a scrape can wait for."""
@@ -33,8 +40,12 @@ class ServerClient:
             raise self._down(error) from None
 
     def command(self, statement: str) -> None:
+        """As long as the server answers on another connection: it says nothing while it rewrites rows."""
         try:
-            self._connected().command(statement)
+            while_alive(partial(self._command, statement), self.ping, self._answer_s)
+        except DependencyDown:
+            self._clients.clear()
+            raise
         except _FAILURES as error:
             raise self._down(error) from None
 
@@ -52,10 +63,14 @@ class ServerClient:
         except _FAILURES as error:
             raise self._down(error) from None
 
-    def _connected(self) -> Any:
-        if self._client is None:
-            self._client = self._connect(self._timeout_s, 300)
-        return self._client
+    def _command(self, statement: str) -> None:
+        self._connected(_COMMAND_S).command(statement)
+
+    def _connected(self, answer_s: int | None = None) -> Any:
+        silent_s = self._answer_s if answer_s is None else answer_s
+        if silent_s not in self._clients:
+            self._clients[silent_s] = self._connect(self._timeout_s, silent_s)
+        return self._clients[silent_s]
 
     def _connect(self, connect_s: int, answer_s: int) -> Any:
         """Asks the server for its version. Without a session: a server refuses the second of two
@@ -68,9 +83,10 @@ class ServerClient:
         )
 
     def _down(self, error: Exception) -> DependencyDown:
-        self._client = None
+        self._clients.clear()
         host = urlsplit(self._url).hostname
         reason = str(error).strip().partition("\n")[0][:300]
+        log.warning("ClickHouse on %s does not answer: %s", host, reason)
         return DependencyDown(
             f"ClickHouse on {host} does not answer: {reason}.",
             next_step="Check TOLLHOUSE_EVENTS_URL and the ClickHouse server.",

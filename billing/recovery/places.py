@@ -4,13 +4,16 @@ TOLLHOUSE_RESTORE_STORE names one, a shared directory or a bucket.
 
 import os
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 from billing.stores import S3Store, open_store
 from core.settings import Settings
+from core.waiting import within
 
 FOLDER = "restore"
+_WHOLE_S = 30.0  # for one exchange with a bucket
 
 
 class Place(Protocol):
@@ -82,9 +85,17 @@ class Bucket:
     store: S3Store
 
     def write(self, name: str, body: bytes) -> None:
-        self.store.client().put_object(Bucket=self.store.bucket, Key=self._key(name), Body=body)
+        put = partial(
+            self.store.client().put_object, Bucket=self.store.bucket, Key=self._key(name), Body=body
+        )
+        within(put, _WHOLE_S, f"writing {name} to s3://{self.store.bucket}")
 
     def read(self, name: str) -> bytes | None:
+        return within(
+            partial(self._read, name), _WHOLE_S, f"reading {name} of s3://{self.store.bucket}"
+        )
+
+    def _read(self, name: str) -> bytes | None:
         client = self.store.client()
         try:
             found = client.get_object(Bucket=self.store.bucket, Key=self._key(name))

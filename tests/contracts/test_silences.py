@@ -6,6 +6,7 @@ broker's workers have their rows in `test_queue.py`, an upstream's whole behavio
 """
 
 import json
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +23,7 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import OperationalError
 
+from billing.archive.server import ServerClient
 from billing.notices.outbox import NetworkSender, Outgoing
 from billing.stores import Store, open_store
 from core.clock import SystemClock
@@ -374,9 +376,26 @@ ROWS = [
     pytest.param(name, silence, id=f"{name}-{silence.value}")
     for name in CONNECTIONS
     for silence in Silence
-    # botocore bounds each read and not an exchange; a task that exports has a limit of its own.
-    if (name, silence) != ("bucket", Silence.TRICKLE)
 ]
+
+
+def test_a_clickhouse_that_accepts_and_hangs_is_named_within_seconds(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        host, port = listener.getsockname()
+        client = ServerClient(f"clickhouse+http://{host}:{port}", timeout_s=1, answer_s=1)
+        for use in (
+            lambda: client.command("select 1"),
+            lambda: list(client.rows("select 1", {})),
+            lambda: client.insert("t", ["a"], [(1,)]),
+            client.ping,
+        ):
+            began = time.monotonic()
+            with pytest.raises(DependencyDown, match=r"ClickHouse on .* does not answer"):
+                use()
+            assert time.monotonic() - began < ENDS_S
+    assert "ClickHouse on 127.0.0.1 does not answer" in caplog.text
 
 
 @pytest.mark.timeout(200)
