@@ -353,6 +353,7 @@ class Engine:
             "blocks_free": self.pool.free_blocks,
             "receipts_open": len(self.receipts),
             "receipts_unwritten": self.receipts.unwritten,
+            "batch_invariant": int(self.info.batch_invariant),
         }
 
     def metrics_text(self, extra_gauges: dict[str, float] | None = None) -> str:

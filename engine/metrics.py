@@ -95,6 +95,7 @@ GAUGES = {
         "Connections of gateways refused since the start, whose CURVE keys are wrong or missing",
         None,
     ),
+    "batch_invariant": ("Whether answers depend on nothing else in the batch: 1 or 0", None),
     "receipts_unwritten": ("Lines of the receipt file that wait for room on the disk", None),
 }
 

@@ -1,16 +1,14 @@
-"""Norms and rotations of few rows by the compiled kernel: one call where torch needs several, each of
-which takes longer than its work on a single row."""
+"""Norms and rotations by the compiled kernel: one call where torch needs several, and each row by
+the same instructions, however many there are."""
 
 import torch
 
 from engine.backends.compiled.linear import compiled, takes_rows
 
-_MOST_ROWS = 64  # up to which these are faster than torch's
-
 
 def is_compiled(x: torch.Tensor) -> bool:
-    """Whether rows of this type and number are computed here. x: [rows, width]."""
-    return takes_rows(x) and x.shape[0] <= _MOST_ROWS and x.stride(1) == 1
+    """Whether rows of this type are computed here. x: [rows, width]."""
+    return takes_rows(x) and x.stride(1) == 1
 
 
 def normed(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

@@ -8,13 +8,15 @@ from engine.backends.layers.kv import KvPool
 from engine.backends.layers.operations import Attention
 
 _FEW_QUERIES = 8  # of a sequence, as of one that verifies guesses: they share a pass over its keys
+_FEW_POSITIONS = 128  # up to which a prompt's queries take no longer here either
 
 
-def can_attend(tile: Tile, pool: KvPool, attention: Attention) -> bool:
-    """Whether the queries of a tile, few of each sequence, are computed here: the keys and values are
-    read where they lie, and not gathered first."""
+def can_attend(tile: Tile, pool: KvPool, attention: Attention, *, any_number: bool = False) -> bool:
+    """Whether the queries of a tile are computed here, where keys and values are read where they lie and
+    not gathered first: few of each sequence, those of a short prompt, or `any_number`."""
+    few = tile.queries <= _FEW_QUERIES or tile.positions <= _FEW_POSITIONS
     return (
-        tile.queries <= _FEW_QUERIES
+        (few or any_number)
         and not tile.gaps
         and tile.observed is None
         and has_kernel()

@@ -1,18 +1,28 @@
 """The operations of a step on a CPU whose results for a row do not depend on the rest of the batch.
 
-What torch computes here is exact in each value (sums and products of two numbers), or done for each row
-by the same instructions (layer norms).
+What torch computes in `RowOperations` is exact in each value (sums and products of two numbers), or done
+for each row by the same instructions (layer norms).
 """
 
 import torch
 
 from engine.backends.compiled.linear import activate_
-from engine.backends.cpu.attention_tile import attend_rows
+from engine.backends.cpu.attention_tile import attend_rows, can_attend
 from engine.backends.cpu.operations import CpuOperations
 from engine.backends.layers.attention_plan import Tile
 from engine.backends.layers.norm import RmsNorm
 from engine.backends.layers.operations import Attention, GatedSite
 from engine.backends.layers.rotary import RotaryTables, rolled
+
+
+class CompiledRowOperations(CpuOperations):
+    """Implements `Operations` for a model that `decoded_layers` takes: all else has the bits of its one
+    call for any number of rows, and so have the queries of prompts by the same kernel."""
+
+    def _attended(self, q: torch.Tensor, tiles: list[Tile], attention: Attention) -> torch.Tensor:
+        if all(can_attend(each, self._pool, attention, any_number=True) for each in tiles):
+            return attend_rows(q, self._pool, tiles, attention)
+        return super()._attended(q, tiles, attention)
 
 
 class RowOperations(CpuOperations):

@@ -31,10 +31,10 @@ class RmsNorm:
         self.floats = self.weight.float().contiguous()
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        if self._by_row:
-            return self._few(x.float() if self._widen else x).to(x.dtype)
         if is_compiled(x):
             return normed(x, self.floats, self.eps)
+        if self._by_row:
+            return self._few(x.float() if self._widen else x).to(x.dtype)
         if self._widen:
             return F.rms_norm(x.float(), self._shape, self.weight, self.eps).to(x.dtype)
         if x.dim() == 2 and x.shape[0] <= _FEW_ROWS:
@@ -43,7 +43,7 @@ class RmsNorm:
 
     def of_heads_(self, x: torch.Tensor) -> None:
         """In place. x: [rows, heads, dim], the heads of part of a row."""
-        if not self._by_row and is_compiled(x[:, 0]) and x.stride(1) == x.shape[2]:
+        if is_compiled(x[:, 0]) and x.stride(1) == x.shape[2]:
             norm_heads_(x, self.floats, self.eps)
         else:
             x.copy_(self(x))

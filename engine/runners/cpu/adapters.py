@@ -19,7 +19,7 @@ from engine.backends.layers.lora_plan import plan_groups
 from engine.batch import Row
 from engine.config import EngineConfig
 from engine.model_spec import ModelSpec
-from engine.runners.cpu.extra_rows import extra_rows
+from engine.runners.cpu.extra_rows import NOT_BY_ROW, extra_rows
 
 _MAX_MOVES_PER_STEP = 2  # each copies one or two adapters: a few milliseconds
 _MAX_SPREAD = 1.5  # how much longer than its adapters a range of stack slots may be
@@ -51,9 +51,7 @@ class CpuAdapters(AdapterMemory[AdapterWeights]):
 
     def _prepare(self, weights: AdapterWeights) -> tuple[AdapterWeights, int]:
         if self._by_row and weights.extras is not None:
-            raise ValueError(
-                "with batch_invariant, DoRA, experts, the token table and the head have no adapters"
-            )
+            raise ValueError(NOT_BY_ROW)
         extras = weights.extras
         if extras is not None and extras.head is not None:
             weights = replace(weights, extras=replace(extras, head=extras.head.packed()))

@@ -21,6 +21,8 @@ from engine.backends.layers.step import StepInputs
 from engine.model_spec import ModelSpec
 from engine.models.decoder import Block, Decoder
 
+_MOST_ROWS = 64  # of more, a call takes less time than its work
+
 
 @dataclass(frozen=True, slots=True)
 class DecodedLayers:
@@ -38,7 +40,9 @@ class DecodedLayers:
         attention, pool, queries = self.blocks[0].attention, self.pool, step.all_rows
         tiles = queries.tiles[attention.shape.sight]
         adapters = _listed(queries.lora)
-        if step.sampled is not queries or adapters is None or not is_compiled(x):
+        if step.sampled is not queries or adapters is None or len(x) > _MOST_ROWS:
+            return None
+        if not is_compiled(x):
             return None
         places = []
         for tile in tiles:

@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from engine.backends.layers.adapter_extras import AdapterExtras, ExtraRows
 from engine.batch import Row
 
+NOT_BY_ROW = "with batch_invariant, DoRA, experts, the token table and the head have no adapters"
+
 
 def extra_rows(rows: list[Row], by_slot: Mapping[int, AdapterExtras]) -> list[ExtraRows]:
     """Neighbouring rows of one adapter are one item. `by_slot`: of the device's slots."""

@@ -20,7 +20,7 @@ from engine.backends.layers.lora import LoraStep
 from engine.batch import Row
 from engine.config import EngineConfig
 from engine.model_spec import ModelSpec
-from engine.runners.cpu.extra_rows import extra_rows
+from engine.runners.cpu.extra_rows import NOT_BY_ROW, extra_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +35,14 @@ class PackedAdapters(AdapterMemory[_Copy]):
     ) -> None:
         super().__init__(config, spec, dtype)
         self._pool = pool
+        self._by_row = config.batch_invariant
         self._slots: dict[int, PackedMatrices] = {}
         self._extras: dict[int, AdapterExtras] = {}  # by slot
 
     def _prepare(self, weights: AdapterWeights) -> tuple[_Copy, int]:
         extras = weights.extras
+        if self._by_row and extras is not None:
+            raise ValueError(NOT_BY_ROW)
         if extras is not None and extras.head is not None:
             extras = replace(extras, head=extras.head.packed())
         packed = packed_matrices(self._spec, weights.rank, weights.matrices, self._dtype)

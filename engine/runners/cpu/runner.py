@@ -9,7 +9,8 @@ import torch
 
 from engine.backends.cpu.operations import CpuOperations
 from engine.backends.cpu.packed_products import adds_packed
-from engine.backends.cpu.row_operations import RowOperations
+from engine.backends.cpu.row_operations import CompiledRowOperations, RowOperations
+from engine.backends.layers.compiled_tables import compiled_table
 from engine.backends.layers.host_memory import collapse_into_huge_pages, keep_freed_memory
 from engine.backends.layers.logits import finish_logits
 from engine.backends.layers.step import (
@@ -50,12 +51,15 @@ class CpuRunner(ModelRunner):
     def __init__(self, config: EngineConfig, model: LoadedModel) -> None:
         super().__init__(config, model)
         spec = model.spec
-        self._operations = RowOperations if config.batch_invariant else CpuOperations
-        self._layers = None
-        if not config.batch_invariant:  # which rotates and rounds in another way
-            self._layers = decoded_layers(spec, model.decoder, self.pool)
+        self._layers = decoded_layers(spec, model.decoder, self.pool)
         packed = self._layers is not None or adds_packed(spec, model.dtype)
-        kind = PackedAdapters if packed and not config.batch_invariant else CpuAdapters
+        self._operations: type[CpuOperations] = CpuOperations
+        if config.batch_invariant:
+            packed = self._layers is not None and compiled_table(model.decoder.head) is not None
+            self._operations = CompiledRowOperations if packed else RowOperations
+            if not packed:  # it rotates and rounds in another way
+                self._layers = None
+        kind = PackedAdapters if packed else CpuAdapters
         self.adapters: CpuAdapters | PackedAdapters = kind(config, spec, model.dtype, self.pool)
         angles = self._angles(model.dtype)
         self._plan = StepPlanner(self.pool, angles, spec.sights, self.adapters.step)

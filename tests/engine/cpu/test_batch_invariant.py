@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,12 @@ from engine.errors import AdapterError, ConfigError
 from engine.loop import Engine
 from engine.models.load import refuse_by_row
 from engine.models.registry import model_spec
-from engine.protocol import GenerateRequest
+from engine.protocol import GenerateRequest, SamplingParams
+from engine.runners.cpu.decoded_layers import DecodedLayers
 from engine.runners.cpu.runner import load_runner
 from tests.engine.checkpoints import VOCAB, reference, reference_logits, save_adapter
 from tests.engine.checkpoints import save_checkpoint as save_any
+from tests.engine.cpu.test_layers import save_checkpoint as save_whole
 from tests.engine.helpers import ask
 from tests.engine.models.test_family_parity import CASES
 from tests.engine.speculation.test_draft_model import always
@@ -114,6 +117,7 @@ def check(
     """Batches of requests against each request alone, in an engine that never cached anything.
     Returns the engine of the batches."""
     draw = random.Random(repr(changes))
+    greedy = changes.pop("greedy", False)
     together = engine_of(checkpoint, **changes)
     changes = {k: v for k, v in changes.items() if k not in ("num_blocks", "max_batch_tokens")}
     alone = engine_of(checkpoint, num_blocks=400, max_batch_tokens=400, prefix_cache=False,
@@ -123,6 +127,9 @@ def check(
         digests.append(together.load_adapter(str(path)).digest)
         alone.load_adapter(str(path))
     requests = drawn(draw, digests)
+    if greedy:
+        plain = SamplingParams(temperature=0.0, max_tokens=9, logprobs=5)
+        requests = [replace(each, sampling=plain) for each in requests]
     watched = Watched(monkeypatch)
     said = run(together, requests, draw)
     logits = watched.take()
@@ -174,6 +181,52 @@ def test_quantised_weights_and_caches(
     checkpoint = save_checkpoint(tmp_path / "base")
     adapters = [save_adapter(checkpoint, tmp_path / "a", 4, 1)]
     check(checkpoint, monkeypatch, adapters, dtype="bfloat16", **changes)
+
+
+WHOLE = [
+    "llama-mha-biased",
+    "qwen3",
+    "mistral",
+    "mixtral",
+]  # widths that one call of all layers takes
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"quantization": "int8"}, {"quantization": "int4"}], ids=str
+)
+@pytest.mark.parametrize("case", WHOLE)
+def test_models_whose_layers_are_one_call(
+    case: str, changes: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows that decode are computed in it, and prompts by operations, with the same bits."""
+    calls, layers = [], DecodedLayers.__call__
+
+    def _counted(given: DecodedLayers, *rest: Any) -> Any:
+        found = layers(given, *rest)
+        calls.append(found is not None)
+        return found
+
+    monkeypatch.setattr(DecodedLayers, "__call__", _counted)
+    checkpoint = save_whole(tmp_path / "base", case)
+    kinds = zip((3, 8), [None, ["gate_proj", "o_proj"]], strict=True)
+    adapters = [
+        save_adapter(checkpoint, tmp_path / f"a{n}", rank, n, of)
+        for n, (rank, of) in enumerate(kinds)
+    ]
+    check(checkpoint, monkeypatch, adapters if case != "mixtral" else None, dtype="float32",
+          num_blocks=60, **changes)  # fmt: skip
+    assert any(calls) and not all(calls)
+
+
+@pytest.mark.parametrize("to", ["int8", "int4"])
+def test_short_prompts_in_codes_have_the_same_bits_without_the_mode(
+    level: str, to: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Products of codes are the same for any number of rows, and so is attention up to 128 positions:
+    greedy logits depend on no chunk, cached prefix, preemption or neighbour."""
+    checkpoint = save_whole(tmp_path, "llama-mha-biased")
+    check(checkpoint, monkeypatch, dtype="float32", num_blocks=18, max_batch_tokens=23,
+          quantization=to, batch_invariant=False, greedy=True)  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -280,6 +333,9 @@ def test_adapters_of_other_kinds_are_refused(tmp_path: Path) -> None:
 
 def test_the_mode_is_announced_and_has_cache_keys_of_its_own(tmp_path: Path) -> None:
     checkpoint = save_checkpoint(tmp_path)
-    infos = [engine_of(checkpoint, batch_invariant=on).info for on in (True, False)]
+    engines = [engine_of(checkpoint, batch_invariant=on) for on in (True, False)]
+    for engine, value in zip(engines, (1, 0), strict=True):
+        assert re.search(rf"engine_batch_invariant{{.*}} {value}\n", engine.metrics_text())
+    infos = [engine.info for engine in engines]
     assert [info.batch_invariant for info in infos] == [True, False]
     assert infos[0].dtype != infos[1].dtype
