@@ -13,6 +13,7 @@ from gateway.admin import mcp
 from gateway.admin.adapters.routes import MAX_UPLOAD_BYTES, vllm_router
 from gateway.admin.dashboard import make_dashboard
 from gateway.admin.finance import routes as finance
+from gateway.admin.finance import usage_kinds
 from gateway.admin.members import sso_routes as sso
 from gateway.admin.openapi import install_openapi
 from gateway.admin.payments.routes import webhook_router
@@ -155,6 +156,7 @@ def create_app(services: Services) -> TollhouseApp:
     checked = [Depends(known_query)]
     app.include_router(models.router, dependencies=checked)
     app.include_router(finance.router, dependencies=checked)
+    app.include_router(usage_kinds.router, dependencies=checked)
     app.include_router(reported_usage.own_router, dependencies=checked)
     app.include_router(mcp.router, dependencies=checked)
     app.include_router(vllm_router, dependencies=checked)

@@ -43,9 +43,7 @@ PATH = "/limits"
 PERIODS = {60: "minute", 3600: "hour", 86400: "day"}
 RULES = [
     Column("scope", "Scope"),
-    Column("unit", "Unit"),
-    Column("per", "Per"),
-    Column("limit", "Limit", "whole"),
+    Column("limit", "Limit"),
     Column(
         "used",
         "Used now",
@@ -137,7 +135,10 @@ def page_of(request: Request) -> Response:
                 next_step=("#new-budget", "Set a budget") if may_spend else None,
             ),
         )
-    forms = [*([_new_rule()] if may_set else []), *([_new_budget(targets)] if may_spend else [])]
+    forms = [
+        *([_new_rule()] if may_set else []),
+        *([_new_budget(targets, viewer.currency)] if may_spend else []),
+    ]
     page_data = PageData(
         "Limits and budgets",
         f"Plan {plan.name}. Rate limits are token buckets that refill continuously.",
@@ -211,6 +212,16 @@ def _rule_label(rule: str) -> str:
     return f"{name} per {PERIODS.get(int(period[0]), period[0] + ' s')}" if period else name
 
 
+def limit_in_words(rule: LimitRule) -> str:
+    """`256 at once`, `3,000 requests a minute`."""
+    count = grouped(rule.limit)
+    if rule.unit is Unit.CONCURRENT:
+        return f"{count} at once"
+    period = PERIODS.get(rule.period_s, f"{rule.period_s} s")
+    article = "an" if period == "hour" else "a"
+    return f"{count} {rule.unit.value.replace('_', ' ')} {article} {period}"
+
+
 def _reason_label(reason: str) -> str:
     """`key:requests:60` -> `Requests per minute, per key`; other reasons are already words."""
     scope, *rest = reason.split(":")
@@ -225,15 +236,12 @@ def _rule(
     may_set: bool,
 ) -> dict[str, Any]:
     state = used.get(rule.name) if rule.scope is Scope.TENANT else None
-    at_once = rule.unit is Unit.CONCURRENT
     fields = {"scope": rule.scope.value, "unit": rule.unit.value, "period": str(rule.slot[2])}
     fields |= {"target": rule.target, "act": "drop"}
     return {
         "scope": targets.get(f"{rule.scope}:{rule.target}")
         or f"{rule.scope} {rule.target}".strip(),
-        "unit": rule.unit.value.replace("_", " "),
-        "per": "concurrent" if at_once else PERIODS.get(rule.period_s, f"{rule.period_s} s"),
-        "limit": rule.limit,
+        "limit": limit_in_words(rule),
         "used": state.used if state else None,
         "set_by": "you or the operator" if own else "the plan",
         "mode": "shadow" if rule.shadow else "in force",
@@ -312,15 +320,19 @@ def _new_rule() -> Form:
     return Form(PATH, "Set the limit", {"act": "set"}, inputs, title="New limit", about=about)
 
 
-def _new_budget(targets: dict[str, str]) -> Form:
+def _new_budget(targets: dict[str, str], currency: str) -> Form:
     windows = [("day", "day"), ("week", "week"), ("month", "month"), ("total", "in total")]
     inputs = [
         Input("name", "Name"),
         Input("target", "Applies to", "select", "", list(targets.items())),
-        Input("cap", "Cap", "number"),
+        Input("cap", f"Cap, {currency}", "number"),
         Input("window", "Window", "select", "month", windows),
         Input(
-            "hard", "Kind", "select", "hard", [("hard", "hard: reject"), ("soft", "soft: alert")]
+            "hard",
+            "Kind",
+            "select",
+            "soft",
+            [("soft", "alert: send a message"), ("hard", "hard: refuse requests over it")],
         ),
         Input("thresholds", "Alert at, percent", value="50, 80, 100"),
         Input("webhook", "Webhook", "url", required=False),

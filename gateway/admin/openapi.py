@@ -8,6 +8,7 @@ from fastapi import FastAPI
 
 from billing.exports.formats import Format
 from core.events import UsageKind
+from gateway.admin.finance import usage_kinds
 from gateway.admin.finance.schemas import COST_GROUPS, USAGE_GROUPS, WIDTHS, query_parameters
 from gateway.admin.mcp import McpMessage
 from gateway.formats.chat.request import ChatBody
@@ -66,6 +67,14 @@ _MEDIA = {
 }
 _QUERIES = {
     "/v1/organization/usage/completions": query_parameters(USAGE_GROUPS, WIDTHS),
+    **{
+        f"/v1/organization/usage/{each.name}": [
+            parameter
+            for parameter in query_parameters(usage_kinds.GROUPS, WIDTHS)
+            if parameter["name"] != "batch"
+        ]
+        for each in usage_kinds.ALL
+    },
     "/v1/organization/costs": query_parameters(COST_GROUPS, ["1d"]),
 }
 # What answers are where they are not JSON.

@@ -231,9 +231,9 @@ def _build_layout(request: AdmissionRequest, shares: int) -> _Layout:
     }
     for rule in request.plan.rules:
         if rule.scope is Scope.LABEL:
-            owner = rule.target
-            if not has_label(request.labels, owner):
+            if not has_label(request.labels, rule.target):
                 continue
+            owner = rule.target.replace(":", "%3A")  # names of limits end at the last colon
         else:
             owner = owners[rule.scope]
             if rule.target and rule.target != owner:

@@ -51,14 +51,14 @@ ExportReadAccess = Annotated[AdminContext, Depends(RequirePermission("exports", 
 @reads_query(*shapes.PARAMETERS)
 def completions_usage(request: Request, ctx: UsageReadAccess) -> Response:
     """Tokens and requests of generations in buckets of 1m, 1h or 1d."""
-    return _json(usage_of(ctx, _parameters(request)))
+    return as_json(usage_of(ctx, parameters_of(request)))
 
 
 @router.get("/organization/costs")
 @reads_query(*shapes.PARAMETERS)
 def costs(request: Request, ctx: CostReadAccess) -> Response:
     """Charges per day, before tax and credits."""
-    return _json(costs_of(ctx, _parameters(request)))
+    return as_json(costs_of(ctx, parameters_of(request)))
 
 
 _FocusVersion = Annotated[
@@ -156,12 +156,12 @@ def export_jobs(
 def usage_of(ctx: AdminContext, parameters: dict[str, list[str]]) -> dict[str, Any]:
     query, groups = shapes.usage_query(parameters, ctx.clock.now())
     kinds = (UsageKind.GENERATION.value, UsageKind.CACHE_HIT.value)
-    return shapes.usage_page(_buckets(ctx, query, kinds, shapes.labels_asked(parameters)), groups)
+    return shapes.usage_page(buckets_of(ctx, query, kinds, shapes.labels_asked(parameters)), groups)
 
 
 def costs_of(ctx: AdminContext, parameters: dict[str, list[str]]) -> dict[str, Any]:
     query, groups = shapes.costs_query(parameters, ctx.clock.now())
-    return shapes.costs_page(_buckets(ctx, query, (), shapes.labels_asked(parameters)), groups)
+    return shapes.costs_page(buckets_of(ctx, query, (), shapes.labels_asked(parameters)), groups)
 
 
 def _rows(ctx: AdminContext, export: Export, form: Format, period: Period) -> Iterator[bytes]:
@@ -169,7 +169,7 @@ def _rows(ctx: AdminContext, export: Export, form: Format, period: Period) -> It
         yield from chunks_of(session, export, form, ctx.scope, period)
 
 
-def _buckets(
+def buckets_of(
     ctx: AdminContext, query: BucketQuery, kinds: tuple[str, ...], labels: tuple[str, ...]
 ) -> BucketPage:
     with ctx.database.report() as session:
@@ -192,14 +192,14 @@ def _parse_time(name: str, text: str | None, zone: str) -> datetime | None:
     return parse_datetime(text, name, zone_of(zone)) if text is not None else None
 
 
-def _parameters(request: Request) -> dict[str, list[str]]:
+def parameters_of(request: Request) -> dict[str, list[str]]:
     given: dict[str, list[str]] = {}
     for name, value in request.query_params.multi_items():
         given.setdefault(name, []).append(value)
     return given
 
 
-def _json(page: dict[str, Any]) -> Response:
+def as_json(page: dict[str, Any]) -> Response:
     # Amounts are exact decimals; OpenAI's schema requires `number`.
     return Response(orjson.dumps(page, default=float), media_type="application/json")
 

@@ -109,10 +109,12 @@ def query_parameters(groups: dict[str, str], widths: Iterable[str]) -> list[dict
     ]
 
 
-def usage_query(parameters: dict[str, list[str]], now: datetime) -> tuple[BucketQuery, list[str]]:
+def usage_query(
+    parameters: dict[str, list[str]], now: datetime, known: dict[str, str] = USAGE_GROUPS
+) -> tuple[BucketQuery, list[str]]:
     """(query, requested groups by OpenAI's names)."""
-    groups = _groups(parameters, USAGE_GROUPS)
-    ours = tuple(_ours(name, USAGE_GROUPS) for name in groups if name not in _UNUSED_GROUPS)
+    groups = _groups(parameters, known)
+    ours = tuple(_ours(name, known) for name in groups if name not in _UNUSED_GROUPS)
     return _query(parameters, now, ours), groups
 
 
@@ -129,16 +131,16 @@ def costs_query(parameters: dict[str, list[str]], now: datetime) -> tuple[Bucket
 
 
 def usage_page(page: BucketPage, groups: list[str]) -> dict[str, Any]:
-    return _page(page, lambda row: [_usage_result(row, groups)])
+    return page_of(page, lambda row: [_usage_result(row, groups)])
 
 
 def costs_page(page: BucketPage, groups: list[str]) -> dict[str, Any]:
     if "line_item" in groups:
-        return _page(page, lambda row: _line_item_results(row, groups))
-    return _page(page, lambda row: [_cost_result(row, groups, row.amounts["amount"])])
+        return page_of(page, lambda row: _line_item_results(row, groups))
+    return page_of(page, lambda row: [_cost_result(row, groups, row.amounts["amount"])])
 
 
-def _page(page: BucketPage, results: Any) -> dict[str, Any]:
+def page_of(page: BucketPage, results: Any) -> dict[str, Any]:
     return {
         "object": "page",
         "data": [_bucket(bucket, results) for bucket in page.buckets],
@@ -187,7 +189,7 @@ def _usage_result(row: BucketRow, groups: list[str]) -> dict[str, Any]:
         **named,
         "batch": bool(row.group["batch"]) if "batch" in groups else None,
         "service_tier": None,
-        **_labels_of(row),
+        **labels_of(row),
     }
     if "adapter" in groups:
         result["adapter"] = row.group.get("adapter") or None
@@ -206,7 +208,7 @@ def _cost_result(row: BucketRow, groups: list[str], units: int, **more: Any) -> 
         "quantity_unit": None,
         "project_id": row.group.get("project_id"),
         "api_key_id": row.group.get("key_id"),
-        **_labels_of(row),
+        **labels_of(row),
         **more,
     }
 
@@ -298,7 +300,7 @@ def _ours(name: str, known: dict[str, str]) -> str:
     return name if _is_label(name) else known[name]
 
 
-def _labels_of(row: BucketRow) -> dict[str, Any]:
+def labels_of(row: BucketRow) -> dict[str, Any]:
     """The values by name, of a result that is grouped by labels."""
     found = {
         name.removeprefix(PREFIX): value
