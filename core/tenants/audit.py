@@ -1,5 +1,6 @@
 """The audit log: every change with its actor, the state before and the state after."""
 
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -8,7 +9,7 @@ from sqlalchemy.orm import Session
 
 from core.clock import Clock
 from core.logs import request_id
-from core.tenants import epochs
+from core.tenants import audit_words, epochs
 from core.tenants.models import LONGEST_TARGET, AuditEntry
 from core.tenants.scope import TenantScope
 
@@ -77,29 +78,44 @@ def _append(
     session.flush()
 
 
+@dataclass(frozen=True, slots=True)
+class AuditFilter:
+    """None is any. `actor` and `target` are ids; times are from `since` until before `until`."""
+
+    action: str | None = None
+    actor: str | None = None
+    target: str | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+
+
 def entries(
     session: Session,
     scope: TenantScope,
     *,
     limit: int = 100,
     before_id: int | None = None,
-    action: str | None = None,
-    since: datetime | None = None,
-    until: datetime | None = None,
+    wanted: AuditFilter = AuditFilter(),
 ) -> list[AuditEntry]:
-    """Newest first, from `since` until before `until`. `before_id` is the last id of the page before."""
+    """Newest first. `before_id` is the last id of the page before."""
     query = select(AuditEntry).where(AuditEntry.tenant_id == scope.tenant_id)
     if before_id is not None:
         query = query.where(AuditEntry.id < before_id)
-    if action is not None:
-        query = query.where(AuditEntry.action == action)
-    if since is not None:
-        query = query.where(AuditEntry.at >= since)
-    if until is not None:
-        query = query.where(AuditEntry.at < until)
+    for column, value in (
+        (AuditEntry.action, wanted.action),
+        (AuditEntry.actor, wanted.actor),
+        (AuditEntry.target, wanted.target),
+    ):
+        if value is not None:
+            query = query.where(column == value)
+    if wanted.since is not None:
+        query = query.where(AuditEntry.at >= wanted.since)
+    if wanted.until is not None:
+        query = query.where(AuditEntry.at < wanted.until)
     return list(session.scalars(query.order_by(AuditEntry.id.desc()).limit(limit)))
 
 
 def describe(entry: AuditEntry) -> dict[str, Any]:
     plain = ("id", "actor", "action", "target", "before", "after", "request_id")
-    return {name: getattr(entry, name) for name in plain} | {"at": entry.at.isoformat()}
+    shown = {name: getattr(entry, name) for name in plain}
+    return shown | {"at": entry.at.isoformat(), "changes": audit_words.changes(entry)}

@@ -17,6 +17,7 @@ from core import storage
 from core.errors import BadRequest, NotFound
 from core.money import Money, units_of
 from core.tenants import audit, keys, limits, organisations, rejections
+from core.tenants.audit_words import limit_in_words
 from core.tenants.models import Tenant
 from core.tenants.plans import LimitRule, Scope, Unit
 from core.tenants.scope import TenantScope
@@ -212,16 +213,6 @@ def _rule_label(rule: str) -> str:
     return f"{name} per {PERIODS.get(int(period[0]), period[0] + ' s')}" if period else name
 
 
-def limit_in_words(rule: LimitRule) -> str:
-    """`256 at once`, `3,000 requests a minute`."""
-    count = grouped(rule.limit)
-    if rule.unit is Unit.CONCURRENT:
-        return f"{count} at once"
-    period = PERIODS.get(rule.period_s, f"{rule.period_s} s")
-    article = "an" if period == "hour" else "a"
-    return f"{count} {rule.unit.value.replace('_', ' ')} {article} {period}"
-
-
 def _reason_label(reason: str) -> str:
     """`key:requests:60` -> `Requests per minute, per key`; other reasons are already words."""
     scope, *rest = reason.split(":")
@@ -241,7 +232,7 @@ def _rule(
     return {
         "scope": targets.get(f"{rule.scope}:{rule.target}")
         or f"{rule.scope} {rule.target}".strip(),
-        "limit": limit_in_words(rule),
+        "limit": limit_in_words(rule.unit.value, rule.limit, rule.period_s),
         "used": state.used if state else None,
         "set_by": "you or the operator" if own else "the plan",
         "mode": "shadow" if rule.shadow else "in force",

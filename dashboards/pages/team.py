@@ -1,6 +1,5 @@
 """Team: members and their roles, and the audit log."""
 
-import json
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +9,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from billing.notices import member_mails
-from core.tenants import audit, invitations, members
+from core.tenants import audit, audit_words, invitations, members
 from core.tenants.models import AuditEntry, Member
 from core.tenants.roles import MEMBER_ROLES, may_grant
 from dashboards.entity_names import names_of
@@ -43,9 +42,9 @@ CHANGES = [
     Column("actor", "Actor"),
     Column("action", "Action"),
     Column("target", "Target"),
-    Column("before", "Before"),
-    Column("after", "After"),
+    Column("change", "Change"),
 ]
+_LONGEST = 160  # characters of what changed
 _TARGET_ID = Column("target_id", "Target id", "code")  # of the file; the page has the name
 
 
@@ -157,21 +156,16 @@ def _new(my_role: str) -> Form:
     return Form(PATH, "Add member", {"act": "add"}, inputs, title="New member")
 
 
-_PLAIN = ("id", "created_at", "digest", "path")  # shown by the row itself, or of no interest
-
-
 def _change_row(each: AuditEntry, names: dict[str, str]) -> dict[str, Any]:
-    before, after = each.before or {}, each.after or {}
-    both = [key for key in before | after if key not in _PLAIN]
-    differs = [key for key in both if before.get(key) != after.get(key)]
+    named = (each.after or each.before or {}).get("name")
+    words = "; ".join(audit_words.changes(each, names))
     return {
         "at": each.at,
         "actor": names.get(each.actor, each.actor),
         "action": each.action,
-        "target": names.get(each.target) or (after or before).get("name") or each.target,
+        "target": names.get(each.target) or named or each.target,
         "target_id": each.target,
-        "before": _brief(before, differs, names),
-        "after": _brief(after, differs, names),
+        "change": words if len(words) <= _LONGEST else f"{words[: _LONGEST - 1]}…",
     }
 
 
@@ -180,18 +174,6 @@ def _ids_in(log: list[AuditEntry]) -> set[str]:
     found = {text for each in log for text in (each.actor, each.target)}
     values = [each for entry in log for each in (entry.before or {}, entry.after or {})]
     return found | {text for each in values for text in each.values() if isinstance(text, str)}
-
-
-def _brief(values: dict[str, Any], keys: list[str], names: dict[str, str]) -> str:
-    """What was said, in words: nothing of what is empty, and names instead of ids."""
-    said = []
-    for key in keys:
-        value = values.get(key)
-        if value not in (None, "", [], {}):
-            words = names.get(value, value) if isinstance(value, str) else json.dumps(value)
-            said.append(f"{key.removesuffix('_id').replace('_', ' ')} {words}")
-    text = ", ".join(said)
-    return text if len(text) <= 120 else text[:119] + "…"
 
 
 def _add(request: Request, form_fields: Fields) -> Response:

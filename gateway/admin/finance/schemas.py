@@ -75,7 +75,10 @@ def query_parameters(groups: dict[str, str], widths: Iterable[str]) -> list[dict
     spellings of several clients."""
     texts = {"type": "array", "items": {"type": "string"}}
     second = {"type": "integer", "minimum": 0}
-    named = [*groups, *_UNUSED_GROUPS]
+    by: list[dict[str, Any]] = [
+        {"type": "string", "enum": [*groups, *_UNUSED_GROUPS]},
+        {"type": "string", "pattern": f"^{PREFIX}.+", "examples": ["label:team"]},
+    ]
     schemas: dict[str, tuple[dict[str, Any], str]] = {
         "start_time": (second, "Unix time in seconds, inclusive."),
         "end_time": (second, "Unix time in seconds, exclusive; now without it."),
@@ -84,11 +87,11 @@ def query_parameters(groups: dict[str, str], widths: Iterable[str]) -> list[dict
             {"type": "string"},
             "An IANA name, such as Asia/Kolkata: buckets of 1d are its days. UTC without it.",
         ),
-        "group_by": (
-            texts,
-            f"One result a group, by any of {', '.join(named)}, and label:<name>, such as label:team.",
+        "group_by": (texts | {"items": {"anyOf": by}}, "One result a group."),
+        "labels": (
+            {"type": "array", "items": {"type": "string", "examples": ["team=search"]}},
+            "Only requests with one of these labels of each name.",
         ),
-        "labels": (texts, "Only requests with one of these labels of each name: team=search."),
         "project_ids": (texts, "Only of these projects."),
         "user_ids": (texts, "Only of keys of these members."),
         "api_key_ids": (texts, "Only of these keys."),

@@ -25,7 +25,9 @@ def sample(parameter: dict[str, Any]) -> Any:
     schema = parameter["schema"]
     kind = schema["type"]
     if kind == "array":
-        return schema["items"].get("enum", ["model"])[:1]
+        items = schema["items"]
+        items = items.get("anyOf", [items])[0]
+        return items.get("enum", items.get("examples", ["model"]))[:1]
     values = {"integer": int(time.time()) - 3600, "boolean": "false", "string": "x"}
     return schema.get("enum", [values[kind]])[0]
 
@@ -44,8 +46,9 @@ def test_every_parameter_that_the_document_lists_is_taken(
         asked = {"start_time": named["start_time"], name: value}
         answer = httpx.get(f"{deployment.url}{path}", params=asked, headers=deployment.headers)
         assert answer.status_code == 200, (name, answer.text)
-    groups = next(each["schema"]["items"]["enum"] for each in listed if each["name"] == "group_by")
-    for group in groups:
+    items = next(each["schema"]["items"] for each in listed if each["name"] == "group_by")
+    named_groups, labels = items["anyOf"]
+    for group in [*named_groups["enum"], *labels["examples"]]:
         asked = {"start_time": named["start_time"], "group_by": group}
         answer = httpx.get(f"{deployment.url}{path}", params=asked, headers=deployment.headers)
         assert answer.status_code == 200, (group, answer.text)
