@@ -17,7 +17,7 @@ from billing.ledger import credits
 from billing.ledger.tables import CreditGrant, CreditUse
 from billing.periods import Span
 from billing.pricing.prices import version_of
-from billing.pricing.pricing import TIERS, Component, Rate
+from billing.pricing.pricing import Component, Rate, tier_of
 from billing.pricing.tables import PriceVersionRow
 from billing.subscriptions.subscriptions import (
     YEAR,
@@ -327,8 +327,8 @@ def _rates(session: Session, usage: dict[str, list[Any]]) -> dict[str, Mapping[C
 
 
 def _tiers(session: Session) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for tier in TIERS:
-        of_tier = select(PriceVersionRow.id).where(PriceVersionRow.model.endswith(f"@{tier}"))
-        found |= dict.fromkeys(session.scalars(of_tier), tier)
-    return found
+    row = PriceVersionRow
+    found = session.execute(select(row.id, row.model).where(row.model.contains("@")))
+    return {
+        version: tier for version, model in found if (tier := tier_of(model)) and tier != "cache"
+    }

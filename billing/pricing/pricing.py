@@ -19,6 +19,8 @@ from core.events import Components, UsageEvent, UsageKind
 ANY = "*"
 CACHED = "@cache"  # behind a model's name: the price of its answers from the response cache
 TIERS = ("priority", "flex")  # behind a model's name and `@`: the price of a service tier
+BATCH = "@batch"  # behind a model's name: the price of lines of a batch
+LONG = "@above-"  # and a number: the price of requests whose prompt has more tokens
 PPM = 1_000_000
 MAX_COUNT = (
     10**15
@@ -431,6 +433,30 @@ class PriceBook:
             return None
         return self._pin_suffixed(f"@{tier}", tenant_id, model, at, currency)
 
+    def pin_batch(
+        self, tenant_id: str, model: str, at: datetime, currency: str
+    ) -> PriceVersion | None:
+        """The version for lines of a batch; None where they cost what other requests cost."""
+        return self._pin_suffixed(BATCH, tenant_id, model, at, currency)
+
+    def pin_long(
+        self, tenant_id: str, model: str, prompt_tokens: int, at: datetime, currency: str
+    ) -> PriceVersion | None:
+        """The version for prompts of more tokens than the largest bound that this one exceeds; None
+        where it exceeds none."""
+        for bound in self._bounds:
+            if prompt_tokens > bound:
+                found = self._pin_suffixed(f"{LONG}{bound}", tenant_id, model, at, currency)
+                if found is not None:
+                    return found
+        return None
+
+    @cached_property
+    def _bounds(self) -> tuple[int, ...]:
+        """Of all models, largest first."""
+        ends = {version.model.partition(LONG)[2] for version in self.versions}
+        return tuple(sorted((int(end) for end in ends if end.isdecimal()), reverse=True))
+
     def _pin_suffixed(
         self, suffix: str, tenant_id: str, model: str, at: datetime, currency: str
     ) -> PriceVersion | None:
@@ -456,6 +482,13 @@ class PriceBook:
             except NotFound:
                 continue
         return None
+
+
+def tier_of(model: str) -> str:
+    """What follows `@` in the name of a price that holds for some requests alone; "" in others."""
+    _, at, tier = model.rpartition("@")
+    known = f"@{tier}" in (CACHED, BATCH) or tier in TIERS or f"@{tier}".startswith(LONG)
+    return tier if at and known else ""
 
 
 def in_force(start: datetime | None, end: datetime | None, at: datetime) -> bool:

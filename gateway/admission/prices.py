@@ -23,6 +23,7 @@ from core.clock import Clock
 from core.database import Database
 from core.errors import DependencyDown
 from core.events import UsageEvent
+from core.tenants.plans import BATCH_PRIORITY
 from gateway.admission.request import AdmissionRequest, MoneyLimit
 from gateway.edge.threads import Work, run_as
 
@@ -95,6 +96,8 @@ class PriceList:
                 request.tenant_id, request.model, request.tier, at, request.currency
             )
         if price is None:
+            price = self._pin_some(request, at)
+        if price is None:
             price = self._book.pin(
                 request.tenant_id, request.model, request.adapter, at, request.currency
             )
@@ -108,6 +111,14 @@ class PriceList:
         if given is not None:
             given = ",".join(label for label in given.split(",") if label in known) or None
         return (request.tenant_id, request.project_id, request.key_id, given)
+
+    def _pin_some(self, request: AdmissionRequest, at: datetime) -> PriceVersion | None:
+        """The price of a long prompt, else of a line of a batch, where there is one."""
+        owner = (request.tenant_id, request.model)
+        found = self._book.pin_long(*owner, request.prompt_tokens, at, request.currency)
+        if found is None and request.tier is None and request.plan.priority == BATCH_PRIORITY:
+            found = self._book.pin_batch(*owner, at, request.currency)
+        return found
 
     def cached_price(self, request: AdmissionRequest, at: datetime) -> PriceVersion:
         """The price of an answer from the response cache."""

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 
 from billing.exports.focus.tier_parts import Point
 from billing.exports.focus.units import BLOCK, METERS
-from billing.pricing.pricing import CACHED, PPM, TIERS, Component, PriceVersion
+from billing.pricing.pricing import PPM, Component, PriceVersion, tier_of
 from billing.subscriptions.tables import AddOn, Plan
 from core.money import PICO, round_half_away
 
-_SERVICE_TIERS = {CACHED: "cache", **{f"@{name}": name for name in TIERS}}
 _TERMS = {"month": "Months", "year": "Years"}
 Details = tuple[tuple[str, str | bool], ...]
 
@@ -51,9 +50,8 @@ def of_usage(
     meter = METERS[component]
     name = f"{model}:{adapter}" if adapter else model
     tail = point.name
-    for suffix, shown in _SERVICE_TIERS.items():
-        if version is not None and version.model.endswith(suffix):
-            tail = f"{shown}/{point.name}"
+    if version is not None and (tier := tier_of(version.model)):
+        tail = f"{tier}/{point.name}"
     block = point.package if point.package > 1 else meter.block(component)
     unit = meter.unit if block == 1 else f"{block} {meter.unit}"
     if not point.counted:

@@ -20,6 +20,7 @@ from core.money import decimal_of
 from gateway.admin.console import ACTOR, CommandContext, command_context, tenant_id_of, text_of
 from gateway.admin.engines.prices import add_engine_prices
 from gateway.admin.output import add_json, say, show
+from gateway.admin.prices.lists import add_price_lists
 from gateway.edge.decoding import parse_datetime
 
 
@@ -71,7 +72,7 @@ def _list_rates(arguments: argparse.Namespace) -> int:
     return 0
 
 
-HELP = "set, list, compare and try prices; re-rate past usage"
+HELP = "set, list, import, compare and try prices; re-rate past usage"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -115,6 +116,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     rerate.set_defaults(run=_rerate)
     add_engine_prices(verbs)
+    add_price_lists(verbs)
     add_exchange_rates(verbs)
     for each in (save, trial, listing, compare, rerate):
         add_json(each)
