@@ -27,12 +27,17 @@ COUNTS = (
         "images",
         "characters",
     ),
+    *("cache_write_5m_tokens", "cache_write_1h_tokens", "audio_input_tokens"),
+    *("image_input_tokens", "reasoning_tokens", "audio_output_tokens", "image_output_tokens"),
+    *("searches", "tool_calls"),
 )
 AMOUNTS = tuple(
     f"{name}amount"
     for name in (
         *("input_", "cached_", "output_", "waived_", "request_", "adapter_", "gpu_"),
-        *("moderation_", "audio_", "image_", "character_", ""),
+        *("moderation_", "audio_", "image_", "character_"),
+        *("cache_write_5m_", "cache_write_1h_", "audio_input_", "image_input_", "reasoning_"),
+        *("audio_output_", "image_output_", "search_", "tool_call_", ""),
     )
 )
 REQUESTS = "sum(if(e.kind in ('gpu_seconds', 'moderation') or e.status >= 500, 0, e.quantity))"
@@ -107,7 +112,7 @@ def test_days_begin_where_clickhouse_s_do(
 
 
 def test_sums_by_bucket_come_from_whole_hours() -> None:
-    values = (1_767_312_000, "demo", True, "USD", *range(23))
+    values = (1_767_312_000, "demo", True, "USD", *range(len(COUNTS) + len(AMOUNTS)))
     client = Recorded({"select intDiv": [values]})
     wanted = replace(WANTED, tenant_id="acme")
     matching = (("member_id", ("", "x")), ("model", ("demo",)))
