@@ -54,6 +54,25 @@ def read(module: str, source: str) -> Iterator[Import]:
     yield from _below(ast.parse(source), module, lazy=False)
 
 
+def dotted(node: ast.expr) -> str:
+    """Such as `importlib.import_module`; what is neither a name nor an attribute is `()`."""
+    parts = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    parts.append(node.id if isinstance(node, ast.Name) else "()")
+    return ".".join(reversed(parts))
+
+
+def functions_in(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    """Every function, nested ones and methods too. Expressions, which hold none, are not walked."""
+    for child in ast.iter_child_nodes(tree):
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield child
+        if isinstance(child, ast.stmt | ast.ExceptHandler | ast.match_case):
+            yield from functions_in(child)
+
+
 def reachable(entries: list[str]) -> set[str]:
     """Our modules that are loaded when the entries are imported."""
     seen: set[str] = set()
@@ -86,7 +105,7 @@ def _names(node: ast.AST, module: str, *, lazy: bool) -> Iterator[Import]:
         assert node.level == 0 and node.module, f"{module}:{node.lineno}: a relative import"
         for alias in node.names:
             yield Import(module, node.lineno, f"{node.module}.{alias.name}", lazy)
-    elif isinstance(node, ast.Call) and ast.unparse(node.func) in _LOADERS and node.args:
+    elif isinstance(node, ast.Call) and dotted(node.func) in _LOADERS and node.args:
         given = node.args[0]
         if isinstance(given, ast.Constant) and isinstance(given.value, str):
             yield Import(module, node.lineno, given.value, lazy)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.rules.imports import PACKAGES, ROOT, imports_of, modules
+from tests.rules.imports import PACKAGES, ROOT, functions_in, imports_of, modules
 
 MOST_PARAMETERS = 6
 # Functions with more parameters than that, outside kernels. The numbers only fall.
@@ -54,11 +54,10 @@ def test_no_private_name_crosses_folders() -> None:
 
 def functions(source: str) -> Iterator[tuple[str, int]]:
     """Name and number of parameters, keyword-only ones too, without self."""
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            names = [each.arg for each in node.args.posonlyargs + node.args.args]
-            own = names[:1] in (["self"], ["cls"])
-            yield node.name, len(names) + len(node.args.kwonlyargs) - own
+    for node in functions_in(ast.parse(source)):
+        names = [each.arg for each in node.args.posonlyargs + node.args.args]
+        own = names[:1] in (["self"], ["cls"])
+        yield node.name, len(names) + len(node.args.kwonlyargs) - own
 
 
 @pytest.mark.parametrize("package", PACKAGES)
