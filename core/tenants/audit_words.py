@@ -5,18 +5,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from core.tenants.models import AuditEntry
+from core.tenants.plans import limit_in_words
 
 _UNTOLD = ("id", "created_at", "last_used_at", "digest", "path")
-_PERIODS = {60: "a minute", 3_600: "an hour", 86_400: "a day"}
 _LIMIT = ("unit", "limit", "period_s")
-
-
-def limit_in_words(unit: str, limit: int, period_s: int) -> str:
-    """`256 at once`, `3,000 requests a minute`."""
-    if unit == "concurrent":
-        return f"{limit:,} at once"
-    period = _PERIODS.get(period_s, f"in {period_s} s")
-    return f"{limit:,} {unit.replace('_', ' ')} {period}"
 
 
 def changes(entry: AuditEntry, names: Mapping[str, str] | None = None) -> list[str]:

@@ -51,6 +51,7 @@ class LimitRule:
         return (self.scope, self.unit, period, self.target)
 
 
+_PERIODS = {1: "a second", MINUTE: "a minute", HOUR: "an hour", DAY: "a day"}
 _OF_OUTPUT = (Unit.OUTPUT_TOKENS, Unit.TOTAL_TOKENS)
 
 
@@ -81,6 +82,15 @@ class Plan:
         object.__setattr__(self, "least_output_limit", least)
         object.__setattr__(self, "key_overshoot", min(shared, default=None))
         object.__setattr__(self, "by_label", any(r.scope is Scope.LABEL for r in self.rules))
+
+
+def limit_in_words(unit: str, limit: int, period_s: int) -> str:
+    """`256 at once`, `3,000 requests a minute`."""
+    if unit == "concurrent":
+        return f"{limit:,} at once"
+    period = _PERIODS.get(period_s, f"in {period_s} s")
+    words = unit.replace("_", " ")
+    return f"{limit:,} {words.removesuffix('s') if limit == 1 else words} {period}"
 
 
 def _rates(requests: int, tokens: int, concurrent: int) -> tuple[LimitRule, ...]:

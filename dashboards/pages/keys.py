@@ -36,6 +36,7 @@ COLUMNS = [
     Column("models", "Models"),
     Column("routing", "Routing", about="Fallback chains and canaries of the key itself."),
     Column("state", "State", "badge"),
+    Column("until", "Works until", "moment"),
     Column("created", "Created", "moment"),
     Column("used", "Last used", "moment"),
 ]
@@ -54,15 +55,16 @@ def page_of(request: Request) -> Response:
             if not of_ended_page(key, now)
         ]
     columns = [*COLUMNS, Column("acts", "Change", "acts")] if can_edit else COLUMNS
-    empty = "No keys yet. Create one above; it works with any OpenAI or Anthropic SDK."
+    empty = "No keys yet. Create one below; it works with any OpenAI or Anthropic SDK."
     table = Table("Keys of this organisation", columns, rows, totals=False, empty=empty)
     if wants_csv(request):
         return table.csv("keys")
     page_data = PageData(
         "Keys",
         "A key is shown once, when it is created. Only its hash is stored.",
+        links=[(f"{PATH}#new-key", "Create key")] if can_edit else [],
+        tables=[table],
         forms=[_new(projects, deps.backend.base_models())] if can_edit else [],
-        after=[table],
     )
     return show(request, page_data)
 
@@ -81,6 +83,7 @@ def _row(key: ApiKey, projects: dict[str, str], now: datetime, can_edit: bool) -
         "models": keys.models_of(key),
         "routing": key_routing.written(key.routing or {}),
         "state": state,
+        "until": min((at for at in (key.expires_at, key.revoked_at) if at), default=None),
         "created": key.created_at,
         "used": key.last_used_at,
         "acts": _acts(key, state) if can_edit else [],
@@ -125,7 +128,7 @@ def _new(projects: list[Project], served: Sequence[str]) -> Form:
             hint="Percent of a model's conversations for others, such as small=large:5.",
         ),
     ]
-    return Form(PATH, "Create key", {"act": "create"}, inputs)
+    return Form(PATH, "Create key", {"act": "create"}, inputs, title="New key")
 
 
 def _create(request: Request, form_fields: Fields) -> Response:

@@ -17,9 +17,8 @@ from core import storage
 from core.errors import BadRequest, NotFound
 from core.money import Money, units_of
 from core.tenants import audit, keys, limits, organisations, rejections
-from core.tenants.audit_words import limit_in_words
 from core.tenants.models import Tenant
-from core.tenants.plans import LimitRule, Scope, Unit
+from core.tenants.plans import LimitRule, Scope, Unit, limit_in_words
 from core.tenants.scope import TenantScope
 from dashboards import charts
 from dashboards.backend import LimitUsage

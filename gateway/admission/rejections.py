@@ -6,13 +6,16 @@ A crash loses the counts since the last write. They are shown to people; nothing
 
 import asyncio
 import logging
+import math
 from collections import defaultdict
+from urllib.parse import unquote
 
 from core import metrics
 from core.clock import Clock
 from core.counters import BucketState, Denial
 from core.database import Database
 from core.errors import EngineLost, InsufficientQuota, RateLimited, TollhouseError, Unavailable
+from core.tenants.plans import limit_in_words
 from core.tenants.rejections import RejectionCount, add
 from gateway.edge.threads import Work, run_as
 
@@ -83,10 +86,10 @@ def over_limit_error(denial: Denial, expected_wait_s: float) -> OverLimit:
     waits = [(s.wait_ms or 0) / 1000 for s in denial.buckets if s.key in denial.keys]
     wait = max([*waits, expected_wait_s if slots else 0.0])
     error = OverLimit(
-        f"Limit reached: {', '.join(map(_in_words, denial.keys))}.",
+        f"{_sentence(denial)}.",
         next_step="Wait until a running request ends."
         if slots
-        else "Retry after the time in the retry-after header.",
+        else f"Retry in {math.ceil(wait)} s.",
         retry_after_s=wait,
     )
     error.reason = _limit_names(denial.keys[:1])
@@ -146,6 +149,29 @@ class RejectionCounter:
 
 def _limit_names(keys: tuple[str, ...]) -> str:
     return ", ".join(key.rpartition(":")[0] for key in keys)
+
+
+def _sentence(denial: Denial) -> str:
+    """`This key may send 3 requests a minute`, of each limit that refused, joined."""
+    capacities = {state.key: state.capacity for state in denial.buckets}
+    said = [_permission(key, capacities.get(key)) for key in denial.keys]
+    text = ", and ".join(said)
+    return f"{text[:1].upper()}{text[1:]}"
+
+
+def _permission(key: str, capacity: int | None) -> str:
+    name, _, owner = key.rpartition(":")
+    level, _, rest = name.partition(":")
+    unit, _, period_s = rest.partition(":")
+    who = f"the label {unquote(owner)}" if level == "label" else _WHO.get(level, f"this {level}")
+    to_it = " to this model" if level == "model" else ""
+    if capacity is None:
+        return f"{who} has as many requests running{to_it} as it may ({name})"
+    verb = "send" if unit == "requests" else "use"
+    return f"{who} may {verb} {limit_in_words(unit, capacity, int(period_s))}{to_it}"
+
+
+_WHO = {"tenant": "this organisation", "model": "this organisation"}
 
 
 def _in_words(key: str) -> str:

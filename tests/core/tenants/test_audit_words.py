@@ -10,8 +10,9 @@ from core.clock import FakeClock
 from core.database import Database
 from core.tenants import audit
 from core.tenants.audit import AuditFilter
-from core.tenants.audit_words import changes, limit_in_words
+from core.tenants.audit_words import changes
 from core.tenants.models import AuditEntry
+from core.tenants.plans import limit_in_words
 from core.tenants.scope import scope_of_operator
 
 LIMIT = {"scope": "key", "unit": "requests", "period_s": 60, "target": "key_1", "shadow": False}
@@ -46,7 +47,7 @@ def test_what_differs_is_said(
 def test_limits_in_words() -> None:
     assert limit_in_words("concurrent", 256, 0) == "256 at once"
     assert limit_in_words("total_tokens", 3_000_000, 86_400) == "3,000,000 total tokens a day"
-    assert limit_in_words("requests", 1, 3_600) == "1 requests an hour"
+    assert limit_in_words("requests", 1, 3_600) == "1 request an hour"
 
 
 def test_entries_by_person_object_act_and_time(sqlite_database: Database) -> None:

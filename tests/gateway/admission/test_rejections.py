@@ -38,10 +38,10 @@ def test_the_longest_wait_of_the_limits_that_refused_is_told() -> None:
     error = over_limit_error(denial(REQUESTS.key, TOKENS.key), 5.0)
     assert (error.retry_after_s, error.status) == (40.5, 429)
     assert error.message == (
-        "Limit reached: the key's requests per minute (key:requests:60), "
-        "the organisation's total tokens per minute (tenant:total_tokens:60)."
+        "This key may send 5 requests a minute, and this organisation may use 900 total tokens a "
+        "minute."
     )
-    assert error.next_step == "Retry after the time in the retry-after header."
+    assert error.next_step == "Retry in 41 s."
     assert (error.reason, error.buckets) == ("key:requests:60", (REQUESTS, TOKENS, FREE))
 
 
@@ -49,9 +49,19 @@ def test_a_slot_has_no_exact_wait() -> None:
     error = over_limit_error(denial(SLOT), 5.0)
     assert (error.retry_after_s, error.reason) == (5.0, "key:concurrent")
     assert error.next_step == "Wait until a running request ends."
-    assert error.message == "Limit reached: the key's concurrent requests (key:concurrent)."
+    assert error.message == "This key has as many requests running as it may (key:concurrent)."
     both = over_limit_error(denial(SLOT, REQUESTS.key), 5.0)
     assert both.retry_after_s == 12.0
+
+
+def test_the_limit_of_a_label_or_a_model_names_it() -> None:
+    label = BucketState("label:requests:3600:team=a%3Ab", 1, 3_600_000, 0, 1, 1_500)
+    model = BucketState("model:input_tokens:86400:tiny", 2_000, 86_400_000, 0, 1, 1_500)
+    found = Denial((label, model), (), (label.key, model.key))
+    assert str(over_limit_error(found, 0.0)) == (
+        "The label team=a:b may send 1 request an hour, and this organisation may use 2,000 input "
+        "tokens a day to this model. Retry in 2 s."
+    )
 
 
 def test_a_request_larger_than_a_whole_limit_is_told_its_size() -> None:

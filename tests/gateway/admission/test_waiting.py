@@ -151,7 +151,7 @@ async def test_a_queued_request_is_told_what_held_it_back() -> None:
     with pytest.raises(RateLimited) as refused:
         await queues.wait(with_plan(queue_wait_s=0.02), Turns(DENIED))  # type: ignore[arg-type]
     error = refused.value
-    assert error.message == "Limit reached: the key's requests per minute (key:requests:60)."
+    assert error.message == "This key may send 5 requests a minute."
     assert (error.reason, error.retry_after_s) == ("queue_timeout", 12.0)  # type: ignore[attr-defined]
     assert metrics.limit_queue._value.get() == waiting
 
