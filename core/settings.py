@@ -115,6 +115,13 @@ class Settings(BaseSettings):
         description="A local engine computes each request with the same bits whatever else is in the "
         "batch, on a CPU.",
     )
+    tp: int = Field(
+        1,
+        ge=1,
+        le=32,
+        description="Ranks of a local engine, processes that each have a part of every layer (tensor "
+        "parallelism); on a CPU.",
+    )
     draft_model: str = Field(
         "",
         description="Smaller model of the same tokenizer, named as in TOLLHOUSE_MODEL, whose guesses a "

@@ -27,6 +27,9 @@ class EngineConfig:
     device: str = "auto"  # auto, cpu, cuda or cuda:N
     threads: int | None = None  # CPU threads; None: one per physical core
 
+    tp: int = 1  # ranks, each with a part of every layer (tensor parallelism); on a CPU
+    compare_ranks: bool = False  # whether ranks compare their residual streams in each step
+
     block_size: int = 16  # tokens in a block of KV
     num_blocks: int | None = None  # blocks in the pool; overrides kv_memory_bytes
     kv_memory_bytes: int | None = None  # size of the pool; None: a share of the free memory

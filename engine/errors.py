@@ -40,6 +40,11 @@ class IntegrityError(EngineError):
         super().__init__("integrity", message)
 
 
+class RankError(IntegrityError):
+    """The ranks of a group no longer compute one model together; the message names the one at fault. The
+    engine stops, and with it all ranks."""
+
+
 class ConnectionLost(EngineError):
     """The engine stopped answering. Its receipts count the tokens that it delivered. `begun`: it had
     begun with this request, or was reading this adapter, which may be the cause."""

@@ -13,11 +13,13 @@ import torch
 
 from engine.adapters.files import AdapterWeights
 from engine.adapters.reader import AdapterReader
+from engine.adapters.sharded import part_of_adapter
 from engine.batch import AdapterHandle
 from engine.config import EngineConfig
 from engine.errors import AdapterError, IntegrityError
 from engine.model_spec import ModelSpec
 from engine.models.base_weights import BaseWeights
+from engine.models.shares import Shard
 from engine.protocol import AdapterState
 
 HostCopy = TypeVar("HostCopy")
@@ -26,11 +28,23 @@ HostCopy = TypeVar("HostCopy")
 class AdapterMemory(ABC, Generic[HostCopy]):
     """`register` and `drop` may be called from a loader thread while steps run."""
 
-    def __init__(self, config: EngineConfig, spec: ModelSpec, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        spec: ModelSpec,
+        dtype: torch.dtype,
+        shard: Shard | None = None,
+    ) -> None:
+        """`shard`: the part of the model that this rank has, whose shape is `spec`."""
         self._spec = spec
+        self._shard = shard
         self._dtype = dtype
         self._enabled = config.enable_lora
-        self._reader = AdapterReader(BaseWeights(config.model, spec), dtype, config.max_lora_rank)
+        self._reader = AdapterReader(
+            BaseWeights(config.model, spec if shard is None else shard.whole),
+            dtype,
+            config.max_lora_rank,
+        )
         self._copies: dict[str, HostCopy] = {}
         self._blocks_needed: dict[str, int] = {}  # by digest, like `_copies`
         self._loaded: list[AdapterHandle | None] = [None] * config.max_adapter_slots
@@ -48,6 +62,8 @@ class AdapterMemory(ABC, Generic[HostCopy]):
 
     def keep(self, weights: AdapterWeights) -> None:
         """Stores a host copy of an adapter that is already read."""
+        if self._shard is not None:
+            weights = part_of_adapter(weights, self._shard)
         copy, self._blocks_needed[weights.digest] = self._prepare(weights)
         self._copies[weights.digest] = copy
 

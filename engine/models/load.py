@@ -9,6 +9,8 @@ from pathlib import Path
 import torch
 
 from engine.backends.compiled import linear as dense
+from engine.backends.compiled.group import Group
+from engine.backends.compiled.linear import DTYPES
 from engine.backends.layers.linear import multiplies_bfloat16
 from engine.config import EngineConfig
 from engine.errors import ConfigError
@@ -16,6 +18,9 @@ from engine.model_spec import ModelSpec, Sight
 from engine.models.checkpoint import model_path, open_checkpoint
 from engine.models.decoder import Decoder
 from engine.models.registry import model_spec
+from engine.models.shard_norms import sum_row_norms
+from engine.models.sharded_source import ShardedSource
+from engine.models.shares import Shard, check_groups, shards
 from engine.models.usual_names import usual_names
 from engine.models.weights import TensorSource, Weights
 
@@ -24,21 +29,26 @@ from engine.models.weights import TensorSource, Weights
 class LoadedModel:
     name: str
     digest: str  # of the configuration and the weights
-    spec: ModelSpec
+    spec: ModelSpec  # of a rank: its part, with the vocabulary of all
     native_context: int  # the checkpoint's context length; `spec.context` is the served one
     dtype: torch.dtype
     device: torch.device
     decoder: Decoder
     bytes: int  # of the weights as they are served
     path: Path | None = None  # of the checkpoint
+    shard: Shard | None = None  # of several ranks
+    group: Group | None = None
 
 
 def load_model(
-    config: EngineConfig, check: Callable[[ModelSpec, Path], None] | None = None
+    config: EngineConfig,
+    check: Callable[[ModelSpec, Path], None] | None = None,
+    group: Group | None = None,
 ) -> LoadedModel:
     """Raises CheckpointError naming the file at fault, ConfigError for a wrong setting.
 
-    `check` sees the model's shape and path before its weights are read.
+    `check` sees the model's shape and path before its weights are read. `group`: of the ranks that have a
+    part each; only this rank's is read.
     """
     path = model_path(config.model)
     checkpoint = open_checkpoint(path)
@@ -55,22 +65,45 @@ def load_model(
         _check_quantization(config.quantization, source)
         if config.batch_invariant:
             refuse_by_row(spec, dtype, device)
-        read = usual_names(source, spec)
+        read, shard, own = usual_names(source, spec), None, spec
+        if group is not None:
+            shard = _shard(config, spec, group, dtype, device)
+            read, own = ShardedSource(read, shard), replace(shard.spec, vocab=len(shard.vocab))
         with closing(
             Weights(read, dtype, device, config.quantization, config.batch_invariant)
         ) as weights:
-            decoder = Decoder(spec, weights)
+            decoder = Decoder(own, weights)
+        if shard is not None and group is not None:
+            sum_row_norms(decoder, shard, group)
     return LoadedModel(
         name=config.model,
         digest=_served_digest(checkpoint.digest, config.quantization, spec),
-        spec=spec,
+        spec=spec if shard is None else shard.spec,
         native_context=native,
         dtype=dtype,
         device=device,
         decoder=decoder,
         bytes=weights.bytes,
         path=path,
+        shard=shard,
+        group=group,
     )
+
+
+def _shard(
+    config: EngineConfig, spec: ModelSpec, group: Group, dtype: torch.dtype, device: torch.device
+) -> Shard:
+    """This rank's part. Raises ConfigError for what ranks do not serve."""
+    if device.type != "cpu":
+        raise ConfigError(f"tp is {group.size}, which is served on CPUs only: set device to cpu")
+    if dtype not in DTYPES:
+        raise ConfigError(
+            f"tp is {group.size}: dtype {dtype} is not served, use float32 or bfloat16"
+        )
+    shard = shards(spec, group.size)[group.rank]
+    if config.quantization in ("int8", "int4"):
+        check_groups(shard, config.quantization)
+    return shard
 
 
 def _checked_sight(config: EngineConfig, spec: ModelSpec) -> Sight:

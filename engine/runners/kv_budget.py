@@ -4,9 +4,10 @@ from pathlib import Path
 
 import torch
 
+from engine.backends.compiled.group import Group
 from engine.backends.layers.kv import block_bytes
 from engine.config import EngineConfig
-from engine.errors import ConfigError
+from engine.errors import ConfigError, RankError
 from engine.model_spec import ModelSpec
 
 _CPU_SHARE = 0.4  # of the memory that is free after the weights are loaded
@@ -20,11 +21,13 @@ def decide_blocks(
     device: torch.device,
     reserved: int = 0,
     layers: int | None = None,
+    ranks: int = 1,
 ) -> int:
     """`num_blocks` if set, else as many as fit into `kv_memory_bytes`, else as many as fit into a
     share of the free memory without the `reserved` bytes, at most twice what all running sequences
-    can fill. A block takes the memory of so many `layers`; None: of those that it has. Raises
-    ConfigError when fewer than two blocks fit."""
+    can fill. A block takes the memory of so many `layers`; None: of those that it has. There are so
+    many `ranks`, which share the device's free memory. Raises ConfigError when fewer than two blocks
+    fit."""
     each = block_bytes(spec, config.block_size, dtype, config.kv_dtype, layers)
     if config.num_blocks is not None:
         return config.num_blocks
@@ -32,7 +35,7 @@ def decide_blocks(
         blocks = config.kv_memory_bytes // each
         setting = f"kv_memory_bytes is {config.kv_memory_bytes}"
     else:
-        free = max(0, free_bytes(device) - reserved)
+        free = max(0, free_bytes(device) - reserved) // ranks
         useful = 2 * config.max_running * -(-spec.context // config.block_size)
         blocks = min(
             int(free * (_CPU_SHARE if device.type == "cpu" else _GPU_SHARE)) // each, useful
@@ -43,6 +46,20 @@ def decide_blocks(
             f"{setting}: 2 blocks of {config.block_size} tokens take {2 * each} bytes"
         )
     return blocks
+
+
+def agreed_blocks(group: Group, digest: str, blocks: int) -> int:
+    """As many as every rank has memory for. Raises RankError where a rank has another checkpoint."""
+    found = group.exchange((digest, blocks))
+    for rank, (other, _) in enumerate(found):
+        if other != found[0][0]:
+            why = (
+                f"rank {rank} has checkpoint {other[:12]}, rank 0 has {found[0][0][:12]}: give all ranks "
+                "the same files and settings"
+            )
+            group.end(why)
+            raise RankError(why)
+    return min(int(each) for _, each in found)
 
 
 def free_bytes(device: torch.device) -> int:

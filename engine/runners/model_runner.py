@@ -21,7 +21,7 @@ from engine.decoding.sampling import Choose, Sampler
 from engine.models.load import LoadedModel
 from engine.models.tokenizer_file import tokenizer_digest, tokenizer_json
 from engine.protocol import AdapterState, EngineInfo, Grammar
-from engine.runners.kv_budget import decide_blocks
+from engine.runners.kv_budget import agreed_blocks, decide_blocks
 
 
 class ModelRunner:
@@ -42,12 +42,15 @@ class ModelRunner:
         from logits, in place of torch's operations. Nothing that the runner holds may hold the runner, so
         that its memory is free as soon as nobody else does."""
         spec, dtype, device = model.spec, model.dtype, model.device
-        shape = windowed_layers(spec, 1, self.in_pages)
+        shape = None if model.group is not None else windowed_layers(spec, 1, self.in_pages)
         layers = None if shape is None else shape.memory
-        blocks = decide_blocks(config, spec, dtype, device, reserved, layers)
+        ranks = 1 if model.group is None else model.group.size
+        blocks = decide_blocks(config, spec, dtype, device, reserved, layers, ranks)
+        if model.group is not None:
+            blocks = agreed_blocks(model.group, model.digest, blocks)
         self._model = model
         self.sight = spec.sight
-        self.windowed = windowed_layers(spec, blocks, self.in_pages)
+        self.windowed = None if shape is None else windowed_layers(spec, blocks, self.in_pages)
         self.pool = make_pool(config, spec, blocks, dtype, device, self.windowed)
         self.block_bytes, self.bare_bytes = self.pool.block_bytes, self.pool.bare_bytes
         self.work = model_work(spec, model.bytes, self.block_bytes / config.block_size)

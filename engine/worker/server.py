@@ -18,7 +18,7 @@ import zmq
 
 from engine.batch import Runner
 from engine.config import EngineConfig
-from engine.errors import AdapterError, EngineError, IntegrityError, RequestError
+from engine.errors import AdapterError, EngineError, IntegrityError, RankError, RequestError
 from engine.extras import imports_of
 from engine.loop import Engine
 from engine.protocol import AdapterState, GenerateRequest, Refusal, StepOutput
@@ -97,6 +97,11 @@ class Server:
                 self.turn()
                 if not alive() and self._stop_by is None:
                     self.stop(0.0)
+        except RankError as error:  # which has been logged, where a rank ended
+            log.error("the engine stops: %s", error.message)
+            self.engine.abandon(f"the engine stopped: {error.message}")
+            self._send_outputs()
+            raise
         except Exception as error:
             log.exception("the engine stops: its state or its device is no longer reliable")
             self.engine.abandon(f"the engine stopped: {error}")
@@ -384,7 +389,10 @@ def make_runner(config: EngineConfig, fake: bool) -> Runner:
         return FakeRunner(config)
     with imports_of("engine", "The engine"), uncollected():
         loading = importlib.import_module("engine.runners.cpu.runner")
-    runner: Runner = loading.load_runner(config)
+        starting = importlib.import_module("engine.parallel.start") if config.tp > 1 else None
+    runner: Runner = (
+        loading.load_runner(config) if starting is None else starting.start_ranks(config)
+    )
     return runner
 
 
@@ -397,7 +405,24 @@ def serve(
 ) -> None:
     """Load the model and serve until SIGTERM or SIGINT. Prints one JSON line when ready."""
     parent = os.getppid()
-    server = Server(config, make_runner(config, fake))
+    if config.tp > 1:  # while they load, an end of this process ends them in order
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    runner = make_runner(config, fake)
+    ranks: Any = runner if config.tp > 1 and not fake else None
+
+    def alive() -> bool:
+        if ranks is not None:
+            ranks.check()  # a rank that ends while nothing runs stops the engine too
+        return not exit_with_parent or os.getppid() == parent
+
+    try:
+        _run(Server(config, runner), alive, report_alive)
+    finally:
+        if ranks is not None:
+            ranks.close()
+
+
+def _run(server: Server, alive: Callable[[], bool], report_alive: bool) -> None:
     signal.signal(signal.SIGTERM, lambda *_: server.stop())
     signal.signal(signal.SIGINT, lambda *_: server.stop(0.0))
     info = server.engine.info
@@ -410,9 +435,9 @@ def serve(
     }
     sys.stdout.write(json.dumps(ready) + "\n")
     sys.stdout.flush()
-    watchdog = Watchdog(lambda: server.last_turn, config.stall_s, report=report_alive)
+    watchdog = Watchdog(lambda: server.last_turn, server.config.stall_s, report=report_alive)
     try:
-        server.run(alive=lambda: not exit_with_parent or os.getppid() == parent)
+        server.run(alive)
     finally:
         watchdog.close()
 

@@ -35,6 +35,7 @@ class EngineOptions:
     kv_sinks: int = 4
     kv_heavy: int = 0
     batch_invariant: bool = False
+    tp: int = 1
     draft_model: Path | None = None
     draft_heads: str = "auto"
     kv_memory_mb: int = 0  # MiB; 0: the engine decides
@@ -53,6 +54,8 @@ class EngineOptions:
             arguments += ["--kv-heavy", str(self.kv_heavy)]
         if self.batch_invariant:
             arguments.append("--batch-invariant")
+        if self.tp > 1:
+            arguments += ["--tp", str(self.tp)]
         if self.draft_model is not None:
             arguments += ["--draft-model", str(self.draft_model)]
         if self.draft_heads != "auto":

@@ -64,6 +64,7 @@ class LocalEngines:
                     kv_sinks=settings.kv_sinks,
                     kv_heavy=settings.kv_heavy,
                     batch_invariant=settings.batch_invariant,
+                    tp=settings.tp,
                     draft_model=draft,
                     draft_heads=settings.draft_heads,
                     kv_memory_mb=settings.kv_memory_mb,

@@ -199,5 +199,18 @@ def gather_kv(
 ) -> None:
     """The floats of `count` rows of the pool. `rows`: the address of int64."""
 
+def sum_ranks(peers: int, x: int, count: int, bf16: bool, /) -> bool:
+    """x becomes the sum of all ranks' x. `peers`: the address of what `group.Group` has. Whether all
+    ranks came."""
+
+def meet_ranks(peers: int, x: int, bytes: int, /) -> bool:
+    """Gives the other ranks these bytes, and waits for theirs. Whether all ranks came."""
+
+def post(posted: int, count: int, /) -> None:
+    """Sets a count, with the number of those asleep behind it, that others wait for."""
+
+def await_post(posted: int, least: int, over: int, spin_ns: int, patience_ns: int, /) -> int:
+    """0: the count is `least`; 1: the time is over; 2: the number at `over` is not 0."""
+
 def instructions(name: str | None = None, /) -> str:
     """Which instructions are used; `name` (as in `levels` of kernel.c) chooses them."""

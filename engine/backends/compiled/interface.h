@@ -217,6 +217,7 @@ static PyObject *greatest(PyObject *Py_UNUSED(module), PyObject *args) {
 #include "adapters.h"
 #include "codes_interface.h"
 #include "experts.h"
+#include "peers.h"
 #include "layers.h"
 
 PyDoc_STRVAR(instructions_doc, "instructions(name=None, /) -> str\n--\n\n"
@@ -244,6 +245,10 @@ static PyMethodDef methods[] = {{"product", product, METH_VARARGS, product_doc},
                                 {"greatest", greatest, METH_VARARGS, greatest_doc},
                                 {"store_kv", store_kv, METH_VARARGS, store_kv_doc},
                                 {"gather_kv", gather_kv, METH_VARARGS, gather_kv_doc},
+                                {"sum_ranks", sum_ranks, METH_VARARGS, sum_ranks_doc},
+                                {"meet_ranks", meet_ranks, METH_VARARGS, meet_ranks_doc},
+                                {"post", post, METH_VARARGS, post_doc},
+                                {"await_post", await_post, METH_VARARGS, await_post_doc},
                                 {"instructions", instructions, METH_VARARGS, instructions_doc},
                                 {0}};
 // What `linear.py` expects of this module; both change together, so that an older build is not used.

@@ -21,6 +21,7 @@ typedef struct {
     char *widened;        /* memory for the widest rows as floats, where products need these */
     char *coded;          /* and as codes */
     char *mixing;         /* memory for mixtures of experts */
+    Peers *peers;         /* the ranks that compute parts of each layer; NULL: there are no others */
     int32_t layers, rows, hidden, inner;
     int bf16, kind, threads;
     float eps;
@@ -135,6 +136,14 @@ static void announce(const Layers *l, const int64_t *matrix, int64_t width) {
     team->ahead = a;
 }
 
+/* What is added to a product that all ranks have a part of: x, by the first rank alone. */
+static const char *stream_of(const Layers *l) { return l->peers && l->peers->rank ? NULL : l->x; }
+
+/* x becomes the sum over all ranks. Whether that failed. */
+static int sum_stream(const Layers *l) {
+    return l->peers && sum_peers(l->peers, l->x, (int64_t)l->rows * l->hidden, l->bf16);
+}
+
 typedef struct {
     const Layers *layers;
     Attention *tiles;
@@ -176,37 +185,43 @@ static void all_layers(void *given) {
         }
         attend_rows(l, tiles, count, rest);
         announce(l, at[MIXTURE] ? NULL : AT(GATE_UP), l->hidden);
-        multiply_rows(l, (Site){AT(O), q_width, l->hidden, 0, n, OF_O, {0}}, attended, l->x, l->x);
+        multiply_rows(l, (Site){AT(O), q_width, l->hidden, 0, n, OF_O, {0}}, attended, l->x, stream_of(l));
+        if (sum_stream(l)) return;
         norm_rows(l, at[MLP_NORM], normed);
         if (at[MIXTURE]) {
             const Mixture mixture = mixture_at(AT(MIXTURE));
-            mix_rows(&mixture, normed, l->x, l->x, l->rows, l->bf16, l->kind, l->threads, l->mixing);
+            mix_rows(&mixture, normed, stream_of(l), l->x, l->rows, l->bf16, l->kind, l->threads, l->mixing);
+            if (sum_stream(l)) return;
             continue;
         }
         announce(l, AT(DOWN), l->inner);
         multiply_rows(l, (Site){AT(GATE_UP), l->hidden, l->inner, 0, n, OF_GATE_UP, {0}}, normed, inner, NULL);
         if (n + 1 < l->layers) announce(l, (const int64_t *)(uintptr_t)at[ADDRESSES + QKV], l->hidden);
-        multiply_rows(l, (Site){AT(DOWN), l->inner, l->hidden, 0, n, OF_DOWN, {0}}, inner, l->x, l->x);
+        multiply_rows(l, (Site){AT(DOWN), l->inner, l->hidden, 0, n, OF_DOWN, {0}}, inner, l->x, stream_of(l));
+        if (sum_stream(l)) return;
 #undef AT
     }
 }
 
 PyDoc_STRVAR(layers_doc,
-    "layers(table, layers, x, angles, slots, tiles, adapters, shape, eps, scale, cap, bf16, threads, /)\n--\n\n"
+    "layers(table, layers, x, angles, slots, tiles, adapters, shape, eps, scale, cap, bf16, threads, peers=0, /)\n"
+    "--\n\n"
     "x after all layers, in place. angles: (cosines, sines, stride). shape: (rows, hidden, inner, kv heads, "
-    "group, dim, window, block size, activation).");
+    "group, dim, window, block size, activation). peers: the address of a `Peers`, whose ranks compute parts; its "
+    "`failed` says whether one did not come.");
 
 static PyObject *layers(PyObject *Py_UNUSED(module), PyObject *args) {
-    Address table, x, cos, sin, slots;
+    Address table, x, cos, sin, slots, peers = 0;
     Layers l = {0};
     Attention *a = &l.attention;
     Placing *p = &l.place;
     PyObject *adapters;
-    if (!PyArg_ParseTuple(args, "KiK(KKL)KO!O!(iiiiiiiii)fffpi", &table, &l.layers, &x, &cos, &sin,
+    if (!PyArg_ParseTuple(args, "KiK(KKL)KO!O!(iiiiiiiii)fffpi|K", &table, &l.layers, &x, &cos, &sin,
                           &p->angle_stride, &slots, &PyList_Type, &l.tiles, &PyList_Type, &adapters, &l.rows, &l.hidden, &l.inner,
                           &a->kv_heads, &a->group, &a->dim, &a->window, &a->size, &l.kind, &l.eps,
-                          &a->scale, &a->cap, &l.bf16, &l.threads))
+                          &a->scale, &a->cap, &l.bf16, &l.threads, &peers))
         return NULL;
+    l.peers = (Peers *)(uintptr_t)peers;
     const int32_t q_width = a->kv_heads * a->group * a->dim, kv_width = a->kv_heads * a->dim;
     if (l.hidden % STEP || l.inner % STEP || q_width % STEP || (l.bf16 && !level->pairs) || a->size < 1)
         return PyErr_SetString(PyExc_ValueError, "widths are multiples of 32, and bfloat16 is multiplied"), NULL;

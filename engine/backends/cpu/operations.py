@@ -48,11 +48,14 @@ class CpuOperations:
         self.states: torch.Tensor | None = None  # that the logits are computed from
 
     def embed(self, table: Embedding, scale: float, norm: RmsNorm | None) -> torch.Tensor:
-        x = table(self._step.tokens)
+        x = self._looked_up(table, self._step.tokens)
         if self._lora is not None and self._lora.extras:
             change_table(self._lora.extras, self._step.tokens, x)
         x = x if scale == 1.0 else x * scale
         return x if norm is None else norm(x)
+
+    def _looked_up(self, table: Embedding, tokens: torch.Tensor) -> torch.Tensor:
+        return table(tokens)
 
     def streams(self, x: torch.Tensor) -> TorchSteps:
         return TorchSteps(self, self._step.tokens, x, self._spec.activation)
@@ -144,9 +147,13 @@ class CpuOperations:
         if lora is not None:
             lora.change_(site.layer, site.name, h, gate, up)
         if site.cutoff is not None:
-            deviation, mean = torch.std_mean(gate, -1, correction=0, keepdim=True)
-            gate = torch.relu(gate - (mean + deviation * site.cutoff))
+            gate = self._sparse(gate, site.cutoff)
         return activate(gate, activation).mul_(up)
+
+    def _sparse(self, gate: torch.Tensor, cutoff: float) -> torch.Tensor:
+        """Gates less than so many standard deviations above their row's mean become 0."""
+        deviation, mean = torch.std_mean(gate, -1, correction=0, keepdim=True)
+        return torch.relu(gate - (mean + deviation * cutoff))
 
     def widen(self, site: Site, x: torch.Tensor, norm: RmsNorm | None) -> torch.Tensor:
         if not x.shape[0]:
@@ -184,11 +191,13 @@ class CpuOperations:
         return out
 
     def mix(self, mixture: "AnyMixture", x: torch.Tensor, norm: RmsNorm | None) -> torch.Tensor:
-        assert isinstance(mixture, Mixture)
         if not x.shape[0]:
             return x
-        h, changes = x if norm is None else norm(x), self._inside(mixture.layer)
-        return mixture(h, self._spec.activation, changes).add_(x)
+        return self._mixed(mixture, x if norm is None else norm(x)).add_(x)
+
+    def _mixed(self, mixture: "AnyMixture", h: torch.Tensor) -> torch.Tensor:
+        assert isinstance(mixture, Mixture)
+        return mixture(h, self._spec.activation, self._inside(mixture.layer))
 
     def _inside(self, layer: int) -> InnerChanges | None:
         return None if self._lora is None else inner_changes(self._lora.extras, layer)

@@ -19,6 +19,7 @@ from engine.backends.layers.lora_plan import plan_groups
 from engine.batch import Row
 from engine.config import EngineConfig
 from engine.model_spec import ModelSpec
+from engine.models.shares import Shard
 from engine.runners.cpu.extra_rows import NOT_BY_ROW, extra_rows
 
 _MAX_MOVES_PER_STEP = 2  # each copies one or two adapters: a few milliseconds
@@ -38,9 +39,14 @@ class CpuAdapters(AdapterMemory[AdapterWeights]):
     """A CPU's adapters, with one stack per rank."""
 
     def __init__(
-        self, config: EngineConfig, spec: ModelSpec, dtype: torch.dtype, pool: KvPool
+        self,
+        config: EngineConfig,
+        spec: ModelSpec,
+        dtype: torch.dtype,
+        pool: KvPool,
+        shard: Shard | None = None,
     ) -> None:
-        super().__init__(config, spec, dtype)
+        super().__init__(config, spec, dtype, shard)
         self._pool = pool
         self._by_row = config.batch_invariant
         self._stacks: dict[int, LoraStack] = {}

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from engine.backends.compiled.group import Group
 from engine.backends.compiled.linear import KINDS, compiled, has_kernel, multiplies
 from engine.backends.compiled.pointwise import is_compiled
 from engine.backends.cpu.attention_tile import can_attend
@@ -34,6 +35,7 @@ class DecodedLayers:
     table: (
         torch.Tensor
     )  # the addresses that `engine/backends/compiled/layers.h` names, [layers, 10]
+    group: Group | None = None
 
     def __call__(self, step: StepInputs, x: torch.Tensor) -> torch.Tensor | None:
         """x after all layers, changed in place; None for a step that has to be computed otherwise."""
@@ -68,13 +70,18 @@ class DecodedLayers:
                 shape.window, pool.block_size, KINDS[spec.activation],
             ),
             spec.eps, shape.scale, shape.softcap or 0.0, x.dtype is torch.bfloat16,
-            torch.get_num_threads(),
+            torch.get_num_threads(), *(() if self.group is None else (self.group.address,)),
         )  # fmt: skip
+        if self.group is not None:
+            self.group.check("a sum of the layers")
         return x
 
 
-def decoded_layers(spec: ModelSpec, decoder: Decoder, pool: KvPool) -> DecodedLayers | None:
-    """None for a model whose layers are not all made of what `compiled/layers.h` computes."""
+def decoded_layers(
+    spec: ModelSpec, decoder: Decoder, pool: KvPool, group: Group | None = None
+) -> DecodedLayers | None:
+    """None for a model whose layers are not all made of what `compiled/layers.h` computes. `group`: of
+    the ranks that have a part of each layer."""
     widths = spec.hidden, spec.intermediate, spec.q_width, 2 * spec.kv_width
     if not has_kernel() or any(width % 32 for width in widths) or not multiplies(pool.dtype):
         return None
@@ -90,7 +97,7 @@ def decoded_layers(spec: ModelSpec, decoder: Decoder, pool: KvPool) -> DecodedLa
     found = [row for row in rows if row is not None]
     if len(found) < len(rows) or pool.windowed is not None:
         return None
-    return DecodedLayers(spec, pool, decoder.blocks, torch.tensor(found))
+    return DecodedLayers(spec, pool, decoder.blocks, torch.tensor(found), group)
 
 
 def _listed(lora: LoraStep | None) -> list[Listed] | None:

@@ -20,6 +20,7 @@ from engine.backends.layers.lora import LoraStep
 from engine.batch import Row
 from engine.config import EngineConfig
 from engine.model_spec import ModelSpec
+from engine.models.shares import Shard
 from engine.runners.cpu.extra_rows import NOT_BY_ROW, extra_rows
 
 
@@ -31,9 +32,14 @@ class _Copy:
 
 class PackedAdapters(AdapterMemory[_Copy]):
     def __init__(
-        self, config: EngineConfig, spec: ModelSpec, dtype: torch.dtype, pool: KvPool
+        self,
+        config: EngineConfig,
+        spec: ModelSpec,
+        dtype: torch.dtype,
+        pool: KvPool,
+        shard: Shard | None = None,
     ) -> None:
-        super().__init__(config, spec, dtype)
+        super().__init__(config, spec, dtype, shard)
         self._pool = pool
         self._by_row = config.batch_invariant
         self._slots: dict[int, PackedMatrices] = {}

@@ -3,15 +3,19 @@
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
 
+from engine.backends.compiled.group import Group
 from engine.backends.cpu.operations import CpuOperations
 from engine.backends.cpu.packed_products import adds_packed
 from engine.backends.cpu.row_operations import CompiledRowOperations, RowOperations
+from engine.backends.cpu.sharded_operations import ShardedOperations, ShardedRowOperations
 from engine.backends.layers.compiled_tables import compiled_table
 from engine.backends.layers.host_memory import collapse_into_huge_pages, keep_freed_memory
+from engine.backends.layers.kv import KvPool
 from engine.backends.layers.logits import finish_logits
 from engine.backends.layers.step import (
     StepInputs,
@@ -30,8 +34,10 @@ from engine.decoding.prompt_scores import host_scores, split_logits, with_scores
 from engine.decoding.sampling import host_samples
 from engine.errors import ConfigError
 from engine.extras import imports_of
+from engine.model_spec import ModelSpec
 from engine.models.load import LoadedModel, load_model
 from engine.models.pooling_files import declared_pooling
+from engine.models.shares import shards
 from engine.runners.cpu.adapters import CpuAdapters
 from engine.runners.cpu.decoded_layers import decoded_layers
 from engine.runners.cpu.packed_adapters import PackedAdapters
@@ -51,16 +57,20 @@ class CpuRunner(ModelRunner):
     def __init__(self, config: EngineConfig, model: LoadedModel) -> None:
         super().__init__(config, model)
         spec = model.spec
-        self._layers = decoded_layers(spec, model.decoder, self.pool)
+        self._layers = decoded_layers(spec, model.decoder, self.pool, model.group)
         packed = self._layers is not None or adds_packed(spec, model.dtype)
-        self._operations: type[CpuOperations] = CpuOperations
         if config.batch_invariant:
             packed = self._layers is not None and compiled_table(model.decoder.head) is not None
-            self._operations = CompiledRowOperations if packed else RowOperations
+            packed = packed and model.group is None
             if not packed:  # it rotates and rounds in another way
                 self._layers = None
+        if model.group is not None:  # they order the rows, which all ranks have in one order
+            packed = all(model.group.exchange(packed))
+        self._operations = _operations(config, model, packed)
         kind = PackedAdapters if packed else CpuAdapters
-        self.adapters: CpuAdapters | PackedAdapters = kind(config, spec, model.dtype, self.pool)
+        self.adapters: CpuAdapters | PackedAdapters = kind(
+            config, spec, model.dtype, self.pool, model.shard
+        )
         angles = self._angles(model.dtype)
         self._plan = StepPlanner(self.pool, angles, spec.sights, self.adapters.step)
         self._last: dict[int, int] = {}
@@ -73,14 +83,9 @@ class CpuRunner(ModelRunner):
 
     @torch.inference_mode()
     def launch(self, batch: StepBatch) -> list[Sampled]:
-        self.pool.cool()
-        if batch.copies:
-            self.pool.copy(batch.copies, batch.part_copies)
+        self._make_ready(batch)
         if not batch.rows:
             return []
-        clear_unwritten(self.pool, batch.rows)
-        if isinstance(self.adapters, CpuAdapters):
-            self.adapters.compact(batch.rows)
         decodes, prefills = order_rows(batch.rows, self.adapters.sort_key)
         rows = decodes + prefills
         verifying = [self._with_last(row) for row in rows if row.sampled_tokens]
@@ -109,6 +114,36 @@ class CpuRunner(ModelRunner):
         sampled = [self._with_attention(each) for each in sampled]
         self._last.update((each.seq, each.tokens[-1]) for each in sampled if each.tokens)
         return with_scores(sampled + embeddings, scores)
+
+    @torch.inference_mode()
+    def compute(self, batch: StepBatch) -> None:
+        """A step of which another rank samples; its rows have no `LAST_SAMPLED`."""
+        self._make_ready(batch)
+        if batch.rows:
+            decodes, prefills = order_rows(batch.rows, self.adapters.sort_key)
+            tokens = [token for row in decodes + prefills for token in row.tokens]
+            self._forward(self._plan(decodes, prefills, tokens))
+
+    def known(self, batch: StepBatch) -> StepBatch:
+        """The batch with ids in place of `LAST_SAMPLED`."""
+        if all(row.tokens[0] != LAST_SAMPLED for row in batch.rows):
+            return batch
+        rows = [
+            row
+            if row.tokens[0] != LAST_SAMPLED
+            else replace(row, tokens=[self._last[row.seq], *row.tokens[1:]])
+            for row in map(self._with_last, batch.rows)
+        ]
+        return replace(batch, rows=rows)
+
+    def _make_ready(self, batch: StepBatch) -> None:
+        self.pool.cool()
+        if batch.copies:
+            self.pool.copy(batch.copies, batch.part_copies)
+        if batch.rows:
+            clear_unwritten(self.pool, batch.rows)
+            if isinstance(self.adapters, CpuAdapters):
+                self.adapters.compact(batch.rows)
 
     def _forward(
         self, inputs: StepInputs, begin: Callable[[], None] = lambda: None
@@ -153,6 +188,36 @@ class CpuRunner(ModelRunner):
 
 # In a smaller model a product is done before a second thread has woken up.
 _SMALL_MODEL = 64 << 20
+
+
+def _operations(
+    config: EngineConfig, model: LoadedModel, packed: bool
+) -> Callable[[ModelSpec, KvPool, StepInputs], CpuOperations]:
+    group, shard = model.group, model.shard
+    if group is None or shard is None:
+        by_row = CompiledRowOperations if packed else RowOperations
+        return by_row if config.batch_invariant else CpuOperations
+    kind = ShardedRowOperations if config.batch_invariant else ShardedOperations
+    return partial(
+        kind,
+        group=group,
+        vocab=[each.vocab for each in shards(shard.whole, group.size)],
+        inner=shard.whole.intermediate,
+        compare=config.compare_ranks,
+    )
+
+
+def load_rank(config: EngineConfig, group: Group) -> CpuRunner:
+    """One rank's part of the configured model, with its memory. All ranks load at once.
+
+    Raises CheckpointError or ConfigError, whose message says what to change, or RankError.
+    """
+    cores = max(1, physical_cores() // group.size)
+    torch.set_num_threads(config.threads or cores)
+    model = load_model(config, group=group)
+    if config.threads is None and model.bytes * group.size < _SMALL_MODEL:
+        torch.set_num_threads(1)
+    return CpuRunner(config, model)
 
 
 def load_runner(config: EngineConfig) -> Runner:

@@ -2,7 +2,7 @@
 
 Only `--model` and `--draft-model` are read here: a hub id or short name is resolved to a path, and
 fetched, before the engine starts. Without them, TOLLHOUSE_MODEL and TOLLHOUSE_DRAFT_MODEL say which
-models they are, and TOLLHOUSE_DRAFT_HEADS which heads guess.
+models they are, and TOLLHOUSE_DRAFT_HEADS which heads guess; TOLLHOUSE_TP says how many ranks it has.
 """
 
 import argparse
@@ -97,13 +97,15 @@ def with_model_path(options: list[str]) -> list[str]:
         )
     )
     drafting = [] if draft is None else ["--draft-model", str(draft)]
-    if settings.draft_heads != "auto" and not any(_is_heads(each) for each in rest):
+    if settings.draft_heads != "auto" and not any(_is(each, "--draft-heads") for each in rest):
         drafting += ["--draft-heads", settings.draft_heads]
+    if settings.tp > 1 and not any(_is(each, "--tp") for each in rest):
+        rest = ["--tp", str(settings.tp), *rest]
     return ["--model", str(path), *drafting, *rest]
 
 
-def _is_heads(option: str) -> bool:
-    return option.partition("=")[0] == "--draft-heads"
+def _is(option: str, name: str) -> bool:
+    return option.partition("=")[0] == name
 
 
 def _taken(options: list[str]) -> tuple[list[str], dict[str, str]] | None:
