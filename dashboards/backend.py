@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO, Any, Protocol
 
 from billing.stores import Store
 from core.settings_in_force import SettingInForce
@@ -150,6 +150,11 @@ class DashboardBackend(Protocol):
     def erase_tenant(self, scope: TenantScope, confirm: str) -> None:
         """Erase all but the books of a closed tenant. Conflict if it is not closed, or something of it
         waits; BadRequest unless `confirm` is its name."""
+        ...
+
+    def plan(self, written: Mapping[str, str]) -> Mapping[str, Any]:
+        """A plan of capacity as `/admin/v1/plan` describes it, with goodput over load as `curve`.
+        BadRequest names the field."""
         ...
 
     def changed(self) -> None:

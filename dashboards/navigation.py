@@ -36,6 +36,7 @@ SECTIONS = (
     Section("Alerts", "/operator/alerts", "operations", "Operations", operator=True),
     Section("Traffic", "/operator/traffic", "operations", "Operations", operator=True),
     Section("Engines", "/operator/engines", "operations", "Operations", operator=True),
+    Section("Capacity plan", "/operator/plan", "operations", "Operations", operator=True),
     Section("Configuration", "/operator/configuration", "operations", "Operations", operator=True),
     Section("Dead letters", "/operator/dead-letters", "operations", "Operations", operator=True),
     Section("Safety queue", "/operator/safety", "moderation", "Operations", operator=True),

@@ -16,7 +16,7 @@ from engine.planning.step_times import Serving, factors_of, total
 from engine.planning.workload import Workload
 
 _BUSIEST = 0.95  # of the time: beyond it a queue has no end in practice
-_HALVINGS = 40
+_CLOSE = 1e-4  # of the result
 _ROUNDS = 60
 _GROUPS = {
     "weights": "bandwidth", "experts": "bandwidth", "cache": "bandwidth",
@@ -71,7 +71,7 @@ class Replica:
             tpot = step / gain / max(1e-9, 1 - busy)
             wanted = rate * work.output * tpot
             following = min(room, max(1.0, (sequences + wanted) / 2))
-            if abs(following - sequences) < 1e-6 * sequences:
+            if abs(following - sequences) < 1e-5 * sequences:
                 break
             sequences = following
         tpot = step / gain / max(1e-9, 1 - busy)
@@ -79,7 +79,7 @@ class Replica:
         own *= factors_of(serving.kind, serving.server)["first_own"]
         queue = busy / (2 * max(1e-9, 1 - busy))
         ttft = own * (1 + queue) + step
-        over = rate * work.output * tpot > room * (1 + 1e-6)
+        over = rate * work.output * tpot > room * (1 + 1e-4)
         return State(
             rate=rate,
             sequences=sequences,
@@ -119,7 +119,7 @@ class Replica:
         low, high = 0.0, 1.0
         while not self.state(high).limit and high < 1e9:
             low, high = high, 2 * high
-        for _ in range(_HALVINGS):
+        while high - low > _CLOSE * high:
             middle = (low + high) / 2
             low, high = (middle, high) if not self.state(middle).limit else (low, middle)
         return self.state(low)
@@ -137,7 +137,7 @@ class Replica:
             if high > 1e7:
                 return float("inf")
             low, high = high, 2 * high
-        for _ in range(_HALVINGS):
+        while high - low > _CLOSE * high:
             middle = (low + high) / 2
             low, high = (low, middle) if self._computes(middle, context) else (middle, high)
         return high

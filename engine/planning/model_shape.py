@@ -87,10 +87,18 @@ class ModelShape:
 
     def cached_values(self, context: float) -> float:
         """Values that a sequence of `context` positions keeps, over all layers."""
-        return sum(
-            layer.cached * (min(context, layer.window) if layer.window else context) + layer.state
-            for layer in self.layers
+        by_window, state = self._kept
+        return state + sum(
+            each * (min(context, window) if window else context) for window, each in by_window
         )
+
+    @cached_property
+    def _kept(self) -> tuple[tuple[tuple[int, int], ...], int]:
+        """Values of a position by the window of the layers that keep them, and those of states."""
+        found: dict[int, int] = {}
+        for layer in self.layers:
+            found[layer.window] = found.get(layer.window, 0) + layer.cached
+        return tuple(found.items()), sum(layer.state for layer in self.layers)
 
     @cached_property
     def cached_per_token(self) -> int:

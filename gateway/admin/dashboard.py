@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from anyio import from_thread
 
@@ -32,6 +33,8 @@ from dashboards.backend import (
 )
 from dashboards.viewer import DashboardDeps
 from gateway.admin.console import CommandContext
+from gateway.admin.planning import service
+from gateway.admin.planning.question import PlanOptions
 from gateway.admin.stored_data.end_users import MOST_ERASURES
 from gateway.admin.stored_data.routes import MOST_EXPORTS, export_file
 from gateway.admin.stored_data.stored_data import StoredData
@@ -92,6 +95,9 @@ class DashboardBackend:
             for each in list(client.adapters().values()):
                 result.setdefault(each.digest, Counter())[each.state] += 1
         return result
+
+    def plan(self, written: Mapping[str, str]) -> Mapping[str, Any]:
+        return service.plan(PlanOptions.of(written), self.settings, self.database, self.clock)
 
     def parts(self) -> Sequence[ComponentStatus]:
         result = [_engine_part(each) for each in self.engines()]

@@ -16,6 +16,7 @@ from gateway.admin.members import routes as members
 from gateway.admin.operators import routes as operators
 from gateway.admin.organisations import routes as organisations
 from gateway.admin.payments import routes as payments
+from gateway.admin.planning import routes as planning
 from gateway.admin.policies import routes as policies
 from gateway.admin.prices import routes as exchange_rates
 from gateway.admin.prompts import routes as prompts
@@ -50,6 +51,7 @@ ROUTERS = (
     taxes.router,
     exports.router,
     engines.router,
+    planning.router,
     tenants.response_cache_router,
     tenants.request_log_router,
     prompts.router,
