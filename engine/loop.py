@@ -31,6 +31,7 @@ from engine.scheduling.fairness import ServiceCounters
 from engine.scheduling.scheduler import NeedsCollect, Scheduler
 from engine.scheduling.sequence import Request, Sequence, SequenceStatus
 from engine.scheduling.step_shares import share_time
+from engine.scheduling.step_table import StepTable
 from engine.scheduling.validate import check_queue, check_request, with_pooling
 from engine.scheduling.waiting import WaitingQueue
 from engine.tiers.open import open_transfers
@@ -54,6 +55,8 @@ class Engine:
         self.config = config
         self.info: EngineInfo = runner.info
         self.metrics = Metrics()
+        self.step_table = StepTable()
+        self.metrics.step_cells = self.step_table.samples
         self.receipts = Receipts(config.receipts_kept, config.receipts_file, config.receipts_days)
         self.pool = open_pool(config, self.info.num_blocks, runner.windowed)
         self.adapters = AdapterRegistry(config, runner, self.pool, self.metrics, submit)
@@ -326,6 +329,7 @@ class Engine:
         self.scheduler.timing.record(elapsed, tokens)
         self.scheduler.speculation.record(launched.rows, elapsed)
         self.metrics.step(elapsed, tokens)
+        self.step_table.record(launched.rows, elapsed)
 
     def _failed(self, launched: LaunchedStep, error: Exception) -> None:
         log.exception("a step failed: its %d sequences end with an error", len(launched.rows))

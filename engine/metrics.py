@@ -6,7 +6,7 @@ the Kubernetes inference gateway read are served as aliases.
 
 import math
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
@@ -83,6 +83,16 @@ HISTOGRAMS: dict[str, tuple[str, tuple[float, ...], str | None]] = {
     "request_seconds": ("Arrival to end", SECONDS, "vllm:e2e_request_latency_seconds"),
 }
 
+# Sums over the steps of a cell of `engine.scheduling.step_table`.
+STEP_CELLS = {
+    "steps": "Steps",
+    "seconds": "Seconds of steps",
+    "rows": "Sequences that decoded",
+    "positions": "Positions before the tokens of these",
+    "tokens": "Prompt tokens",
+    "before": "Positions before these, of the prompt that is farthest",
+}
+
 # Gauge name -> (help, vLLM's name).
 GAUGES = {
     "running": ("Sequences in the batch", "vllm:num_requests_running"),
@@ -113,6 +123,8 @@ class Metrics:
         self.expert_rows: Mapping[
             int, Sequence[int]
         ] = {}  # that each expert has computed, by layer
+        # Of the engine's own steps, sums by cell: labels, and values by `STEP_CELLS`.
+        self.step_cells: Callable[[], Iterable[tuple[dict[str, str], Mapping[str, float]]]] = tuple
         self._removed: dict[str, None] = {}  # digests of removed adapters, oldest first
 
     def add(self, name: str, amount: int = 1) -> None:
@@ -195,6 +207,10 @@ def render(
         for expert, n in enumerate(rows)
     ]
     add(f"{own}expert_rows_total", "Rows that each expert computed, by layer", "counter", experts)
+    cells = list(metrics.step_cells())
+    for name, about in STEP_CELLS.items():
+        sums: list[Sample] = [("", labels, values[name]) for labels, values in cells]
+        add(f"{own}step_cell_{name}_total", f"{about}, by kind and size of step", "counter", sums)
     add("vllm:lora_requests_info", "Adapters running and waiting", "gauge", [("", lora, 1)])
     return "\n".join(lines) + "\n"
 

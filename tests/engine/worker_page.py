@@ -38,7 +38,7 @@ def _row(name: str, kind: str, about: str, alias: str | None) -> str:
 def with_tables(text: str) -> str:
     """The page with its two generated tables renewed."""
     text = _renewed(text, "| setting | default | meaning |", settings_table(), keep=0)
-    return _renewed(text, "| name | kind | meaning | alias |", metrics_table(), keep=6)
+    return _renewed(text, "| name | kind | meaning | alias |", metrics_table(), keep=7)
 
 
 def _renewed(text: str, head: str, rows: list[str], keep: int) -> str:

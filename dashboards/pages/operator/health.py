@@ -17,6 +17,7 @@ from billing.restores import restores
 from billing.usage.tables import ParkedEvent, UsageBatch
 from core import heartbeats
 from core.dead_letter_models import DeadLetter
+from dashboards import capacity_advice
 from dashboards.backend import ComponentStatus
 from dashboards.page_data import PageData, Tile, show
 from dashboards.pages.common import deps_of, operator_of, root_of, wants_csv
@@ -72,6 +73,7 @@ def page_of(request: Request) -> Response:
     warn = sum(each.state == "warn" for each in parts)
     with deps.database.report() as session:
         service = service_now.read(session, deps, now)
+        advised = capacity_advice.advice(session, service.engines, now)
     words = f"{bad} failing" if bad else f"{warn} to check" if warn else "healthy"
     page_data = PageData(
         "Health",
@@ -92,7 +94,7 @@ def page_of(request: Request) -> Response:
             for each in parts
             if each.state in ("bad", "warn")
         ][:_MOST_REMARKS],
-        tables=[table, *service_now.tables(service, root)],
+        tables=[table, *service_now.tables(service, root), capacity_advice.table(advised)],
     )
     return show(request, page_data)
 
@@ -100,6 +102,7 @@ def page_of(request: Request) -> Response:
 _LINKS = [
     ("/operator/traffic", "Traffic"),
     ("/operator/engines", "Engines: drain, resume"),
+    ("/operator/plan", "Capacity plan"),
     ("/operator/engines/upstreams", "Reload upstreams"),
     ("/operator/dead-letters", "Dead letters"),
     ("/operator/reconciliation", "Audit now"),

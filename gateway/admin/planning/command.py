@@ -14,6 +14,7 @@ from engine.planning.devices import devices
 from engine.planning.plan import Question, answers
 from engine.planning.precision import KV_BYTES, PRECISIONS
 from engine.planning.step_times import SERVERS
+from engine.planning.workload import Workload
 from gateway.admin.output import add_json, say, show
 from gateway.admin.planning import report, tables
 from gateway.admin.planning.own_prices import SoldAt
@@ -23,6 +24,7 @@ from gateway.admin.planning.question import (
     model_by_name,
     model_of_file,
     question_of,
+    seconds_of,
     unknown_model,
 )
 
@@ -68,6 +70,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--sold-as", default="", metavar="MODEL", help="the model whose price here gives the margin"
     )
     ask(
+        "--from-traffic", default="", metavar="7d", help="take rate and lengths from the usage here"
+    )
+    ask(
+        "--engine",
+        default="",
+        metavar="URL",
+        help="plan a running engine, by its /metrics, instead",
+    )
+    ask("--seed", type=int, default=1, help="of the arrivals that are simulated with --engine")
+    ask(
         "--validate", type=Path, metavar="CSV", help="judge the formulas by measured points instead"
     )
     add_json(parser)
@@ -77,6 +89,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def _run(arguments: argparse.Namespace) -> int:
     if arguments.validate is not None:
         return _validate(arguments)
+    if arguments.from_traffic:
+        _take_traffic(arguments)
+    if arguments.engine:
+        return _own_engine(arguments)
     if not arguments.model:
         raise BadRequest(
             "--model is missing.",
@@ -141,6 +157,44 @@ def _sold(model: str) -> SoldAt | None:
             )
     except TollhouseError:
         return None
+
+
+def _take_traffic(arguments: argparse.Namespace) -> None:
+    """The rate of the busiest hour, and the mean lengths."""
+    from gateway.admin.console import command_context
+    from gateway.admin.planning.from_traffic import period_of, traffic
+
+    period = period_of(arguments.from_traffic)
+    model = arguments.sold_as or arguments.model
+    if not model:
+        raise BadRequest(
+            "--model is missing.", next_step="Name the model whose usage is planned for."
+        )
+    with command_context() as tools, tools.database.read() as session:
+        found = traffic(session, model, tools.clock.now() - period)
+    for name in ("rate", "prompt", "shared_prefix", "output"):
+        setattr(arguments, name, found[name])
+    if not arguments.json:
+        show(found, as_json=False, title=f"usage of {model}, by the busiest hour")
+
+
+def _own_engine(arguments: argparse.Namespace) -> int:
+    from gateway.admin.planning.own_engine import own_steps, simulated
+
+    own = own_steps(arguments.engine)
+    try:
+        work = Workload(
+            rate=arguments.rate,
+            prompt=arguments.prompt,
+            output=arguments.output,
+            shared=arguments.shared_prefix,
+            ttft=seconds_of(arguments.ttft, "ttft"),
+            tpot=seconds_of(arguments.tpot, "tpot"),
+        )
+    except EngineError as error:
+        raise BadRequest(error.message, next_step="Correct the option.") from None
+    show(simulated(own, work, arguments.seed), as_json=arguments.json, title="engine")
+    return 0
 
 
 def _validate(arguments: argparse.Namespace) -> int:

@@ -137,3 +137,76 @@ def test_validate_prints_the_errors_of_dense_models_and_mixtures(
     shown = json.loads(capsys.readouterr().out)
     assert shown["dense"]["points"] == 1 and shown["moe"]["points"] == 0
     assert {"tpot_mape", "ttft_mape"} <= set(shown["dense"])
+
+
+def test_the_usage_of_the_busiest_hour_is_planned_for(capsys: pytest.CaptureFixture[str]) -> None:
+    from datetime import UTC, datetime, timedelta
+
+    from billing.usage.tables import HourlyUsage
+    from gateway.admin.console import command_context
+
+    assert main(["migrate"]) == 0
+    now = datetime.now(UTC).replace(minute=0, second=0, microsecond=0)
+    with command_context() as tools, tools.database.transaction() as session:
+        for hours, requests in ((2, 7200), (3, 3600)):
+            session.add(
+                HourlyUsage(
+                    tenant_id="t", at=now - timedelta(hours=hours), project_id="p", key_id="k",
+                    model="llama-3.1-8b", adapter="", kind="generation", price_version="v",
+                    usage_period_id="u", bill_period_id="b", currency="USD", requests=requests,
+                    input_tokens=600 * requests, cached_tokens=400 * requests,
+                    output_tokens=200 * requests,
+                )
+            )  # fmt: skip
+    capsys.readouterr()
+    code, shown = _plan(capsys, "--model", "llama-3.1-8b", "--from-traffic", "7d")
+    assert code == 0
+    work = shown["workload"]
+    assert (work["rate"], work["prompt_tokens"], work["output_tokens"]) == (2.0, 1000, 200)
+    assert work["shared_prefix_tokens"] == 400
+    assert main(["plan", "--model", "other", "--from-traffic", "7d"]) == 2
+    assert "No usage" in capsys.readouterr().err
+    assert main(["plan", "--model", "x", "--from-traffic", "soon"]) == 2
+
+
+def test_a_running_engine_is_planned_by_its_own_steps(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import threading
+    from http.server import BaseHTTPRequestHandler, HTTPServer
+
+    from engine.planning.simulation import Load
+    from tests.engine.planning.test_own_steps import _engine_after
+
+    page = _engine_after(Load(rate=12, requests=150, prompt=200, output=40)).metrics_text()
+
+    class Page(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(page.encode())
+
+        def log_message(self, *_: object) -> None:
+            return
+
+    server = HTTPServer(("127.0.0.1", 0), Page)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        url = f"http://127.0.0.1:{server.server_port}/metrics"
+        asked = ("--engine", url, "--rate", "5", "--prompt", "100", "--output", "30")
+        code, shown = _plan(capsys, *asked)
+        again = _plan(capsys, *asked)[1]
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert code == 0 and shown == again
+    assert shown["steps_measured"] > 100 and shown["requests"] == 300
+    assert shown["knee_rate"] > 5 and shown["goodput"] == pytest.approx(5, rel=0.25)
+
+
+@pytest.mark.parametrize("url", ["ftp://x", "http://127.0.0.1:1/metrics", "file:///etc/passwd"])
+def test_an_engine_that_does_not_answer_is_said(
+    url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", "--engine", url]) in (1, 2)
+    assert url in capsys.readouterr().err
