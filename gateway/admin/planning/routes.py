@@ -19,6 +19,7 @@ _Time = Annotated[str, Query(max_length=40, description="Such as 300ms; 0: no ob
 
 
 def _options(
+    *,
     model: Annotated[str, Query(max_length=200, description="Published, or the served one.")] = (
         "llama-3.1-8b"
     ),
