@@ -66,3 +66,32 @@ def test_two_ranks_have_the_logits_and_tokens_of_one_process(case: str, tmp_path
         torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
         assert said == tokens
     assert torch.equal(found[0][0], found[1][0])
+
+
+@pytest.mark.parametrize("case", ["llama-mha-biased", "llama-mqa-wide-heads", "deepseek-v3"])
+def test_four_ranks_have_the_logits_of_one_process(case: str, tmp_path: Path) -> None:
+    family, changes = CASES[case]
+    checkpoint = save_checkpoint(tmp_path, family, **changes)
+    expected = logits_of(LogitDriver(checkpoint, dtype="float32"))
+    found = on_ranks(4, lambda group: logits_of(RankDriver(checkpoint, group, dtype="float32")))
+    for logits in found:
+        torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("bits", ["int8", "int4"])
+def test_codes_are_cut_at_groups_and_summed_within_the_one_call(bits: str, tmp_path: Path) -> None:
+    wide = {"intermediate_size": 128, "head_dim": 32, "num_key_value_heads": 4}
+    checkpoint = save_checkpoint(tmp_path, "Llama", **wide)
+    settings = {"dtype": "float32", "quantization": bits}
+    alone = LogitDriver(checkpoint, **settings)
+    expected = logits_of(alone)
+    assert alone.runner._layers is not None
+
+    def rank(group: Group) -> torch.Tensor:
+        driver = RankDriver(checkpoint, group, **settings)
+        assert driver.runner._layers is not None
+        return logits_of(driver)
+
+    first, second = on_ranks(2, rank)
+    torch.testing.assert_close(first, expected, atol=1e-4, rtol=0)
+    assert torch.equal(first, second)
