@@ -30,14 +30,14 @@ class Tiles:
 def decode_tiles(group: int, head_dim: int, dtype: torch.dtype) -> Tiles:
     block_m = max(16, power_of_two(group))
     if dtype == torch.float32:
-        return Tiles(block_m, 32, 4, 2)
+        return Tiles(block_m, 32, 8, 2) if head_dim <= 128 else Tiles(block_m, 16, 8, 1)
     return Tiles(block_m, 64 if head_dim <= 128 else 32, 4, 3)
 
 
 def prefill_tiles(group: int, head_dim: int, dtype: torch.dtype, codes: bool = False) -> Tiles:
     min_rows = max(16, power_of_two(group))
-    if dtype == torch.float32:
-        return Tiles(max(32, min_rows), 32, 4, 2)
+    if dtype == torch.float32:  # sums of more rows or keys would spill
+        return Tiles(min_rows, 16, 8, 1) if head_dim > 128 else Tiles(max(32, min_rows), 16, 8, 2)
     # Before Hopper the operands of products are in registers, which fewer stages or more warps spare;
     # codes are widened in registers.
     early = capability() < 90

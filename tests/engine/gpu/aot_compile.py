@@ -1,6 +1,6 @@
 """Compile what a piece of code launches for a GPU without one: Triton's own front and back end and
 NVIDIA's assembler run here, only the launch itself is left out. The argument is the GPU's compute
-capability: 80, 90 or 100."""
+capability: 80, 90 or 100; with `float32` after it, attention of that type alone is compiled."""
 
 import json
 import re
@@ -125,8 +125,11 @@ def ints(*shape: int) -> torch.Tensor:
     return torch.zeros(shape, dtype=torch.int32)
 
 
+FLOATS = torch.float32 if "float32" in sys.argv else torch.bfloat16
+
+
 def halves(*shape: int) -> torch.Tensor:
-    return torch.zeros(shape, dtype=torch.bfloat16)
+    return torch.zeros(shape, dtype=FLOATS)
 
 
 def attention(
@@ -392,58 +395,70 @@ def mixture(kind: str) -> None:
         experts_launch.experts(made, halves(tokens, hidden), real, "silu")
 
 
+def in_float32() -> None:
+    """Attention, whose sums are the most that a program keeps."""
+    for heads, kv_heads, dim in ((8, 4, 256), (32, 8, 128), (14, 2, 64)):
+        attention(heads, kv_heads, dim, decodes=0, splits=1)
+        attention(heads, kv_heads, dim, decodes=4, splits=8)
+    attention(8, 4, 256, decodes=0, splits=1, window=4096, softcap=50.0)
+
+
+def all_kernels() -> None:
+    attention(32, 8, 128, decodes=4, splits=8)
+    attention(32, 8, 128, decodes=0, splits=1)
+    attention(8, 4, 256, decodes=0, splits=1, window=4096, softcap=50.0)
+    attention(14, 2, 64, decodes=4, splits=1)
+    attention(32, 32, 96, decodes=0, splits=1)
+    attention(32, 8, 128, decodes=4, splits=8, window=4096, first=4)
+    attention(32, 8, 128, decodes=0, splits=1, window=4096, first=4)
+    attention(32, 8, 128, decodes=0, splits=32, mixed=True)
+    attention(8, 4, 256, decodes=0, splits=1, mixed=True, window=4096, softcap=50.0)
+    attention(32, 8, 128, decodes=0, splits=8, mixed=True, codes=torch.int8)
+    sinks = {"sinks": halves(64)}
+    attention(64, 8, 64, decodes=4, splits=8, beside=sinks)
+    attention(64, 8, 64, decodes=0, splits=1, beside=sinks, window=128)
+    for rounded in (False, True):
+        biases = {"alibi": Alibi(torch.zeros(32, 1), rounded, 0.1)}
+        attention(32, 32, 128, decodes=4, splits=8, beside=biases)
+        attention(32, 32, 128, decodes=0, splits=1, beside=biases)
+    for codes in CODES:
+        attention(32, 8, 128, decodes=4, splits=8, codes=codes)
+        attention(32, 8, 128, decodes=0, splits=1, codes=codes)
+        attention(8, 4, 256, decodes=0, splits=1, codes=codes, window=4096, softcap=50.0)
+    lora(32, 4096, [4096, 1024, 1024], max_rank=16, chunk_rows=16)
+    lora(1024, 14336, [4096], max_rank=256, chunk_rows=64)
+    lora(32, 1024, [3072, 3072], max_rank=64, chunk_rows=16)
+    for codes in (None, *CODES):
+        latent(128, decodes=4, splits=8, codes=codes)
+        latent(128, decodes=0, splits=1, codes=codes)
+    latent(16, decodes=4, splits=8, mixed=True, window=4096, first=4)
+    heavy()
+    latent_rest(16)
+    latent_rest(64)
+    lengths(16)
+    lengths(64)
+    pointwise()
+    altup(2048, 16384)
+    skinny()
+    for rank, chunks in ((16, 2), (16, 16), (256, 4)):
+        skinny_with_adapters(rank, chunks)
+    sampling()
+    quantized(4096, 4096, 4, 128)
+    quantized(17000, 256, 4, 128, minima=True, sorted_groups=True)
+    quantized(4096, 256, 4, 16)
+    quantized(4096, 256, 8, 32, minima=True)
+    quantized(4096, 256, 8, 256)
+    eight_bits(4096, 512, "e4m3", 128, rounded=False)
+    eight_bits(4096, 512, "int", 512, rounded=True)
+    if TARGET.arch >= 89:
+        eight_bits(4096, 512, "e4m3", 128, rounded=True)
+        eight_bits(4096, 512, "e4m3", 512, rounded=True)
+    for kind in ("", "int", "e2m1"):
+        mixture(kind)
+
+
 if __name__ == "__main__":
     overlap.capability = attention_launch.capability = formats.capability = lambda: TARGET.arch
     with compiling() as kernels:
-        attention(32, 8, 128, decodes=4, splits=8)
-        attention(32, 8, 128, decodes=0, splits=1)
-        attention(8, 4, 256, decodes=0, splits=1, window=4096, softcap=50.0)
-        attention(14, 2, 64, decodes=4, splits=1)
-        attention(32, 32, 96, decodes=0, splits=1)
-        attention(32, 8, 128, decodes=4, splits=8, window=4096, first=4)
-        attention(32, 8, 128, decodes=0, splits=1, window=4096, first=4)
-        attention(32, 8, 128, decodes=0, splits=32, mixed=True)
-        attention(8, 4, 256, decodes=0, splits=1, mixed=True, window=4096, softcap=50.0)
-        attention(32, 8, 128, decodes=0, splits=8, mixed=True, codes=torch.int8)
-        sinks = {"sinks": halves(64)}
-        attention(64, 8, 64, decodes=4, splits=8, beside=sinks)
-        attention(64, 8, 64, decodes=0, splits=1, beside=sinks, window=128)
-        for rounded in (False, True):
-            biases = {"alibi": Alibi(torch.zeros(32, 1), rounded, 0.1)}
-            attention(32, 32, 128, decodes=4, splits=8, beside=biases)
-            attention(32, 32, 128, decodes=0, splits=1, beside=biases)
-        for codes in CODES:
-            attention(32, 8, 128, decodes=4, splits=8, codes=codes)
-            attention(32, 8, 128, decodes=0, splits=1, codes=codes)
-            attention(8, 4, 256, decodes=0, splits=1, codes=codes, window=4096, softcap=50.0)
-        lora(32, 4096, [4096, 1024, 1024], max_rank=16, chunk_rows=16)
-        lora(1024, 14336, [4096], max_rank=256, chunk_rows=64)
-        lora(32, 1024, [3072, 3072], max_rank=64, chunk_rows=16)
-        for codes in (None, *CODES):
-            latent(128, decodes=4, splits=8, codes=codes)
-            latent(128, decodes=0, splits=1, codes=codes)
-        latent(16, decodes=4, splits=8, mixed=True, window=4096, first=4)
-        heavy()
-        latent_rest(16)
-        latent_rest(64)
-        lengths(16)
-        lengths(64)
-        pointwise()
-        altup(2048, 16384)
-        skinny()
-        for rank, chunks in ((16, 2), (16, 16), (256, 4)):
-            skinny_with_adapters(rank, chunks)
-        sampling()
-        quantized(4096, 4096, 4, 128)
-        quantized(17000, 256, 4, 128, minima=True, sorted_groups=True)
-        quantized(4096, 256, 4, 16)
-        quantized(4096, 256, 8, 32, minima=True)
-        quantized(4096, 256, 8, 256)
-        eight_bits(4096, 512, "e4m3", 128, rounded=False)
-        eight_bits(4096, 512, "int", 512, rounded=True)
-        if TARGET.arch >= 89:
-            eight_bits(4096, 512, "e4m3", 128, rounded=True)
-            eight_bits(4096, 512, "e4m3", 512, rounded=True)
-        for kind in ("", "int", "e2m1"):
-            mixture(kind)
+        in_float32() if FLOATS is torch.float32 else all_kernels()
     print("\n".join(json.dumps(asdict(kernel)) for kernel in kernels))  # noqa: T201
