@@ -122,7 +122,7 @@ def admission_of(prices: PriceList, *versions: PriceVersion, cap: int) -> Admiss
     clock = FakeClock()
     prices._book = PriceBook(versions)
     prices._limited = frozenset({"org_a"})
-    prices._money[("org_a", "proj_a", "key_a")] = (MoneyLimit("budget", cap, 0),)
+    prices._money[("org_a", "proj_a", "key_a", None)] = (MoneyLimit("budget", cap, 0),)
     return Admission(Limiter(MemoryCounters(clock), clock), prices, clock)
 
 
