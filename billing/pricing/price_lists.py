@@ -93,7 +93,7 @@ def parse(text: str) -> list[Listed]:
         ]
     else:
         raise _refused(
-            "it is no price list that is known",
+            "its format is not recognized",
             "give LiteLLM's model_prices_and_context_window.json, OpenRouter's models, or an object"
             ' with "prices"',
         )

@@ -137,7 +137,7 @@ def test_a_region_has_its_own_rows() -> None:
     ("text", "message"),
     [
         ("[", "not JSON"),
-        ("{}", "no price list that is known"),
+        ("{}", "not recognized"),
         ('{"prices": [{"rates": {}}]}', "no model"),
         ('{"prices": [{"model": "a", "rates": {"input": "1"}, "cost": 1}]}', "has cost"),
         ('{"prices": [{"model": "a"}]}', "no rates"),
