@@ -39,25 +39,19 @@ def _without_shares(receipts: list[Receipt]) -> list[Receipt]:
 @settings(max_examples=25, deadline=None)
 @given(
     st.floats(0.5, 60),
-    st.integers(1, 200),
-    st.integers(1, 120),
+    st.tuples(st.integers(1, 200), st.integers(1, 120)),
     st.sampled_from([0.0, 0.5, 0.9]),
     st.integers(1, 4),
     st.integers(60, 400),
     st.integers(0, 1000),
 )
 def test_leaps_change_nothing(
-    rate: float, prompt: int, output: int, spread: float, tenants: int, blocks: int, seed: int
+    rate: float, lengths: tuple[int, int], spread: float, tenants: int, blocks: int, seed: int
 ) -> None:
+    prompt, output = lengths
     load = Load(
-        rate=rate,
-        requests=30,
-        prompt=prompt,
-        output=output,
-        spread=spread,
-        tenants=tenants,
-        seed=seed,
-    )
+        rate=rate, requests=30, prompt=prompt, output=output, spread=spread, tenants=tenants, seed=seed
+    )  # fmt: skip
     config = _config(num_blocks=blocks, max_context=blocks * 16)
     slow, quick = (Simulation(config, _seconds, leaps=leaps) for leaps in (False, True))
     plain, leaping = slow.run(load), quick.run(load)
