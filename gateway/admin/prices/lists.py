@@ -113,7 +113,9 @@ def _show(changes: list[Change], arguments: argparse.Namespace) -> None:
     show(rows, as_json=False, title="changes")
     for each in changes:
         if each.left_out:
-            say(f"{each.model}: not taken over, as it is no component: {', '.join(each.left_out)}.")
+            say(
+                f"{each.model}: left out, without a matching component: {', '.join(each.left_out)}."
+            )
 
 
 def _written(rate: Any) -> str | None:
