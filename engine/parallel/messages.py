@@ -2,6 +2,7 @@
 later, and what adapters are to be read, loaded and unloaded, in the order in which it does so itself."""
 
 import marshal
+from collections.abc import Sequence
 from typing import Any
 
 from engine.batch import AdapterHandle, Row, StepBatch
@@ -71,20 +72,10 @@ class StepReader:
         for seq in ended:
             self._blocks.pop(seq, None)
             self._always.pop(seq, None)
-        return StepBatch([self._row(*each) for each in rows], [tuple(each) for each in copies])
+        return StepBatch([self._row(each) for each in rows], [tuple(each) for each in copies])
 
-    def _row(
-        self,
-        seq: int,
-        tokens: list[int],
-        start: int,
-        sample: bool,
-        drafts: int,
-        scored: int,
-        kept: int,
-        blocks: list[int],
-        *first: Any,
-    ) -> Row:
+    def _row(self, written: Sequence[Any]) -> Row:
+        seq, tokens, start, sample, drafts, scored, kept, blocks, *first = written
         if first:
             adapter = None if first[0] is None else as_handle(first[0])
             self._always[seq] = adapter, SamplingParams(max_tokens=1, pooling=first[1])

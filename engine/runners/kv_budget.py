@@ -8,27 +8,22 @@ from engine.backends.compiled.group import Group
 from engine.backends.layers.kv import block_bytes
 from engine.config import EngineConfig
 from engine.errors import ConfigError, RankError
-from engine.model_spec import ModelSpec
+from engine.models.load import LoadedModel
 
 _CPU_SHARE = 0.4  # of the memory that is free after the weights are loaded
 _GPU_SHARE = 0.95  # of the memory that is free after the weights and what steps need
 
 
 def decide_blocks(
-    config: EngineConfig,
-    spec: ModelSpec,
-    dtype: torch.dtype,
-    device: torch.device,
-    reserved: int = 0,
-    layers: int | None = None,
-    ranks: int = 1,
+    config: EngineConfig, model: LoadedModel, reserved: int = 0, layers: int | None = None
 ) -> int:
     """`num_blocks` if set, else as many as fit into `kv_memory_bytes`, else as many as fit into a
     share of the free memory without the `reserved` bytes, at most twice what all running sequences
-    can fill. A block takes the memory of so many `layers`; None: of those that it has. There are so
-    many `ranks`, which share the device's free memory. Raises ConfigError when fewer than two blocks
-    fit."""
-    each = block_bytes(spec, config.block_size, dtype, config.kv_dtype, layers)
+    can fill. A block takes the memory of so many `layers`; None: of those that it has. The ranks of a
+    group share the device's free memory. Raises ConfigError when fewer than two blocks fit."""
+    spec, device = model.spec, model.device
+    ranks = 1 if model.group is None else model.group.size
+    each = block_bytes(spec, config.block_size, model.dtype, config.kv_dtype, layers)
     if config.num_blocks is not None:
         return config.num_blocks
     if config.kv_memory_bytes is not None:

@@ -44,8 +44,7 @@ class ModelRunner:
         spec, dtype, device = model.spec, model.dtype, model.device
         shape = None if model.group is not None else windowed_layers(spec, 1, self.in_pages)
         layers = None if shape is None else shape.memory
-        ranks = 1 if model.group is None else model.group.size
-        blocks = decide_blocks(config, spec, dtype, device, reserved, layers, ranks)
+        blocks = decide_blocks(config, model, reserved, layers)
         if model.group is not None:
             blocks = agreed_blocks(model.group, model.digest, blocks)
         self._model = model

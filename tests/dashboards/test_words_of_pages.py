@@ -31,7 +31,8 @@ def test_a_price_is_asked_for_in_the_unit_that_it_is_stored_in(operator: httpx.C
     labels = {
         name: words
         for words, name in re.findall(
-            r'<label><span>([^<]+?)\s*</span>\s*<input name="(\w+)" type="number"', page
+            r'<label><span>([^<]+?)\s*(?:<small>.*?</small>)?</span>\s*<input name="(\w+)" type="number"',
+            page,
         )
     }
     assert set(labels) == {each.value for each in Component} - {"waived"}

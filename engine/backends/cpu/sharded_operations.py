@@ -2,6 +2,7 @@
 have a part of is summed; the first rank adds the residual stream to its own."""
 
 import zlib
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -22,9 +23,16 @@ if TYPE_CHECKING:
     from engine.backends.layers.any_mixture import AnyMixture
 
 
+@dataclass(frozen=True, slots=True)
+class Division:
+    """What the ranks of a group have, each and together."""
+
+    vocab: list[range]  # the tokens whose rows of the table and of the head each rank has
+    inner: int  # the inner values of a plain MLP that all ranks have together
+
+
 class ShardedOperations(CpuOperations):
-    """`vocab`: the tokens whose rows of the table and of the head each rank has. `compare`: whether ranks
-    compare the residual stream in each step."""
+    """`compare`: whether ranks compare the residual stream in each step."""
 
     def __init__(
         self,
@@ -33,15 +41,13 @@ class ShardedOperations(CpuOperations):
         step: StepInputs,
         *,
         group: Group,
-        vocab: list[range],
-        inner: int,
+        division: Division,
         compare: bool,
     ) -> None:
-        """inner: the inner values of a plain MLP that all ranks have together."""
         super().__init__(spec, pool, step)
         self._group = group
-        self._vocab = vocab
-        self._inner_values = inner
+        self._vocab = division.vocab
+        self._inner_values = division.inner
         self._compare = compare
 
     def _looked_up(self, table: Embedding, tokens: torch.Tensor) -> torch.Tensor:

@@ -12,7 +12,11 @@ from engine.backends.compiled.group import Group
 from engine.backends.cpu.operations import CpuOperations
 from engine.backends.cpu.packed_products import adds_packed
 from engine.backends.cpu.row_operations import CompiledRowOperations, RowOperations
-from engine.backends.cpu.sharded_operations import ShardedOperations, ShardedRowOperations
+from engine.backends.cpu.sharded_operations import (
+    Division,
+    ShardedOperations,
+    ShardedRowOperations,
+)
 from engine.backends.layers.compiled_tables import compiled_table
 from engine.backends.layers.host_memory import collapse_into_huge_pages, keep_freed_memory
 from engine.backends.layers.kv import KvPool
@@ -198,13 +202,9 @@ def _operations(
         by_row = CompiledRowOperations if packed else RowOperations
         return by_row if config.batch_invariant else CpuOperations
     kind = ShardedRowOperations if config.batch_invariant else ShardedOperations
-    return partial(
-        kind,
-        group=group,
-        vocab=[each.vocab for each in shards(shard.whole, group.size)],
-        inner=shard.whole.intermediate,
-        compare=config.compare_ranks,
-    )
+    vocab = [each.vocab for each in shards(shard.whole, group.size)]
+    division = Division(vocab, shard.whole.intermediate)
+    return partial(kind, group=group, division=division, compare=config.compare_ranks)
 
 
 def load_rank(config: EngineConfig, group: Group) -> CpuRunner:
