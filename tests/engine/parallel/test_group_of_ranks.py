@@ -1,6 +1,7 @@
 """An engine over a group of ranks answers as an engine alone: what is asked of it in every form."""
 
 import queue
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,16 +10,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer
 
 from engine.backends.compiled.group import Group, group_bytes
 from engine.config import EngineConfig
+from engine.demo.paths import MODEL_DIR
 from engine.errors import AdapterError, ConfigError
 from engine.loop import Engine
 from engine.parallel.follower import Answer, Follower
 from engine.parallel.limits import check_limits
 from engine.parallel.ring import RingReader, RingWriter, ring_bytes
 from engine.parallel.runner import ParallelRunner
-from engine.protocol import GenerateRequest, SamplingParams
+from engine.protocol import GenerateRequest, Grammar, Receipt, SamplingParams, TokenChunk
 from engine.runners.cpu.runner import load_rank, load_runner
 from tests.engine.checkpoints import VOCAB, save_adapter, save_checkpoint
 
@@ -139,6 +142,67 @@ def test_adapters_are_read_loaded_and_dropped_on_all_ranks(llama: Path, tmp_path
         with pytest.raises(AdapterError):
             engine.load_adapter(str(tmp_path / "absent"))
         assert answers_of(engine, [request(99, 9)]) == answers_of(alone, [request(99, 9)])
+
+
+TOKENIZER = Tokenizer.from_file(str(MODEL_DIR / "tokenizer.json"))
+REPEATED = TOKENIZER.encode("one two three four five six " * 8).ids
+
+
+def demo_request(name: str, ids: list[int], **asked: object) -> GenerateRequest:
+    fields: dict[str, object] = {"max_tokens": 24, "temperature": 0.0} | asked
+    sampling = SamplingParams(**fields)  # type: ignore[arg-type]
+    return GenerateRequest(name, "t", ids, sampling)
+
+
+SPECIAL = [
+    demo_request(
+        "grammar", REPEATED[:9], grammar=Grammar("regex", "[A-Z]{2}-[0-9]{3}"), ignore_eos=False
+    ),
+    demo_request("scored", REPEATED[:20], logprobs=3, prompt_logprobs=2, ignore_eos=True),
+    demo_request("vector", REPEATED[:12], max_tokens=0, pooling="mean"),
+]
+
+
+def delivered(
+    engine: Engine, requests: list[GenerateRequest]
+) -> tuple[dict[str, list[TokenChunk]], dict[str, Receipt]]:
+    for each in requests:
+        engine.submit(each, "me")
+    chunks: dict[str, list[TokenChunk]] = {}
+    receipts: dict[str, Receipt] = {}
+    while engine.busy:
+        engine.step()
+        for outbox in engine.take_outboxes().values():
+            for chunk in outbox.chunks:
+                chunks.setdefault(chunk.request_id, []).append(chunk)
+            receipts |= {each.request_id: each for each in outbox.receipts}
+    return chunks, receipts
+
+
+def test_grammars_scores_vectors_and_guesses_are_those_of_one_process() -> None:
+    config = config_of(MODEL_DIR)
+    guessed = demo_request("guessed", REPEATED, max_tokens=40, ignore_eos=True)
+    expected, _ = delivered(Engine(config, load_runner(config)), [*SPECIAL, guessed])
+    guessed.prediction = [t for each in expected["guessed"] for t in each.tokens]
+    with group_engine(MODEL_DIR) as engine:
+        found, receipts = delivered(engine, [*SPECIAL, guessed])
+
+    for name in ("grammar", "scored", "guessed"):
+        tokens = [[t for each in of[name] for t in each.tokens] for of in (found, expected)]
+        assert tokens[0] == tokens[1], name
+    text = TOKENIZER.decode([t for each in found["grammar"] for t in each.tokens])
+    assert re.fullmatch("[A-Z]{2}-[0-9]{3}", text)
+    assert receipts["guessed"].accepted > 0
+    scores = [
+        [top for each in of["scored"] for t in each.logprobs or () for _, top in t.top]
+        + [t.logprob or 0.0 for each in of["scored"] for t in each.prompt_logprobs or ()]
+        for of in (found, expected)
+    ]
+    assert len(scores[0]) == 24 * 3 + 20
+    np.testing.assert_allclose(scores[0], scores[1], atol=1e-4)
+    vectors = [np.frombuffer(of["vector"][0].embedding or b"", "<f4") for of in (found, expected)]
+    assert len(vectors[0])
+    np.testing.assert_allclose(vectors[0], vectors[1], atol=1e-4)
 
 
 @pytest.mark.parametrize(
