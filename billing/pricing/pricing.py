@@ -455,7 +455,9 @@ class PriceBook:
     def _bounds(self) -> tuple[int, ...]:
         """Of all models, largest first."""
         ends = {version.model.partition(LONG)[2] for version in self.versions}
-        return tuple(sorted((int(end) for end in ends if end.isdecimal()), reverse=True))
+        return tuple(
+            sorted((int(end) for end in ends if end.isascii() and end.isdecimal()), reverse=True)
+        )
 
     def _pin_suffixed(
         self, suffix: str, tenant_id: str, model: str, at: datetime, currency: str

@@ -113,8 +113,8 @@ def test_of_two_wrong_fields_the_first_in_the_order_of_checks_is_told() -> None:
         told.append(refused.value.param)
         del wrong[str(refused.value.param)]
     assert told == [
-        *("temperature", "top_p", "length_penalty", "seed"),
-        *("logit_bias", "stop", "request_id"),
+        *("temperature", "top_p", "logit_bias", "length_penalty", "seed"),
+        *("stop", "request_id"),
     ]
 
 
