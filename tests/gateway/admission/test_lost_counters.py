@@ -18,6 +18,7 @@ from gateway.admission.request import AdmissionRequest, MoneyLimit, SettledUsage
 from gateway.admission.seeding import Seeding
 from tests.conftest import REDIS, need_redis
 from tests.contracts.redis_keys import forget, new_prefix
+from tests.gateway.admission.owners import Owners
 
 UNIT = 1000  # picounits of a nano-unit
 PLAN = Plan("test", (), 1, 1)
@@ -38,7 +39,7 @@ REQUEST = AdmissionRequest(
 
 
 @dataclass
-class Ledger:
+class Ledger(Owners):
     """The database's part: what is stored, in picounits."""
 
     units: int = 0

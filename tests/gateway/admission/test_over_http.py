@@ -113,7 +113,7 @@ def test_a_burst_is_admitted_up_to_the_limit_exactly(
     refused = next(answer for answer in answers if answer.status_code == 429)
     error, headers = refused.json()["error"], refused.headers
     assert (error["code"], error["type"]) == ("rate_limit_exceeded", "rate_limit_error")
-    assert "tenant:requests:86400" in error["message"]
+    assert "This organisation may send 9 requests a day." in error["message"]
     assert headers["x-ratelimit-remaining-requests"] == "0"
     assert int(headers["retry-after-ms"]) <= int(headers["retry-after"]) * 1000
     assert "q=9;w=86400" in headers["ratelimit-policy"]

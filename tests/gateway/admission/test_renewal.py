@@ -12,6 +12,7 @@ from gateway.admission.leases import Leases
 from gateway.admission.queue import TenantQueues
 from gateway.admission.reservation import plan_buckets
 from gateway.admission.seeding import Seeding
+from tests.gateway.admission.owners import Owners
 from tests.gateway.admission.test_leases import REQUEST, Shared, failover, leased
 from tests.gateway.admission.test_waiting import DENIED, Turns
 from tests.gateway.admission.test_waiting import REQUEST as WAITING
@@ -96,7 +97,7 @@ async def test_a_running_request_is_entered_again_before_its_account_is_seeded()
         async def seed(self, group: str, caps: object) -> None:
             self._note("seed", group, caps)
 
-    class _Prices:
+    class _Prices(Owners):
         async def read_limits(self, _owner: object) -> tuple[()]:
             return ()
 

@@ -12,6 +12,7 @@ from gateway.admission import seeding as seeding_module
 from gateway.admission.prices import Owner
 from gateway.admission.request import AdmissionRequest, MoneyLimit
 from gateway.admission.seeding import Seeding
+from tests.gateway.admission.owners import Owners
 
 REQUEST = AdmissionRequest(
     "req_1", "org_a", "proj_a", "key_a", "demo", Plan("test", (), 1, 1), prompt_tokens=5
@@ -30,7 +31,7 @@ class Counters:
         self.seeded.append((group, caps))
 
 
-class Prices:
+class Prices(Owners):
     def __init__(self) -> None:
         self.asked: list[Owner] = []
 
