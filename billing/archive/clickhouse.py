@@ -23,7 +23,7 @@ _SUMS = (*QUANTITY_COLUMNS, *AMOUNT_COLUMNS)
 _DAY = "day = {day:Date}"
 # A request lies in one partition, so FINAL need not compare partitions with each other.
 _ONE_PARTITION = " settings do_not_merge_across_partitions_select_final = 1"
-_PERSONAL = "end_user", "client_request_id", "member_id"
+_PERSONAL = "end_user", "client_request_id", "member_id", "labels"
 _KEY = "usage_period_id", "bill_period_id", "price_version"
 
 

@@ -10,7 +10,7 @@ from core.errors import Conflict, DependencyDown
 
 def erase_moved(session: Session, tenant_id: str, end_user: str | None) -> int:
     """Returns how many moved events had the name; None stands for all that the tenant's have, and for
-    the ids of clients and members. Raises DependencyDown if their store does not answer,
+    the ids of clients and members and all labels. Raises DependencyDown if their store does not answer,
     and Conflict while a day is being moved, which would take the name along."""
     archive = archive_of(session)
     if archive is not None and not take_lock(session):

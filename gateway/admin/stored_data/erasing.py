@@ -13,7 +13,7 @@ from billing import guards
 from billing.archive.erasing import erase_moved
 from billing.organisations.tables import OrganisationLink
 from billing.usage import origin_rollups
-from billing.usage.tables import ParkedEvent
+from billing.usage.tables import ParkedEvent, UsageBatch
 from core.clock import Clock
 from core.database import Database
 from core.errors import BadRequest, Conflict
@@ -71,11 +71,13 @@ class TenantErasure:
                 organisations.change_tenant(session, scope, self.clock, status=CLOSED)
         with self.database.transaction() as session:
             done = {"moved_events": erase_moved(session, tenant_id, None)}
+        done["usage_events"] = self._empty_events(tenant_id)
+        with self.database.transaction() as session:
+            _wait_for_sums(session)
             origin_rollups.forget(session, scope, None)
         for name in reversed(names_of_tenants()):
             if isinstance(FATES[name], Deleted):
                 done[name] = self._delete(name, tenant_id)
-        done["usage_events"] = self._empty_events(tenant_id)
         with self.database.transaction() as session:
             _rename(session, tenant_id)
             done["audit_log"] = _empty_log(session, tenant_id)
@@ -160,6 +162,12 @@ def _require_ended(session: Session, tenant: Tenant) -> None:
         )
 
 
+def _wait_for_sums(session: Session) -> None:
+    """What is summed at this moment may have read names and labels before the events lost them."""
+    waiting = select(UsageBatch.id).where(UsageBatch.summed_at.is_(None)).order_by(UsageBatch.id)
+    session.execute(waiting.with_for_update()).all()
+
+
 def _rename(session: Session, tenant_id: str) -> None:
     table, projects = table_of("tenants"), table_of("projects")
     name = f"erased-{tenant_id.rpartition('_')[2].lower()}"
@@ -169,7 +177,9 @@ def _rename(session: Session, tenant_id: str) -> None:
         .values(name=name, display_name=name, settings=literal({}, table.c.settings.type))
     )
     session.execute(
-        update(projects).where(projects.c.tenant_id == tenant_id).values(name=projects.c.id)
+        update(projects)
+        .where(projects.c.tenant_id == tenant_id)
+        .values(name=projects.c.id, label_keys=literal([], projects.c.label_keys.type))
     )
     session.expire_all()
 

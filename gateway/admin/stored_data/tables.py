@@ -86,14 +86,14 @@ FATES: dict[str, Fate] = {
     "usage_hourly": Kept(_COUNTS),
     "usage_engine_daily": Kept(_COUNTS),
     "usage_tenant_daily": Kept(_COUNTS),
-    # Sums of named end users become those of no name, before events lose their names.
+    # Sums of named end users become those of no name, once events have lost their names.
     "usage_end_user_daily": Kept(_COUNTS),
-    "usage_events": Emptied(("end_user", "client_request_id", "member_id"), _COUNTS),
+    "usage_events": Emptied(("end_user", "client_request_id", "member_id", "labels"), _COUNTS),
     "audit_log": Emptied(
         ("before", "after", "target"),
         "who did what and when, as evidence; without what was changed",
     ),
-    "projects": Emptied(("name",), "invoice lines name projects by id"),
+    "projects": Emptied(("name", "label_keys"), "invoice lines name projects by id"),
     "tenants": Emptied(("name", "display_name", "settings"), "the books name it by id"),
     "adapters": Deleted(),
     "api_keys": Deleted(),
@@ -108,6 +108,7 @@ FATES: dict[str, Fate] = {
     "files": Deleted(),
     "file_chunks": Deleted({"file_id": "files"}),
     "idempotency_records": Deleted(),
+    "label_sets": Deleted(),
     "limits": Deleted(),
     "limit_rejections": Deleted(),
     "members": Deleted(),
@@ -127,6 +128,8 @@ FATES: dict[str, Fate] = {
     "stored_response_items": Deleted({"response_id": "stored_responses"}),
     "tenant_domains": Deleted(),
     "top_ups": Deleted(),
+    # Whole sums are in `usage_hourly`; these have the tenant's own words.
+    "usage_label_hourly": Deleted(),
     "webhook_endpoints": Deleted(),
     **dict.fromkeys(
         (

@@ -318,3 +318,12 @@ def test_a_name_is_erased_where_it_is() -> None:
     ]
     nobody = Recorded({"select count()": [(0,)]})
     assert archive_on(nobody).erase("acme", "x") == 0 and nobody.commands == []
+
+
+def test_an_erased_tenant_leaves_no_name_and_no_label() -> None:
+    client = Recorded({"select count()": [(2,)]})
+    assert archive_on(client).erase("acme", None) == 2
+    (command,) = client.commands
+    for name in ("end_user", "client_request_id", "member_id", "labels"):
+        assert f"{name} = null" in command and f"{name} is not null" in command, name
+    assert "where tenant_id = 'acme' and (" in command

@@ -22,7 +22,13 @@ from billing.invoicing import invoice_run
 from billing.invoicing.tables import Invoice
 from billing.notices import webhooks
 from billing.usage import service_rollups
-from billing.usage.tables import DailyEndUserUsage, ParkedEvent, UsageEventRow
+from billing.usage.tables import (
+    DailyEndUserUsage,
+    HourlyLabelUsage,
+    LabelSet,
+    ParkedEvent,
+    UsageEventRow,
+)
 from core.clock import FakeClock, SystemClock
 from core.database import Database
 from core.errors import Conflict
@@ -75,6 +81,7 @@ def tenant_of(deployment: Deployment, name: str, word: str) -> Deployment:
     tenant_id, project = shown["id"], shown["project_id"]
     with deployment.services.database.transaction() as session:
         scope, clock = scope_of_operator(tenant_id), SystemClock()
+        organisations.set_label_keys(session, scope, clock, project, [word])
         key = keys.issue(session, scope, clock, project_id=project, name=word, role="owner")
         secret = key.secret
     return replace(deployment, key=secret, tenant_id=tenant_id)
@@ -90,7 +97,8 @@ def fill(own: Deployment, word: str) -> None:
 
     said = [{"role": "user", "content": word}]
     chat = {"model": MODEL, "messages": said, "max_tokens": 2}
-    _send("POST", CHAT, chat, **{"x-request-id": word, "x-client-request-id": word})
+    ids = {"x-request-id": word, "x-client-request-id": word}
+    _send("POST", CHAT, chat, **ids, **{"x-tollhouse-labels": f"{word}={word}"})
     mail = f"b-{word}@example.com"
     _send("POST", "/admin/v1/prompts", {"name": word, "messages": said})
     _send("POST", "/admin/v1/members", {"email": mail, "role": "viewer"})
@@ -128,7 +136,8 @@ def test_nothing_of_an_erased_tenant_is_left_but_the_books(tmp_path: Path) -> No
         fill(own, word)
         wait_until_shipped(deployment.services.settings)
         before = in_tables(deployment, other.text)
-        assert set(in_tables(own, word)) > WRITTEN, "the search finds what is there"
+        labelled = {"projects.label_keys", "usage_events.labels", "label_sets.labels"}
+        assert set(in_tables(own, word)) > WRITTEN | labelled, "the search finds what is there"
 
         answer = httpx.post(f"{own.url}/admin/v1/tenant/export", headers=own.headers, timeout=60)
         assert answer.headers["content-type"] == "application/zip", answer.text
@@ -180,7 +189,8 @@ def _check_archive(content: bytes, word: str, person: Person, other: Person) -> 
     }
     assert expected <= with_word, expected - with_word
     assert any(name.startswith("files/") for name in with_word)
-    for name in ("members", "api_keys", "budgets", "webhook_endpoints", "usage_events", "tenants"):
+    named = ("members", "api_keys", "budgets", "webhook_endpoints", "usage_events", "tenants")
+    for name in (*named, "label_sets", "projects"):
         assert word.encode() in texts[f"tables/{name}.jsonl"], name
     assert not any(
         other.text.encode() in text or other.name.encode() in text for text in texts.values()
@@ -261,7 +271,10 @@ def test_both_databases_empty_the_books_of_names_and_refuse_changes_again(
     database: Database, tmp_path: Path
 ) -> None:
     made = deployment_of(database, FakeClock())
-    made.record(made.event(end_user="ann", client_request_id="hers"), made.event(end_user="bo"))
+    made.record(
+        made.event(end_user="ann", client_request_id="hers", labels="team=ann"),
+        made.event(end_user="bo"),
+    )
     made.clock.advance(days=40)
     invoice_run.run(database, made.clock)
     service_rollups.sum_all(database, made.clock)
@@ -270,14 +283,18 @@ def test_both_databases_empty_the_books_of_names_and_refuse_changes_again(
         name = organisations.get_tenant(session, scope).name
         organisations.change_tenant(session, scope, made.clock, status="closed")
         sums = reconcile.audit(session).as_json()
+        for table in (LabelSet, HourlyLabelUsage):
+            assert session.scalars(select(table.labels)).all() == ["team=ann"]
     data = StoredData.of(database, Settings(data_dir=tmp_path), made.clock, TOKEN)
     erased = data.erase_tenant(scope, name)
     assert erased["usage_events"] == 2 and erased["audit_log"], erased
     with database.transaction() as session:
         rows = session.execute(
-            select(UsageEventRow.end_user, UsageEventRow.client_request_id)
+            select(UsageEventRow.end_user, UsageEventRow.client_request_id, UsageEventRow.labels)
         ).all()
-        assert rows == [(None, None)] * 2
+        assert rows == [(None, None, None)] * 2
+        for table in (LabelSet, HourlyLabelUsage):
+            assert session.scalars(select(table.labels)).all() == []
         assert session.scalars(select(DailyEndUserUsage.end_user)).all() == [""]
         assert reconcile.audit(session).as_json() == sums, "no sum changes"
         assert session.scalars(select(Invoice)).all()
