@@ -1,6 +1,7 @@
 """The one set of fixtures: databases that are made for a test and dropped after it."""
 
 import gc
+import logging
 import os
 import shutil
 import socket
@@ -82,10 +83,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown() -> None:
-    """A runner sets the number of torch's threads for the process, and for the tests after its own."""
+    """A runner sets the number of torch's threads for the process, and for the tests after its own. So
+    does a command with the log, whose stream is that of its test and closed after it."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.get_num_threads() != 1:
         torch.set_num_threads(1)
+    root = logging.getLogger()
+    for handler in root.handlers[:]:
+        if type(handler) is logging.StreamHandler:  # those of pytest are of other types
+            root.removeHandler(handler)
+            root.setLevel(logging.WARNING)
 
 
 POSTGRES = os.environ.get("TOLLHOUSE_TEST_POSTGRES", "postgresql://root@127.0.0.1:5432/postgres")
