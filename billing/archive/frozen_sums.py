@@ -30,12 +30,15 @@ _AT_ONCE = 5_000  # values in one IN list, rows in one insert
 _COMMITTED = timedelta(hours=1)  # no transaction runs longer
 _SUMS = (*QUANTITY_COLUMNS, *AMOUNT_COLUMNS)
 KEY = ("tenant_id", "usage_period_id", "bill_period_id", "price_version", "tokens")
-_LATER = frozenset(
-    len(KEY) + _SUMS.index(name)
-    for name in (
-        *("audio_seconds", "images", "characters"),
-        *("audio_amount", "image_amount", "character_amount"),
-        *(*PART_QUANTITIES, *PART_AMOUNTS),
+# Places of columns that days closed by older versions lack; the latest columns first.
+_LATER = tuple(
+    frozenset(len(KEY) + _SUMS.index(name) for name in names)
+    for names in (
+        (*PART_QUANTITIES, *PART_AMOUNTS),
+        (
+            *("audio_seconds", "images", "characters"),
+            *("audio_amount", "image_amount", "character_amount"),
+        ),
     )
 )
 E, C, F = UsageEventRow, Charge, ClosedCharges
@@ -136,10 +139,13 @@ def charge_row(row: Any) -> tuple[Any, ...]:
 
 
 def _digested(row: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Without the columns that days closed by older versions lack, where they are zero."""
-    if any(row[place] for place in _LATER):
-        return row
-    return tuple(value for place, value in enumerate(row) if place not in _LATER)
+    """As the oldest version that knew all of its columns above zero would have had it."""
+    left_out: frozenset[int] = frozenset()
+    for places in _LATER:
+        if any(row[place] for place in places):
+            break
+        left_out |= places
+    return tuple(value for place, value in enumerate(row) if place not in left_out)
 
 
 def generated(table: Any) -> ColumnElement[bool]:

@@ -238,14 +238,19 @@ def test_values_are_asked_for_in_pieces_that_a_statement_may_have() -> None:
 
 def test_a_digest_leaves_out_later_columns_only_where_all_are_zero() -> None:
     """Days that older versions closed have rows without them, and the same digest."""
-    old = ("acme", "p", "p", "v", True, *range(1, 9), 0, 0, 0, *range(20, 28), 0, 0, 0, 99)
+    units, parts = (0, 0, 0), (0,) * 9  # audio, images and characters; components of a division
+    counts, amounts = tuple(range(1, 9)), tuple(range(20, 28))
+    key = ("acme", "p", "p", "v", True)
+    old = (*key, *counts, *units, *parts, *amounts, *units, *parts, 99)
     found = frozen_sums.Groups([old], [("account", "a", 5)]).digest()
-    assert len(old) == 5 + 11 + 12
-    for place in (13, 14, 15, 24, 25, 26):
+    assert len(old) == 5 + 20 + 21
+    assert frozen_sums._digested(old) == (*key, *counts, *amounts, 99)
+    of_units, of_parts = [*range(13, 16), *range(33, 36)], [*range(16, 25), *range(36, 45)]
+    for place in (*of_units, *of_parts):
         row = (*old[:place], 1, *old[place + 1 :])
-        assert frozen_sums._digested(row) == row
+        known = row if place in of_parts else (*row[:16], *row[25:36], 99)
+        assert frozen_sums._digested(row) == known
         assert frozen_sums.Groups([row], [("account", "a", 5)]).digest() != found
-    assert frozen_sums._digested(old) == (*old[:13], *old[16:24], 99)
     assert frozen_sums.Groups([old], [("account", "a", 6)]).digest() != found
     turned = frozen_sums.Groups([old, (*old[:-1], 98)], [])
     assert turned.digest() == frozen_sums.Groups([(*old[:-1], 98), old], []).digest()
