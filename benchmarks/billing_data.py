@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 from sqlalchemy import text
 
 from billing.accounts.accounts import Periods, ensure_accounts, lock_accounts
+from billing.columns import PLAIN_QUANTITIES
 from billing.usage import partitions, rollups
 from core.database import Database
 from core.events import UsageEvent, UsageKind
@@ -135,7 +136,7 @@ _CACHED = "e.cached_tokens * 75000::bigint"
 _OUTPUT = "e.output_tokens * 600000::bigint"
 _CHARGED = {
     "requests": "1",
-    **{name: f"e.{name}" for name in rollups.SUMS if name.endswith("_tokens")},
+    **{name: f"e.{name}" for name in PLAIN_QUANTITIES if name.endswith("_tokens")},
     "input_amount": _INPUT,
     "cached_amount": _CACHED,
     "output_amount": _OUTPUT,
