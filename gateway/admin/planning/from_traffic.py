@@ -42,13 +42,13 @@ def traffic(session: Session, model: str, since: datetime) -> dict[str, Any]:
             f"No usage of {model!r} is recorded since {since:%Y-%m-%d %H:%M} UTC.",
             next_step="Name the model as `tollhouse model list` does, or give a longer period.",
         )
-    requests, fresh, cached, output = (sum(each[place] for each in busy) for place in range(4))
+    requests, prompt, cached, output = (sum(each[place] for each in busy) for place in range(4))
     peak = max(each[0] for each in busy)
     return {
         "hours": len(busy),
         "requests": requests,
         "rate": peak / _HOUR_S,
-        "prompt": max(1.0, (fresh + cached) / requests),
+        "prompt": max(1.0, prompt / requests),
         "shared_prefix": cached / requests,
         "output": max(1.0, output / requests),
     }

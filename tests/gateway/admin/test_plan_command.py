@@ -142,20 +142,22 @@ def test_validate_prints_the_errors_of_dense_models_and_mixtures(
 def test_the_usage_of_the_busiest_hour_is_planned_for(capsys: pytest.CaptureFixture[str]) -> None:
     from datetime import UTC, datetime, timedelta
 
+    from billing.columns import AMOUNT_COLUMNS, QUANTITY_COLUMNS
     from billing.usage.tables import HourlyUsage
     from gateway.admin.console import command_context
 
     assert main(["migrate"]) == 0
     now = datetime.now(UTC).replace(minute=0, second=0, microsecond=0)
+    nothing = dict.fromkeys((*QUANTITY_COLUMNS, *AMOUNT_COLUMNS), 0)
     with command_context() as tools, tools.database.transaction() as session:
         for hours, requests in ((2, 7200), (3, 3600)):
             session.add(
                 HourlyUsage(
                     tenant_id="t", at=now - timedelta(hours=hours), project_id="p", key_id="k",
                     model="llama-3.1-8b", adapter="", kind="generation", price_version="v",
-                    usage_period_id="u", bill_period_id="b", currency="USD", requests=requests,
-                    input_tokens=600 * requests, cached_tokens=400 * requests,
-                    output_tokens=200 * requests,
+                    usage_period_id="u", bill_period_id="b", currency="USD",
+                    **nothing | {"requests": requests, "input_tokens": 1000 * requests,
+                     "cached_tokens": 400 * requests, "output_tokens": 200 * requests},
                 )
             )  # fmt: skip
     capsys.readouterr()
