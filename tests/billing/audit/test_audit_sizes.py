@@ -217,7 +217,9 @@ def test_batches_are_told_with_what_they_lack_or_have_too_much(books: Session) -
 def test_charges_and_events_are_told_apart_and_together(books: Session) -> None:
     ids = sorted(row[0] for row in books.execute(text("select request_id from charges")))
     last = one(books, "select max(batch_id) from usage_events")
-    run(books, f"update charges set output_tokens = 1 where request_id > '{ids[0]}'")
+    run(
+        books, f"update charges set output_tokens = output_tokens + 1 where request_id > '{ids[0]}'"
+    )
     message = "the counts of the charge differ from those of its event"
     unequal = Difference("events/charges", "amount", message, len(ids) - 1, 0, tuple(ids[1:]))
     (found,) = audit_usage.events_and_charges(books)

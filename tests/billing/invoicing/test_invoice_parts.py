@@ -25,6 +25,7 @@ from billing.invoicing.invoice_totals import (
 from billing.invoicing.tables import ChildInvoice, Invoice
 from billing.organisations.tables import OrganisationLink
 from billing.periods import Span
+from billing.pricing.pricing import PARTS
 from billing.taxes.taxes import Supply, Tax
 from billing.usage.tables import Adjustment
 from core.errors import Conflict
@@ -131,7 +132,7 @@ def test_a_supply_is_of_the_last_moment_of_its_lines_and_credit_lowers_it_in_pro
 def row(kind: str, version: str = "v", period: str = "per_1", **sums: int) -> tuple[Any, ...]:
     """As `InvoiceInputs.usage` has it: the count and the cents of each component."""
     names = ("input", "cached", "output", "waived", "request", "adapter", "gpu", "moderation")
-    names += ("audio", "image", "character")
+    names += ("audio", "image", "character", *PARTS)
     pairs = (value for n in names for value in (sums.get(n, 0), sums.get(f"{n}_cents", 0) * CENT))
     return ("proj", "demo", sums.pop("adapter_of", ""), kind, version, period, *pairs)
 
@@ -178,6 +179,9 @@ def test_a_line_of_usage_has_its_quantity_price_and_place() -> None:
         ("audio", {"audio": 9, "request": 1, "request_cents": 1}, ["request", "audio_second"]),
         ("speech", {"character": 9, "image": 1}, ["character"]),
         ("image", {"image": 1, "input": 9, "input_cents": 1}, ["input", "image"]),
+        ("generation", {"input": 1, "reasoning": 1}, ["input", "reasoning"]),
+        ("generation", {"search": 1}, []),
+        ("generation", {"search": 1, "search_cents": 1}, ["search"]),
         ("generation", {}, []),
     ],
 )

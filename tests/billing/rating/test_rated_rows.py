@@ -158,7 +158,7 @@ def test_what_has_no_price_is_parked_as_it_is_and_charged_when_it_has_one(
     lite: Deployment, session: Session
 ) -> None:
     strange, good = lite.event(price_version="later"), lite.event()
-    usage._store(session, [usage._row(strange), usage._row(good)], START)
+    usage._store(session, [strange, good], START)
     assert rating.rate(session, lite.clock) == Rated(1, 1 + 1)
     row = session.scalars(select(ParkedEvent)).one()
     assert (row.request_id, row.tenant_id, row.code) == (
@@ -287,7 +287,7 @@ def test_usage_that_another_program_stored_makes_the_account_of_its_tenant(
     lite: Deployment, session: Session
 ) -> None:
     stored = lite.event(tenant_id="stranger")
-    usage._store(session, [usage._row(stored)], START)
+    usage._store(session, [stored], START)
     assert session.get(BillingAccount, "stranger") is None
     assert rating.rate(session, lite.clock) == Rated(1, 1)
     account = session.get_one(BillingAccount, "stranger")

@@ -205,9 +205,7 @@ def test_an_event_stored_without_a_known_price_is_rated_once_the_price_is_there(
     """Another program may write to the table itself, past the checks of `usage.record`."""
     strange = deployment.event(price_version="price_strange")
     with deployment.database.transaction() as session:
-        usage._store(
-            session, [usage._row(strange), usage._row(deployment.event())], deployment.clock.now()
-        )
+        usage._store(session, [strange, deployment.event()], deployment.clock.now())
     assert deployment.rate() == 2
     with deployment.database.read() as session:
         assert [row.request_id for row in usage.parked(session)] == [strange.request_id]

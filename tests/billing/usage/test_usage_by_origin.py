@@ -12,7 +12,7 @@ from sqlalchemy import event as sqlalchemy_event
 from sqlalchemy import select, true
 
 from billing.archive.erasure import erase_end_user
-from billing.usage import origin_rollups, service_rollups
+from billing.usage import origin_rollups, rollup_writes, service_rollups
 from billing.usage.batch_claims import claim_batches
 from billing.usage.origin_rollups import OTHERS
 from billing.usage.tables import (
@@ -222,7 +222,8 @@ def test_an_erasure_waits_for_batches_that_are_being_summed(deployment: Deployme
     erasing = threading.Thread(target=_erase)
     with deployment.database.transaction() as session:
         taken = claim_batches(session, UsageBatch.summed_at.is_(None), most_events=10)
-        origin_rollups.add(session, UsageEventRow.batch_id.in_(taken))
+        chosen = UsageEventRow.batch_id.in_(taken)
+        origin_rollups.add(session, chosen, rollup_writes.columns_of(session, chosen))
         session.flush()
         erasing.start()
         erasing.join(0.5)
