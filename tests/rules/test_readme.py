@@ -24,6 +24,9 @@ GUIDES = (
 )
 # Started for good, or on machines that only production has: their options are checked, not run.
 RUN_FOR_GOOD = ("serve", "engine", "worker")
+LITELLM_LIST = {
+    "claude-sonnet-4-5": {"input_cost_per_token": 3e-06, "output_cost_per_token": 1.5e-05}
+}
 
 
 def text_of(guide: str) -> str:
@@ -41,6 +44,13 @@ def shell_lines(guide: str) -> list[str]:
         for line in block.splitlines()
     ]
     return [line for line in lines if line]
+
+
+def write_price_lists(folder: Path) -> None:
+    """The files that the guide of finance imports: a list of LiteLLM's form, and the guide's own."""
+    (folder / "model_prices_and_context_window.json").write_text(json.dumps(LITELLM_LIST))
+    (own,) = (each for each in blocks("docs/finance.md", "json") if '"prices"' in each)
+    (folder / "prices.json").write_text(own)
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +89,7 @@ def test_the_commands_run_as_they_are_written(
     for name in ("TOLLHOUSE_DATA_DIR", "TOLLHOUSE_PORT"):
         monkeypatch.setenv(name, home[name])
     monkeypatch.chdir(home["WHERE"])
+    write_price_lists(Path(home["WHERE"]))
     for line in shell_lines(guide):
         words = [w for w in shlex.split(line) if not re.match(r"TOLLHOUSE_\w+=", w)]
         if words[0] == "make":
