@@ -155,8 +155,10 @@ class RedisCounters:
         return tuple([HeldMoney(key, int(held), int(sums)) for key, held, sums in pairs])
 
     async def close(self) -> None:
-        if self._departure is not None:
-            self._departure.cancel()
+        """What lingers is sent first: its money would stay held until a lease ends."""
+        self._depart()
+        if self._sender is not None:
+            await asyncio.gather(self._sender, return_exceptions=True)
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

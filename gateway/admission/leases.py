@@ -100,6 +100,7 @@ class Leases:
         self._began: int | None = None  # when the shared counters' data began, in ms
         self._running: dict[tuple[str, str], Leased] = {}
         self._unkept: dict[tuple[str, str], Leased] = {}  # to be kept, not answered yet
+        self._soon: list[tuple[str, str]] = []  # of them, what the keeper did not ask for yet
         self._keeper: asyncio.Task[None] | None = None
         self._unsettled: deque[_Settlement] = deque(maxlen=_MAX_UNSETTLED)
 
@@ -116,13 +117,18 @@ class Leases:
         if keep_now is not None:  # counters in memory answer at once: no task is needed
             keep_now(bucket_request.group, bucket_request.id)
             return
-        self._unkept[(bucket_request.group, bucket_request.id)] = reservation
+        name = (bucket_request.group, bucket_request.id)
+        self._unkept[name] = reservation
+        self._soon.append(name)
         if self._keeper is None or self._keeper.done():
             self._keeper = asyncio.get_running_loop().create_task(self._keep_soon())
 
     async def _keep_soon(self) -> None:
-        await asyncio.sleep(_KEEP_AFTER_S)
-        await asyncio.gather(*[self._keep(each) for each in self._unkept.values()])
+        while self._soon:  # more may come while the counters are asked
+            await asyncio.sleep(_KEEP_AFTER_S)
+            names, self._soon = self._soon, []
+            running = [self._unkept[name] for name in names if name in self._unkept]
+            await asyncio.gather(*[self._keep(each) for each in running])
 
     async def _keep(self, reservation: Leased) -> None:
         """Without an answer it is tried again with the next renewal."""

@@ -227,6 +227,27 @@ async def test_what_could_not_be_kept_is_kept_with_the_next_renewal(
     assert leases._unkept == {}
 
 
+async def test_what_is_kept_while_the_counters_are_asked_is_kept_soon_too(
+    shared: Shared, leases: Leases, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second, third = (leased(shared, f"req_{number}") for number in range(1, 4))
+    told: list[str] = []
+
+    async def _keep(group: str, id: str) -> None:
+        told.append(id)
+        if id == "req_1":
+            leases.keep(second)
+            leases.keep(third)
+            await leases.end(shared, group, "req_3", [0], 0)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(shared, "keep", _keep)
+    leases.keep(first)
+    assert leases._keeper is not None
+    await leases._keeper
+    assert told == ["req_1", "req_2"], "of one that ended, nothing is told"
+    assert leases._unkept == {}
+
+
 def test_counters_in_memory_are_told_at_once(leases: Leases) -> None:
     told: list[tuple[str, str]] = []
     memory = SimpleNamespace(keep_now=lambda group, id: told.append((group, id)))

@@ -137,3 +137,19 @@ async def test_nothing_is_admitted_before_usage_is_stored(site: Site) -> None:
     answers = await asyncio.gather(*requests, return_exceptions=True)
     assert all(isinstance(each, InsufficientQuota) for each in answers), answers
     assert ledger.reads == 1
+
+
+async def test_a_settlement_that_lingers_is_sent_before_the_counters_close(site: Site) -> None:
+    site.ledger.stored.set()
+    one, two = await site.gateway(), await site.gateway()
+    held = await one.reserve(replace(REQUEST, request_id="r1"))
+    ending = asyncio.create_task(one.settle(held, SettledUsage(5, 0, 10, cost_units=950 * UNIT)))
+    while not site.counters[0]._pending:
+        await asyncio.sleep(0)
+    await site.counters.pop(0).close()
+    async with asyncio.timeout(5):
+        await ending
+    fits = await two.reserve(replace(REQUEST, request_id="r2", max_output_tokens=5))
+    assert fits.covered == 5
+    with pytest.raises(InsufficientQuota):
+        await two.reserve(replace(REQUEST, request_id="r3", max_output_tokens=1))
