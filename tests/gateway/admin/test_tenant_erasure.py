@@ -4,6 +4,7 @@ books; what was erased comes back with no backup."""
 import io
 import json
 import sqlite3
+import threading
 import uuid
 import zipfile
 from contextlib import closing
@@ -21,12 +22,14 @@ from billing.audit import reconcile
 from billing.invoicing import invoice_run
 from billing.invoicing.tables import Invoice
 from billing.notices import webhooks
-from billing.usage import service_rollups
+from billing.usage import label_rollups, origin_rollups, service_rollups
+from billing.usage.batch_claims import claim_batches
 from billing.usage.tables import (
     DailyEndUserUsage,
     HourlyLabelUsage,
     LabelSet,
     ParkedEvent,
+    UsageBatch,
     UsageEventRow,
 )
 from core.clock import FakeClock, SystemClock
@@ -303,6 +306,32 @@ def test_both_databases_empty_the_books_of_names_and_refuse_changes_again(
     for table in (AuditEntry, UsageEventRow):
         with pytest.raises(DBAPIError, match="append-only"), database.transaction() as session:
             session.execute(update(table).values(tenant_id="other"))
+
+
+def test_what_is_summed_during_an_erasure_brings_no_name_back(
+    database: Database, tmp_path: Path
+) -> None:
+    made = deployment_of(database, FakeClock())
+    made.record(made.event(end_user="ann", labels="team=ann"))
+    made.rate()
+    scope = scope_of_operator("acme")
+    with database.transaction() as session:
+        organisations.change_tenant(session, scope, made.clock, status="closed")
+    data = StoredData.of(database, Settings(data_dir=tmp_path), made.clock, TOKEN)
+    erasing = threading.Thread(target=data.erase_tenant, args=(scope, "acme"))
+    with database.transaction() as session:
+        taken = claim_batches(session, UsageBatch.summed_at.is_(None), most_events=10)
+        assert taken
+        for rollups in (origin_rollups, label_rollups):
+            rollups.add(session, UsageEventRow.batch_id.in_(taken), origin_rollups.SUMS)
+        session.flush()
+        erasing.start()
+        erasing.join(1)
+        assert erasing.is_alive(), "it waits"
+    erasing.join(30)
+    with database.read() as session:
+        assert session.scalars(select(DailyEndUserUsage.end_user)).all() == [""]
+        assert session.scalars(select(HourlyLabelUsage.labels)).all() == []
 
 
 def test_a_tenant_with_parked_usage_or_children_is_not_erased(
