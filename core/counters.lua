@@ -173,15 +173,17 @@ local function sweep()
     if not args then
       call('ZREM', base .. ':l', id)
     else
+      -- Without calls nobody sweeps: the time that money waits begins as the lease ended.
+      local waits = KEPT_MS - (now - tonumber(call('ZSCORE', base .. ':l', id)))
       leave(id, args[4])
       if state ~= LATE then
         local kept = {}
         for index, take in ipairs(args[3]) do kept[index] = math.min(take[5], take[4]) end
         change(args[3], kept, {})
       end
-      if held ~= 0 and state == KEPT then
+      if held ~= 0 and state == KEPT and waits > 0 then
         save(id, cmsgpack.pack(args, held, answer, LATE))
-        enter(base .. ':l', id, KEPT_MS, 2)
+        enter(base .. ':l', id, waits, 2)
       else
         give_back(args[7], held)
         call('DEL', base .. ':h:' .. id)
