@@ -8,8 +8,10 @@ counts as spend.
 """
 
 import logging
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from operator import attrgetter
 
 from sqlalchemy import false, func, or_, select
 from sqlalchemy.orm import Session
@@ -58,6 +60,70 @@ class Window:
     ends_at: datetime | None
 
 
+class LimitReader:
+    """The spending limits of many requests at one moment. A budget is read and summed once, however many
+    keys and sets of labels it applies to. What is spent counts `unrated` usage too."""
+
+    def __init__(self, session: Session, at: datetime, unrated: UnratedUsage) -> None:
+        self._session = session
+        self._at = at
+        self._unrated = unrated
+        self._tenants: dict[str, _Budgets] = {}
+        self._limits: dict[str, MoneyLimit] = {}  # by budget
+
+    def of_key(self, tenant_id: str, project_id: str, key_id: str) -> list[MoneyLimit]:
+        """Every limit that applies to a request of this key, but for those of its labels; `key_id` is
+        that of the first key of its chain of rotations."""
+        own = self._budgets(tenant_id)
+        scopes = (("tenant", tenant_id), ("project", project_id), ("key", key_id))
+        found = self._of(own, scopes)
+        return found if own.wallet is None else [*found, own.wallet]
+
+    def of_labels(self, tenant_id: str, given: str | None) -> list[MoneyLimit]:
+        """Every limit of the labels `given`, in their canonical form."""
+        if given is None:
+            return []
+        return self._of(self._budgets(tenant_id), [("label", each) for each in given.split(",")])
+
+    def _budgets(self, tenant_id: str) -> "_Budgets":
+        own = self._tenants.get(tenant_id)
+        if own is None:
+            own = self._tenants[tenant_id] = self._read(tenant_id)
+        return own
+
+    def _read(self, tenant_id: str) -> "_Budgets":
+        session, at = self._session, self._at
+        account, wallet = session.get(BillingAccount, tenant_id), None
+        if account is not None and account.prepaid_only:
+            waiting = self._unrated.spent({"tenant_id": {tenant_id}}, account.currency)
+            wallet = wallet_limit(session, account, at, waiting)
+        by_scope: dict[tuple[str, str], list[Budget]] = {}
+        for budget in _open_budgets(session, tenant_id, at):
+            by_scope.setdefault((budget.scope, budget.scope_id), []).append(budget)
+        return _Budgets(account.timezone if account else "UTC", wallet, by_scope)
+
+    def _of(self, own: "_Budgets", scopes: Iterable[tuple[str, str]]) -> list[MoneyLimit]:
+        chosen = [budget for scope in scopes for budget in own.by_scope.get(scope, ())]
+        return [self._limit(each, own.zone) for each in sorted(chosen, key=attrgetter("id"))]
+
+    def _limit(self, budget: Budget, zone: str) -> MoneyLimit:
+        limit = self._limits.get(budget.id)
+        if limit is None:
+            window = window_of(budget.window, self._at, zone)
+            limit = _limit_of(self._session, budget, window, self._unrated)
+            self._limits[budget.id] = limit
+        return limit
+
+
+@dataclass(frozen=True, slots=True)
+class _Budgets:
+    """Of one tenant, the open ones by scope and what it names."""
+
+    zone: str
+    wallet: MoneyLimit | None
+    by_scope: Mapping[tuple[str, str], Sequence[Budget]]
+
+
 def money_limits(
     session: Session,
     tenant_id: str,
@@ -66,35 +132,8 @@ def money_limits(
     at: datetime,
     unrated: UnratedUsage,
 ) -> list[MoneyLimit]:
-    """Every spending limit that applies to a request of this key at this moment, but for those of its
-    labels; `key_id` is that of the first key of its chain of rotations. What is spent counts `unrated`
-    usage too."""
-    account = session.get(BillingAccount, tenant_id)
-    zone = account.timezone if account else "UTC"
-    scopes = {"tenant": tenant_id, "project": project_id, "key": key_id}
-    found = []
-    for budget in _open_budgets(session, tenant_id, at):
-        if scopes.get(budget.scope) == budget.scope_id:
-            found.append(_limit_of(session, budget, window_of(budget.window, at, zone), unrated))
-    if account is not None and account.prepaid_only:
-        waiting = unrated.spent({"tenant_id": {tenant_id}}, account.currency)
-        found.append(wallet_limit(session, account, at, waiting))
-    return found
-
-
-def label_limits(
-    session: Session, tenant_id: str, given: str | None, at: datetime, unrated: UnratedUsage
-) -> list[MoneyLimit]:
-    """Every spending limit of the labels `given`, in their canonical form."""
-    if given is None:
-        return []
-    account = session.get(BillingAccount, tenant_id)
-    zone = account.timezone if account else "UTC"
-    return [
-        _limit_of(session, budget, window_of(budget.window, at, zone), unrated)
-        for budget in _open_budgets(session, tenant_id, at)
-        if budget.scope == "label" and labels.has(given, budget.scope_id)
-    ]
+    """As `LimitReader.of_key`, of one key."""
+    return LimitReader(session, at, unrated).of_key(tenant_id, project_id, key_id)
 
 
 def _limit_of(

@@ -67,7 +67,8 @@ class PriceList:
             by_label = budgets.hard_labels(session)
             self._unrated.refresh(session, limited, book)
             request = [o for o, seen in list(self._seen.items()) if now - seen < _LIMITS_TTL]
-            money = {o: _limits(session, o, now, self._unrated) for o in request if o[0] in limited}
+            reader = budgets.LimitReader(session, now, self._unrated)
+            money = {o: _limits(reader, o) for o in request if o[0] in limited}
         if book.versions != self._book.versions:
             self._book = book
         self._money, self._limited, self._labels = money, limited, by_label
@@ -154,7 +155,7 @@ class PriceList:
         unrated = UnratedUsage()
         with self._database.snapshot() as session:
             unrated.refresh(session, frozenset((owner[0],)), load_price_book(session))
-            return _limits(session, owner, at, unrated)
+            return _limits(budgets.LimitReader(session, at, unrated), owner)
 
 
 class CostBounds:
@@ -183,9 +184,8 @@ def _limited_tenants(session: Session) -> frozenset[str]:
     return frozenset(session.scalars(now_open.union(prepaid)))
 
 
-def _limits(session: Session, owner: Owner, at: datetime, unrated: UnratedUsage) -> Limits:
-    found = budgets.money_limits(session, *owner[:3], at, unrated)
-    found += budgets.label_limits(session, owner[0], owner[3], at, unrated)
+def _limits(reader: budgets.LimitReader, owner: Owner) -> Limits:
+    found = reader.of_key(*owner[:3]) + reader.of_labels(owner[0], owner[3])
     return tuple(
         MoneyLimit(limit.key, limit.cap_units, limit.spent_units) for limit in found if limit.hard
     )

@@ -147,9 +147,10 @@ def test_a_budget_of_a_label_counts_its_usage_at_every_stage(lite: Deployment, s
     unrated, at = UnratedUsage(), lite.clock.now()
     with lite.database.read() as session:
         unrated.refresh(session, frozenset(("acme",)), load_price_book(session))
-        (limit,) = budgets.label_limits(session, "acme", "team=search,z=1", at, unrated)
-        assert budgets.label_limits(session, "acme", "team=ads", at, unrated) == []
-        assert budgets.label_limits(session, "acme", None, at, unrated) == []
+        reader = budgets.LimitReader(session, at, unrated)
+        (limit,) = reader.of_labels("acme", "team=search,z=1")
+        assert reader.of_labels("acme", "team=ads") == []
+        assert reader.of_labels("acme", None) == []
         assert budgets.money_limits(session, "acme", "proj", "key", at, unrated) == []
     lite.rate()
     with lite.database.read() as session:

@@ -4,6 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from msgspec.structs import replace
+from sqlalchemy import event
 from sqlalchemy.exc import OperationalError
 
 from billing.notices.tables import Budget
@@ -54,6 +55,41 @@ class Priced:
 @pytest.fixture
 def priced(sqlite_database: Database) -> Priced:
     return Priced(sqlite_database)
+
+
+async def test_a_refresh_reads_a_budget_once_however_many_keys_and_labels_meet_it(
+    priced: Priced,
+) -> None:
+    """Every tenant's prices wait for a refresh, and a client chooses its labels."""
+    statements: list[str] = []
+
+    def _note(_connection: object, _cursor: object, statement: str, *_: object) -> None:
+        statements.append(statement)
+
+    with priced.database.transaction() as session:
+        for value in range(4):
+            session.add(
+                Budget(
+                    id=f"budget_{value}", tenant_id="org_a", scope="label", scope_id=f"team={value}",
+                    currency="USD", cap=1_000, window="total", hard=True,
+                    created_at=NOW - timedelta(days=1),
+                )
+            )  # fmt: skip
+    priced.prices.refresh()
+    counts = []
+    event.listen(priced.database.db_engine, "before_cursor_execute", _note)
+    try:
+        for keys in (1, 20):
+            for key in range(keys):
+                for value in range(4):
+                    request = replace(REQUEST, key_id=f"key_{key}", labels=f"team={value}")
+                    assert len((await priced.prices.quote(request, NOW)).money) == 2
+            statements.clear()
+            priced.prices.refresh()
+            counts.append(len(statements))
+    finally:
+        event.remove(priced.database.db_engine, "before_cursor_execute", _note)
+    assert counts[0] == counts[1]
 
 
 async def test_only_hard_limits_that_are_open_hold_money(priced: Priced) -> None:
