@@ -64,7 +64,12 @@ def canonical(labels: Mapping[str, str], param: str) -> str | None:
                 param=param,
                 code="invalid_value",
             )
-    return ",".join(f"{key}={labels[key]}" for key in sorted(labels)) or None
+    return write(labels) or None
+
+
+def write(labels: Mapping[str, str]) -> str:
+    """Names and values that were checked, in the canonical form."""
+    return ",".join(f"{key}={labels[key]}" for key in sorted(labels))
 
 
 def read(text: str | None) -> dict[str, str]:

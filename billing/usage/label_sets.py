@@ -96,10 +96,10 @@ class _Room:
             values = self._values.setdefault(key, set())
             if value not in values and len(values) >= MOST_VALUES:
                 parts[key] = labels.OTHER
-        kept = _text(parts)
+        kept = labels.write(parts)
         if kept not in self._sets and len(self._sets) >= MOST_SETS:
             parts = dict.fromkeys(parts, labels.OTHER)
-            kept = _text(parts)
+            kept = labels.write(parts)
         if kept not in self._sets:
             self._sets.add(kept)
             self._note(parts)
@@ -109,7 +109,3 @@ class _Room:
     def _note(self, parts: dict[str, str]) -> None:
         for key, value in parts.items():
             self._values.setdefault(key, set()).add(value)
-
-
-def _text(parts: dict[str, str]) -> str:
-    return ",".join(f"{key}={parts[key]}" for key in sorted(parts))
