@@ -74,6 +74,8 @@ class TenantErasure:
         done["usage_events"] = self._empty_events(tenant_id)
         with self.database.transaction() as session:
             _wait_for_sums(session)
+            # Days that were moved before their events were emptied.
+            done["moved_events"] += erase_moved(session, tenant_id, None)
             origin_rollups.forget(session, scope, None)
         for name in reversed(names_of_tenants()):
             if isinstance(FATES[name], Deleted):
