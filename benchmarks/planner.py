@@ -1,7 +1,7 @@
 """The planner against measured points: `python -m benchmarks.planner DIR`, with `measured.csv` in DIR.
 
 Each model's points are predicted by factors that were fitted without any point of that model, and the
-shipped factors, which were fitted to all of them, are judged beside. `--fit` writes these anew.
+shipped factors, which were fitted to all of them, are judged with them. `--fit` writes new ones.
 """
 
 import argparse
@@ -171,7 +171,7 @@ _FIRST_BAR = (0.35, 0.20)
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("directory", type=Path)
-    parser.add_argument("--fit", action="store_true", help="write the shipped factors anew")
+    parser.add_argument("--fit", action="store_true", help="write new factors to ship")
     options = parser.parse_args(argv)
     points, left = measured.read(options.directory / "measured.csv")
     progress(f"{len(points)} points; left out: {dict(left)}")

@@ -55,8 +55,8 @@ def _connect(found: Meeting) -> socket.socket:
 
 def _serve(found: Meeting, rank: int, connection: socket.socket) -> None:
     rendezvous.send(connection, {"rank": rank, "digest": found.digest, "pid": os.getpid()})
-    told = rendezvous.records(connection)
-    welcome = next(told, {"refused": "rank 0 has ended"})
+    records = rendezvous.records(connection)
+    welcome = next(records, {"refused": "rank 0 has ended"})
     if "refused" in welcome:
         raise RankError(str(welcome["refused"]))
     config = found.config

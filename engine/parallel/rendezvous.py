@@ -46,8 +46,8 @@ class Meeting:
     @property
     def digest(self) -> str:
         """Of version and settings, which all ranks have in common."""
-        told = [self.version, self.python, self.size, self.settings]
-        return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+        stated = [self.version, self.python, self.size, self.settings]
+        return hashlib.sha256(json.dumps(stated, sort_keys=True).encode()).hexdigest()
 
 
 def meeting(config: EngineConfig, folder: Path) -> Meeting:

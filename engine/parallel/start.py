@@ -148,8 +148,8 @@ class _Ranks:
             self._thread("rank-answers", self._hear, connection)
 
     def _hear(self, connection: socket.socket) -> None:
-        told = rendezvous.records(connection)
-        hello = next(told, None)
+        records = rendezvous.records(connection)
+        hello = next(records, None)
         if hello is None:
             return
         rank, refused = int(hello.get("rank", -1)), ""
@@ -169,7 +169,7 @@ class _Ranks:
             connection.close()
             return
         rendezvous.send(connection, {"welcome": rank})
-        for record in told:
+        for record in records:
             if "answer" in record:
                 number, *rest = record["answer"]
                 self.answers[rank - 1].put((number, *rest))
