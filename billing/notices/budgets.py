@@ -124,18 +124,6 @@ class _Budgets:
     by_scope: Mapping[tuple[str, str], Sequence[Budget]]
 
 
-def money_limits(
-    session: Session,
-    tenant_id: str,
-    project_id: str,
-    key_id: str,
-    at: datetime,
-    unrated: UnratedUsage,
-) -> list[MoneyLimit]:
-    """As `LimitReader.of_key`, of one key."""
-    return LimitReader(session, at, unrated).of_key(tenant_id, project_id, key_id)
-
-
 def _limit_of(
     session: Session, budget: Budget, window: Window, unrated: UnratedUsage
 ) -> MoneyLimit:

@@ -202,9 +202,8 @@ def test_a_prepaid_tenant_s_limit_follows_the_wallet(deployment: Deployment) -> 
 
     def _left() -> int:
         with deployment.database.read() as session:
-            (limit,) = budgets.money_limits(
-                session, "acme", "proj", "key", deployment.clock.now(), UnratedUsage()
-            )
+            reader = budgets.LimitReader(session, deployment.clock.now(), UnratedUsage())
+            (limit,) = reader.of_key("acme", "proj", "key")
             return limit.cap_units - limit.spent_units
 
     assert _left() == units_of("10")

@@ -56,7 +56,7 @@ def made(session: Session, deployment: Deployment, **fields: Any) -> Budget:
 
 def limits(session: Session, at: datetime = START, **asked: str) -> list[MoneyLimit]:
     wanted = {"tenant_id": "acme", "project_id": "proj", "key_id": "key", **asked}
-    return budgets.money_limits(session, at=at, unrated=UnratedUsage(), **wanted)
+    return budgets.LimitReader(session, at, UnratedUsage()).of_key(**wanted)
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,7 @@ def spent_at(made: Deployment, at: datetime) -> dict[str, int]:
     with made.database.read() as session:
         unrated = UnratedUsage()
         unrated.refresh(session, frozenset(("acme",)), prices.load_price_book(session))
-        found = budgets.money_limits(session, "acme", "proj", "key", at, unrated)
+        found = budgets.LimitReader(session, at, unrated).of_key("acme", "proj", "key")
     return {f"{each.cap_units} {each.key.split(':')[1]}": each.spent_units for each in found}
 
 

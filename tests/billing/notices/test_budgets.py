@@ -31,7 +31,7 @@ def limits(deployment: Deployment, **scope: str) -> dict[str, budgets.MoneyLimit
     with deployment.database.snapshot() as session:
         unrated.refresh(session, frozenset(("acme",)), load_price_book(session))
         at = deployment.clock.now()
-        found = budgets.money_limits(session, "acme", at=at, unrated=unrated, **wanted)
+        found = budgets.LimitReader(session, at, unrated).of_key("acme", **wanted)
     return {each.key.split("_")[0].split(":")[0]: each for each in found}
 
 

@@ -135,9 +135,8 @@ def test_a_budget_gives_back_what_a_correction_gives_back(
 
     def _left(project_id: str) -> list[tuple[int, int]]:
         with deployment.database.read() as session:
-            found = budgets.money_limits(
-                session, "acme", project_id, "key", clock.now(), UnratedUsage()
-            )
+            reader = budgets.LimitReader(session, clock.now(), UnratedUsage())
+            found = reader.of_key("acme", project_id, "key")
         return sorted((each.cap_units - each.spent_units, each.cap_units) for each in found)
 
     before = _left("other")

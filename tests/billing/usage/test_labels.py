@@ -151,7 +151,7 @@ def test_a_budget_of_a_label_counts_its_usage_at_every_stage(lite: Deployment, s
         (limit,) = reader.of_labels("acme", "team=search,z=1")
         assert reader.of_labels("acme", "team=ads") == []
         assert reader.of_labels("acme", None) == []
-        assert budgets.money_limits(session, "acme", "proj", "key", at, unrated) == []
+        assert reader.of_key("acme", "proj", "key") == []
     lite.rate()
     with lite.database.read() as session:
         one = session.scalars(select(Charge.amount)).first()

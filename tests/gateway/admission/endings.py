@@ -297,7 +297,8 @@ class Gateway:
         found = {named[state.key]: BIG - state.remaining for state in granted.buckets}
         owner = (group, self.principal.project_id, self.principal.key_id)
         with self.database.read() as session:
-            (limit,) = budgets.money_limits(session, *owner, self.clock.now(), UnratedUsage())
+            reader = budgets.LimitReader(session, self.clock.now(), UnratedUsage())
+            (limit,) = reader.of_key(*owner)
         caps = (Cap(limit.key, CAP // 1000, 0),)
         denied = await counters.reserve(BucketRequest(group, "money", 1, hold=Hold(CAP, CAP, caps)))
         assert isinstance(denied, Denial)
