@@ -14,14 +14,14 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # What is imported is compiled once: some containers forbid it, and every process would compile it anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: serve test proofs check docs docs-site screenshots bench second-engine bare images lock lock-check upgrade clean
+.PHONY: serve test proofs prepared check docs docs-site screenshots bench second-engine bare images lock lock-check upgrade clean
 
 # make serve MODEL=… serves that model; a MODEL of the environment is somebody else's.
 serve: $(VENV)/.installed
 	$(if $(filter command,$(firstword $(origin MODEL))),TOLLHOUSE_MODEL='$(MODEL)') $(BIN)/tollhouse serve
 
 test: $(VENV)/.installed-dev
-	@$(MAKE) --no-print-directory -j 2 check $(VENV)/.compiled
+	@$(MAKE) --no-print-directory -j 2 prepared
 	@$(BIN)/python -m tests.deploy.tools || echo "without Helm: the tests of the chart will be skipped"
 	$(PYTEST) -m "not proof" --durations 20
 
@@ -29,6 +29,9 @@ test: $(VENV)/.installed-dev
 # since they passed; `make proofs ALL=1` runs all of them, as one does before a release.
 proofs: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.proofs $(if $(ALL),--all) $(SPREAD) --timeout 900
+
+# What can be done beside another long command, before the suite takes both cores.
+prepared: check $(VENV)/.compiled
 
 # After an installation one process compiles what the tests import, beside mypy, which keeps one core busy:
 # each of the suite's would compile all of it at once. What cannot be imported there, the suite reports.

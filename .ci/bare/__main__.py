@@ -1,11 +1,11 @@
 """Installs what ships, alone: the wheel in new environments, then `make serve` and every other command of
 the README in a new clone.
 
-    python3 .ci/bare [--source DIRECTORY]
+    python3 .ci/bare [--source DIRECTORY] [--every-python]
 
-The wheel without an engine also runs on every newer Python that the machine has
-(`python3.12` and so on in PATH, or pyenv's). Nothing of the checkout is reachable: every command runs
-in an empty directory, without PYTHONPATH.
+The wheel without an engine also runs on the newest Python that the machine has (`python3.14` and so on in
+PATH, or pyenv's), with --every-python on each: what a Python removes is missing in its successors too.
+Nothing of the checkout is reachable: every command runs in an empty directory, without PYTHONPATH.
 A non-zero exit, a traceback in any output, a missing file or an undeclared dependency fails the run.
 """
 
@@ -29,18 +29,30 @@ BASE_MB, SERVE_MB = 350, 1300
 MODEL = "tollhouse-demo"
 NEWER = ("3.12", "3.13", "3.14")
 READY_S = 300
+EVERY_HELP = """
+from gateway.cli.main import command_names, main
+for name in command_names():
+    try:
+        code = main([name, "--help"])
+    except SystemExit as ended:
+        code = ended.code
+    assert not code, (name, code)
+"""
 MODEL_DIRECTORY = "from engine.demo.paths import MODEL_DIR; print(MODEL_DIR)"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="install what ships alone, and use it")
     parser.add_argument("--source", type=Path, default=HERE.parents[1], help="a git checkout")
-    source = parser.parse_args().source.resolve()
+    parser.add_argument("--every-python", action="store_true", help="not only the newest")
+    options = parser.parse_args()
+    source = options.source.resolve()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what runs is ended too
+    pythons = newer_pythons() if options.every_python else newer_pythons()[-1:]
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="tollhouse-bare-") as folder:
         try:
-            stages(source, Path(folder))
+            stages(source, Path(folder), pythons)
         except Failed as failure:
             say(f"{failure}\nbare: FAILED: {str(failure).splitlines()[0]}")
             return 1
@@ -48,7 +60,7 @@ def main() -> int:
     return 0
 
 
-def stages(source: Path, home: Path) -> None:
+def stages(source: Path, home: Path, pythons: list[Path]) -> None:
     clone(source, home / "source")
     wheel = build(home)
     served = new_environment(home / "served")
@@ -56,7 +68,7 @@ def stages(source: Path, home: Path) -> None:
     install(served, home, f"{wheel}[engine]")
     client = new_environment(home / "client")
     install(client, home, "openai")
-    serve_alone(served, client, home)
+    serve_alone(served, client, home, pythons)
     check_size("the environment with the engine", served, None, SERVE_MB)
     clone(source, home / "cloned")
     make_serve(home / "cloned", client)
@@ -93,7 +105,7 @@ def check_size(what: str, bin_: Path, empty: Path | None, most_mb: int) -> None:
         raise Failed(f"{what} takes {size} MB, more than {most_mb}")
 
 
-def serve_alone(served: Path, client: Path, home: Path) -> None:
+def serve_alone(served: Path, client: Path, home: Path, pythons: list[Path]) -> None:
     say("\n== the wheel with its engine ==")
     directory = home / "empty"
     directory.mkdir()
@@ -109,7 +121,7 @@ def serve_alone(served: Path, client: Path, home: Path) -> None:
         ask(shell, client, url, key)
         every_command(shell, served)
         gateway_alone(client, home, url, key)
-        for python in newer_pythons():
+        for python in pythons:
             newer_gateway(python, client, home, url, key)
         audited(shell, served)
 
@@ -141,10 +153,9 @@ def ask(shell: Shell, client: Path, url: str, key: str) -> None:
 
 
 def every_command(shell: Shell, served: Path) -> None:
-    code = "from gateway.cli.main import command_names as names; print(*names())"
+    """Each command parses and explains itself; one process, as each would import the same again."""
     shell.run(served / "tollhouse", "--help")
-    for name in shell.run(served / "python", "-I", "-c", code).split():
-        shell.run(served / "tollhouse", name, "--help")
+    shell.run(served / "python", "-I", "-c", EVERY_HELP)
 
 
 def gateway_alone(client: Path, home: Path, url: str, key: str) -> None:
