@@ -161,6 +161,11 @@ class DashboardBackend(Protocol):
         """Reload policies, adapters and drained engines in this process after a change."""
         ...
 
+    def finalise_invoices(self, tenant_id: str) -> Sequence[str]:
+        """Finalise the tenant's ended periods without their grace; the ids of the new invoices.
+        Conflict if there is none."""
+        ...
+
     def audit(self) -> bool:
         """Start an audit. Returns whether it has ended; else it continues. Its report is stored."""
         ...

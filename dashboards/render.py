@@ -91,6 +91,7 @@ NOTICES = {
     "upstreams-reloaded": "The gateway serves by the file. Requests on removed engines finish there.",
     "engine-price-saved": "The price of engines is saved. Margins use it from its first day on.",
     "rates-saved": "The exchange rates are saved. Reports of their days use them.",
+    "invoices-final": "The ended periods are final. Usage that comes late is on the next invoice.",
     "parent-changed": "The parent organisation is changed, for invoices that become final from now on.",
     "price-saved": "The price was tested on sample usage and saved.",
     "audit-done": "The audit has run.",

@@ -24,11 +24,12 @@ from billing.taxes.tax_quotes import with_taxes
 from billing.taxes.taxes import TaxService
 from core.clock import Clock
 from core.database import Database
-from core.errors import TollhouseError
+from core.errors import Conflict, TollhouseError
 
 log = logging.getLogger("tollhouse.billing")
 TENANTS_AT_ONCE = 100  # locked together, for a few tenths of a second
 RECENT = timedelta(days=45)
+PATIENCE_S = 5.0  # for usage that a worker rates while a person waits
 LONGEST = timedelta(days=32)  # upper bound of a period
 # Rejections, and errors caused by one tenant's broken rows. A lost database stops the whole run.
 _OF_ONE_TENANT = (
@@ -94,6 +95,37 @@ def run(
             if progress is not None:
                 progress(done, len(chosen))
     return job.result
+
+
+def finalise_now(
+    database: Database, clock: Clock, tenant_id: str, taxes: TaxService | None
+) -> list[str]:
+    """Finalise the ended periods of one tenant without their grace; the ids of its new invoices.
+    Conflict if there is none, or if it cannot be billed."""
+    result = run(
+        database, clock, [tenant_id], current=False, taxes=taxes, patience_s=PATIENCE_S, grace=False
+    )
+    if tenant_id in result.failed:
+        raise Conflict(
+            f"No invoice can be made final: {result.failed[tenant_id]}",
+            next_step="Settle that, then finalise again.",
+        )
+    if result.finalised:
+        return result.finalised
+    with database.read() as session:
+        if restores.open_recovery(session) is not None:
+            raise Conflict(
+                "The database was restored, so invoices stay drafts.", next_step=restores.NEXT_STEP
+            )
+    if result.drafted:
+        raise Conflict(
+            "The ended period waits for the invoices of the organisations that this one pays for.",
+            next_step="Finalise theirs first.",
+        )
+    raise Conflict(
+        "No ended period has anything to bill that is not final yet.",
+        next_step="Wait until the running period ends; its draft shows the amounts so far.",
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from typing import Any
 
 from anyio import from_thread
 
+from billing.invoicing import invoice_run
 from billing.stores import Store, open_store
 from core.clock import Clock
 from core.counters import BucketRequest, Counters, Take
@@ -47,8 +48,9 @@ from gateway.edge.threads import Work, run_queued
 from gateway.engines.reloading import UpstreamReload
 from gateway.engines.routing.replicas import Replica
 from gateway.engines.routing.router import Router
+from gateway.metering.spool_watch import wait_until_shipped
 from gateway.screening.policy_view import PolicyView
-from gateway.serving.payments import CardPages
+from gateway.serving.payments import CardPages, make_taxes
 from gateway.serving.services import Services
 
 CELERY_PREFIX = "tollhouse"
@@ -197,6 +199,11 @@ class DashboardBackend:
         self.refresh_engines()
         self.policies.refresh()
         self.adapters.refresh()
+
+    def finalise_invoices(self, tenant_id: str) -> Sequence[str]:
+        wait_until_shipped(self.settings)
+        taxes = make_taxes(self.settings, self.clock)
+        return invoice_run.finalise_now(self.database, self.clock, tenant_id, taxes)
 
     def audit(self) -> bool:
         """Returns whether the audit has ended; with a broker, or after 20 s, it continues."""

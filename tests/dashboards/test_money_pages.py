@@ -3,13 +3,17 @@
 import re
 from collections.abc import Iterator
 from contextlib import closing
+from datetime import timedelta
 
 import httpx
 import pytest
 from sqlalchemy import select
 
+from billing.accounts.accounts import ensure_account
 from billing.accounts.tables import BillingAccount
 from billing.adjustments.tables import MoneyAct
+from billing.invoicing.tables import Invoice
+from billing.subscriptions.subscriptions import create_plan, subscribe
 from billing.subscriptions.tables import Plan
 from billing.taxes.tables import TaxRate
 from billing.usage import usage
@@ -17,6 +21,7 @@ from billing.usage.tables import ParkedEvent
 from core.money import units_of
 from core.tenants import operators
 from core.tenants.models import AuditEntry
+from core.tenants.organisations import create_tenant
 from tests.dashboards.billed import bill_a_fee, whole_invoice
 from tests.dashboards.browser_client import browser
 from tests.gateway.deployment import Deployment, running_deployment
@@ -156,6 +161,50 @@ def test_invoices_of_all_tenants_are_searched_and_written(
     lines = operator.get("/dashboard/operator/invoices?format=csv").text.splitlines()
     assert lines[0].startswith("Invoice,Tenant,Period") and len(lines) >= 2
     assert operator.get("/dashboard/operator/payments?format=csv").text.startswith("Started,Tenant")
+
+
+def test_ended_periods_are_final_at_once_if_asked(
+    operator: httpx.Client, deployment: Deployment
+) -> None:
+    """By page and by API, where the plan would wait four weeks for late usage."""
+    services = deployment.services
+    long_ago = services.clock.now() - timedelta(days=40)
+    tenants = []
+    with services.database.transaction() as session:
+        create_plan(
+            session,
+            long_ago,
+            {"name": "slow", "currency": "USD", "base_fee": units_of("7"), "grace_hours": 24 * 28},
+        )
+        for name in ("by-page", "by-api"):
+            tenant = create_tenant(session, services.clock, name=name)
+            ensure_account(session, tenant.id, long_ago)
+            subscribe(session, tenant.id, "slow", long_ago)
+            tenants.append(tenant.id)
+    path = f"/dashboard/operator/tenants/{tenants[0]}/billing"
+    unconfirmed = operator.post(path, data={"act": "finalise", "confirm": "by"})
+    assert unconfirmed.status_code == 400 and "does not match" in unconfirmed.text
+    form = {"act": "finalise", "confirm": "by-page"}
+    assert "The ended periods are final." in operator.post(path, data=form).text
+    refused = operator.post(path, data=form)
+    assert refused.status_code == 409 and "No ended period has anything to bill" in refused.text
+    route = "/admin/v1/tenants/by-api/invoices/finalise"
+    made = operator.post(route)
+    assert made.status_code == 201, made.text
+    assert {each["status"] for each in made.json()["data"]} == {"final"}
+    again = operator.post(route)
+    assert again.status_code == 409 and "running period ends" in again.json()["error"]["message"]
+    assert operator.post("/admin/v1/tenants/nobody/invoices/finalise").status_code == 404
+    with services.database.read() as session:
+        for tenant_id in tenants:
+            own = session.scalars(select(Invoice).where(Invoice.tenant_id == tenant_id)).all()
+            assert own and all(each.number is not None for each in own)
+            said = session.scalars(
+                select(AuditEntry.target).where(
+                    AuditEntry.action == "invoice.finalise", AuditEntry.tenant_id == tenant_id
+                )
+            )
+            assert sorted(said) == sorted(each.id for each in own)
 
 
 def test_billing_details_and_the_subscription_are_changed(

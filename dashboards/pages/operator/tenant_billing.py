@@ -15,6 +15,7 @@ from billing.accounts.references import printed
 from billing.accounts.tables import BillingAccount
 from billing.adjustments import account_changes, organisation_links
 from billing.adjustments.act_requests import Kind
+from billing.invoicing.tables import Invoice
 from billing.ledger.tables import CreditGrant
 from billing.organisations import organisations as parents
 from billing.organisations.tables import OrganisationLink
@@ -96,6 +97,7 @@ def page_of(request: Request) -> Response:
             *extra_forms,
             *_subscription_forms(tenant, held),
             *_parent_forms(tenant, above),
+            _finalise_form(tenant),
         ],
         back=(f"{TENANTS}/{tenant.id}", tenant.display_name),
         link=(f"/operator/invoices?q={tenant.name}", "Its invoices"),
@@ -208,6 +210,40 @@ def _parent_forms(tenant: Tenant, above: dict[str, Any] | None) -> list[Form]:
     if above is not None:
         forms.append(Form(path, "Remove the parent", act="no_parent"))
     return forms
+
+
+def _finalise_form(tenant: Tenant) -> Form:
+    return Form(
+        PATH.format(tenant_id=tenant.id),
+        "Finalise now",
+        act="finalise",
+        title="Ended periods",
+        about="Makes the invoices of ended periods final without waiting for late usage, which is then "
+        "on the next invoice. A final invoice never changes.",
+        confirm=tenant.name,
+    )
+
+
+def _finalise(request: Request, form_fields: Fields) -> Response:
+    viewer, deps = operator_of(request, "money", "write"), deps_of(request)
+    with deps.database.read() as session:
+        tenant = organisations.tenant_named(session, request.path_params["tenant_id"])
+    require_confirmation(form_fields, tenant.name)
+    made = deps.backend.finalise_invoices(tenant.id)
+    with deps.database.transaction() as session:
+        scope = scope_of(viewer, tenant.id)
+        for each in made:
+            number = session.get_one(Invoice, each).label
+            audit.record(
+                session,
+                scope,
+                deps.clock,
+                "invoice.finalise",
+                each,
+                before=None,
+                after={"number": number},
+            )
+    return redirect_with_notice(request, PATH.format(tenant_id=tenant.id), "invoices-final")
 
 
 def _set_parent(request: Request, form_fields: Fields) -> Response:
@@ -324,6 +360,7 @@ ROUTES = [
             resume=_resume,
             cancel=_cancel,
             parent=_set_parent,
+            finalise=_finalise,
             no_parent=_remove_parent,
         ),
         methods=["POST"],

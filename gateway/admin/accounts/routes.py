@@ -8,8 +8,9 @@ from sqlalchemy import select
 from billing.accounts import accounts
 from billing.adjustments import account_changes
 from billing.adjustments.act_requests import ActRequest, Kind
-from billing.invoicing import invoices
-from billing.invoicing.views import price_json
+from billing.invoicing import invoice_run, invoices
+from billing.invoicing.tables import Invoice
+from billing.invoicing.views import invoice_summary, price_json
 from billing.pricing import prices
 from billing.pricing.tables import PriceVersionRow
 from billing.rating import price_changes
@@ -18,7 +19,9 @@ from gateway.admin.access import OperatorContext, RequireOperator
 from gateway.admin.adjustments.routes import MoneyAccess, submitted
 from gateway.admin.billing import schemas as bodies
 from gateway.admin.billing.routes import account_of, record, tenant_id_of
+from gateway.metering.spool_watch import wait_until_shipped
 from gateway.serving.api.dependencies import SettingsDep
+from gateway.serving.payments import make_taxes
 
 router = APIRouter(prefix="/admin/v1", tags=["billing-admin"])
 ReadAccess = Annotated[OperatorContext, Depends(RequireOperator("prices", "read"))]
@@ -116,3 +119,19 @@ def issue_credit_note(
             {"refund": body.refund},
         )
         return submitted(session, ctx, asked, settings, response)
+
+
+@router.post("/tenants/{tenant}/invoices/finalise", status_code=201)
+def finalise(tenant: str, ctx: MoneyAccess, settings: SettingsDep) -> dict[str, Any]:
+    """Finalise the ended billing periods without waiting for late usage, which is then on the next
+    invoice. 409 if no ended period has anything to bill."""
+    wait_until_shipped(settings)
+    with ctx.database.transaction() as session:
+        tenant_id = account_of(session, ctx, tenant)
+    taxes = make_taxes(settings, ctx.clock)
+    made = invoice_run.finalise_now(ctx.database, ctx.clock, tenant_id, taxes)
+    with ctx.database.transaction() as session:
+        rows = [session.get_one(Invoice, each) for each in made]
+        for each in rows:
+            record(session, ctx, tenant_id, "invoice.finalise", each.id, {"number": each.label})
+        return {"object": "list", "data": [invoice_summary(each) for each in rows]}
