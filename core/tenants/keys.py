@@ -75,7 +75,9 @@ def issue(
     allowed_ips: tuple[str, ...] = (),
     expires_at: datetime | None = None,
     routing: dict[str, Any] | None = None,
+    service_account: bool = False,
 ) -> IssuedKey:
+    """No member answers for the key of a service account: it works on without who made it."""
     check_role(scope, role)
     networks = [str(_network(address)) for address in allowed_ips]
     project = session.get(Project, project_id)
@@ -100,7 +102,7 @@ def issue(
         created_at=clock.now(),
         created_by=scope.actor,
         expires_at=expires_at,
-        member_id=_answerable(session, scope),
+        member_id=None if service_account else _answerable(session, scope),
     )
     session.add(key)
     session.flush()

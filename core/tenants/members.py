@@ -36,13 +36,16 @@ def add(
     address = _address(email)
     key_bounds.check_unrestricted(session, scope)
     check_grant(scope, role)
-    existing = select(Member.id).where(Member.tenant_id == scope.tenant_id, Member.email == address)
-    if session.scalar(existing) is not None:
-        raise Conflict(
-            f"{address} is already a member.",
-            next_step="Change the existing member instead.",
-            param="email",
-        )
+    existing = select(Member).where(Member.tenant_id == scope.tenant_id, Member.email == address)
+    known = session.scalar(existing)
+    if known is not None:
+        if not _is_removed(known):
+            raise Conflict(
+                f"{address} is already a member.",
+                next_step="Change the existing member instead.",
+                param="email",
+            )
+        return _come_back(session, scope, clock, known, role, password_hash)
     member = Member(
         id=new_id(MEMBER),
         tenant_id=scope.tenant_id,
@@ -98,6 +101,34 @@ def change(
     audit.record(
         session, scope, clock, "member.change", member.id, before=before, after=describe(member)
     )
+    return member
+
+
+def remove(session: Session, scope: TenantScope, clock: Clock, member_id: str) -> None:
+    """Disable the member and forget how it signs in. Its rows stay, for the audit log and for usage;
+    who is added again under the same address is the same member."""
+    member = change(session, scope, clock, member_id, disabled=True)
+    member.password_hash = member.password_by = member.oidc_subject = member.oidc_by = None
+    session.flush()
+
+
+def _is_removed(member: Member) -> bool:
+    ways = (member.password_hash, member.oidc_subject)
+    return member.disabled_at is not None and ways == (None, None)
+
+
+def _come_back(
+    session: Session,
+    scope: TenantScope,
+    clock: Clock,
+    member: Member,
+    role: str,
+    password_hash: PasswordHash | None,
+) -> Member:
+    change(session, scope, clock, member.id, role=role, disabled=False)
+    member.password_hash = password_hash
+    member.password_by = scope.role if password_hash is not None else None
+    session.flush()
     return member
 
 

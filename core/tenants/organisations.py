@@ -213,11 +213,25 @@ def set_label_keys(
     return project
 
 
+def rename_project(
+    session: Session, scope: TenantScope, clock: Clock, project_id: str, name: str
+) -> Project:
+    """What is attached to the project stays: it is attached by id."""
+    project = get_project(session, scope, project_id)
+    if project.name != check_slug(name):
+        _check_free(session, scope, name)
+        before, project.name = describe_project(project), name
+        session.flush()
+        after = describe_project(project)
+        audit.record(
+            session, scope, clock, "project.rename", project.id, before=before, after=after
+        )
+    return project
+
+
 def create_project(session: Session, scope: TenantScope, clock: Clock, *, name: str) -> Project:
     check_slug(name)
-    existing = select(Project.id).where(Project.tenant_id == scope.tenant_id, Project.name == name)
-    if session.scalar(existing) is not None:
-        raise Conflict(f"A project named {name} already exists.", next_step="Choose another name.")
+    _check_free(session, scope, name)
     project = Project(
         id=new_id(PROJECT), tenant_id=scope.tenant_id, name=name, created_at=clock.now()
     )
@@ -233,6 +247,12 @@ def create_project(session: Session, scope: TenantScope, clock: Clock, *, name: 
         after=describe_project(project),
     )
     return project
+
+
+def _check_free(session: Session, scope: TenantScope, name: str) -> None:
+    existing = select(Project.id).where(Project.tenant_id == scope.tenant_id, Project.name == name)
+    if session.scalar(existing) is not None:
+        raise Conflict(f"A project named {name} already exists.", next_step="Choose another name.")
 
 
 def projects(session: Session, scope: TenantScope) -> list[Project]:

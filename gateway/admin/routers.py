@@ -13,6 +13,7 @@ from gateway.admin.keys import routes as keys
 from gateway.admin.ledger import routes as ledger
 from gateway.admin.limits import routes as limits
 from gateway.admin.members import routes as members
+from gateway.admin.openai_admin import routes as openai_admin
 from gateway.admin.operators import routes as operators
 from gateway.admin.organisations import routes as organisations
 from gateway.admin.payments import routes as payments
@@ -56,4 +57,5 @@ ROUTERS = (
     tenants.request_log_router,
     prompts.router,
     stored_data.router,
+    openai_admin.router,
 )

@@ -37,7 +37,7 @@ def add_member(
     fields = body.model_dump(exclude={"password"})
     with ctx.database.transaction() as session:
         member = members.add(session, ctx.scope, ctx.clock, password_hash=hashed, **fields)
-        links = LinkSender(session, ctx, _base(request), targets)
+        links = LinkSender(session, ctx, base_of(request), targets)
         invitation = None if body.password else links.invite(member.id)
         return members.describe(member) | ({"invitation": invitation} if invitation else {})
 
@@ -68,7 +68,7 @@ def invite_member(
     """A new one-time link, by which the member sets a password or connects a single sign-on account.
     Earlier links end."""
     with ctx.database.transaction() as session:
-        links = LinkSender(session, ctx, _base(request), targets)
+        links = LinkSender(session, ctx, base_of(request), targets)
         return {"member_id": member_id} | links.invite(member_id)
 
 
@@ -92,7 +92,7 @@ class LinkSender:
         }
 
 
-def _base(request: Request) -> str:
+def base_of(request: Request) -> str:
     settings: Settings = request.app.state.services.settings
     return settings.public_url or str(request.base_url)
 

@@ -41,13 +41,18 @@ MAY = {
     ("moderation", "read"): {"owner", "admin", "developer"},
     ("moderation", "write"): {"owner", "admin"},
 }
+# Those of usage and costs have a test of their own.
+_ADMIN = (
+    "/admin/v1",
+    *(f"/v1/organization/{each}" for each in ("projects", "users", "invites", "admin_api_keys")),
+)
 OPERATORS_OWN = {"tenants", "prices", "roles", "operations", "money"}
 
 
 def _routes(town: Town) -> Iterator[tuple[str, str, RequirePermission | RequireOperator | None]]:
     for route in create_app(town.services).routes:
         for each in _flat(route):
-            if each.path.startswith("/admin/v1"):
+            if each.path.startswith(_ADMIN):
                 for method in sorted(each.methods or ()):
                     yield method, re.sub(r"\{[^}]+\}", "nothing", each.path), _right(each)
 
