@@ -3,7 +3,9 @@
 A proof is a file of tests with the mark `proof`. Its digest covers every file of the project that it
 imports, directly or through others, the modules that it names in strings (processes that it starts),
 the other files of their folders (C sources, SQL, templates) and the pinned versions. `proofs.json`
-holds the digests of the proofs that passed; commit it with the change that they were run for.
+holds the digests of the proofs as they last passed; commit it with the change that they were run for.
+One that fails keeps its entry, and is due until it passes. One without an entry is not known to have
+passed anywhere: its failure is shown, and is no regression.
 
 A proof that starts the product imports nearly all of it, and protects little of it. It names the folders
 and files that it protects in `PROTECTS`, a tuple of paths: its digest covers these and what they import
@@ -43,6 +45,7 @@ def proofs() -> list[Path]:
     return sorted(path for path in files if _MARK in path.read_text())
 
 
+@cache
 def file_of(module: str) -> Path | None:
     """The project's file of a dotted name, or of the module that a dotted name lies in."""
     parts = module.split(".")
@@ -86,12 +89,17 @@ def protected(proof: Path) -> tuple[str, ...]:
 
 def below(path: str) -> set[Path]:
     """The one file, or the files of a folder and its folders but for prose."""
-    root = Path(path)
+    folder = f"{path}/"
     return {
-        each
-        for each in tracked()
-        if each == root or (root in each.parents and each.suffix != ".md")
+        Path(each)
+        for each in _names()
+        if each == path or (each.startswith(folder) and not each.endswith(".md"))
     }
+
+
+@cache
+def _names() -> tuple[str, ...]:
+    return tuple(each.as_posix() for each in tracked())
 
 
 def reached(roots: set[Path], *, through_product: bool = True) -> set[Path]:
@@ -148,19 +156,34 @@ def due(digests: dict[str, str]) -> list[str]:
     return [each for each in digests if known.get(each) != digests[each]]
 
 
+def failed_files() -> set[str]:
+    """Files with a test that failed, or that could not be collected, in the run that ended last."""
+    failed = json.loads(second_run.FAILURES.read_text()) if second_run.FAILURES.exists() else {}
+    return {node.partition("::")[0] for node in failed}
+
+
 def main(arguments: list[str]) -> int:
-    """pytest's exit status. Those that passed are written to `proofs.json`."""
+    """1 if a proof that has passed before fails, or pytest's exit status if it could not run them. The
+    digests of those that pass are written to `proofs.json`."""
     digests = {proof.as_posix(): digest(proof) for proof in proofs()}
     chosen = [*digests] if "--all" in arguments else due(digests)
-    sys.stdout.write(
-        f"{len(chosen)} of {len(digests)} proofs: the code of the others has not changed\n"
-    )
-    sys.stdout.flush()
+    say = second_run.say
+    say(f"{len(chosen)} of {len(digests)} proofs: the code of the others has not changed")
     options = [each for each in arguments if each != "--all"]
-    if chosen and (status := second_run.main([*options, "-m", "proof", *chosen])):
+    status = second_run.main([*options, "-m", "proof", *chosen]) if chosen else 0
+    if status not in (0, second_run.FAILED):
         return status
-    PASSED.write_text(json.dumps(digests, indent=1, sort_keys=True) + "\n")
-    return 0
+    failed = failed_files() if status else set()
+    if status and not failed:
+        return status
+    known = {each: value for each, value in passed().items() if each in digests}
+    known |= {each: digests[each] for each in chosen if each not in failed}
+    PASSED.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n")
+    if new := sorted(failed - known.keys()):
+        say("\n".join(("== FAILED, and not known to have passed before: mend ==", *new)))
+    if broken := sorted(failed & known.keys()):
+        say("\n".join(("== FAILED, though they passed before ==", *broken)))
+    return 1 if broken else 0
 
 
 if __name__ == "__main__":

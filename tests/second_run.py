@@ -12,25 +12,25 @@ from pathlib import Path
 
 MOST = 6  # failures that a second run may judge
 FAILED = 1  # pytest's exit status if tests failed, and nothing else went wrong
-_CACHE = Path(".pytest_cache/v/cache/lastfailed")
+FAILURES = Path(".pytest_cache/v/cache/lastfailed")
 
 
 def main(arguments: list[str]) -> int:
     """The exit status of pytest, after the second run if there is one."""
-    _CACHE.unlink(missing_ok=True)
+    FAILURES.unlink(missing_ok=True)
     status = subprocess.call([sys.executable, "-m", "pytest", *arguments])
-    failed = sorted(json.loads(_CACHE.read_text())) if _CACHE.exists() else []
+    failed = sorted(json.loads(FAILURES.read_text())) if FAILURES.exists() else []
     if status != FAILED or not 0 < len(failed) <= MOST:
         return status
-    _say(f"== {len(failed)} failed: they run again, alone ==")
+    say(f"== {len(failed)} failed: they run again, alone ==")
     status = subprocess.call([sys.executable, "-m", "pytest", "-q", *failed])
     if status == 0:
-        _say("== UNSTEADY: they failed among others and pass alone; each is a defect to mend ==")
-        _say("\n".join(failed))
+        say("== UNSTEADY: they failed among others and pass alone; each is a defect to mend ==")
+        say("\n".join(failed))
     return status
 
 
-def _say(text: str) -> None:
+def say(text: str) -> None:
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
 

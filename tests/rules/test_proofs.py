@@ -94,3 +94,30 @@ def test_a_change_in_one_folder_calls_for_few_proofs(
     due = proofs.due({each.as_posix(): proofs.digest(each) for each in every})
     assert due == [each.as_posix() for each in every if Path(changed) in proofs.covered(each)]
     assert len(due) <= part * len(every)
+
+
+@pytest.mark.parametrize(
+    ("status", "failed", "known", "written", "expected"),
+    [
+        (0, [], {}, {"a": "1", "b": "2"}, 0),
+        (1, ["a::t[x]"], {}, {"b": "2"}, 0),  # not known to have passed: shown, and due again
+        (1, ["a::t[x]"], {"a": "0"}, {"a": "0", "b": "2"}, 1),
+        (1, [], {"a": "0"}, {"a": "0"}, 1),  # which failed is not known
+        (3, ["a::t"], {"a": "0"}, {"a": "0"}, 3),
+        (0, [], {"gone": "9"}, {"a": "1", "b": "2"}, 0),
+    ],
+)
+def test_what_passed_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int, failed: list[str],
+    known: dict[str, str], written: dict[str, str], expected: int,
+) -> None:  # fmt: skip
+    failures = tmp_path / "lastfailed"
+    monkeypatch.setattr(proofs.second_run, "FAILURES", failures)
+    monkeypatch.setattr(proofs.second_run, "main", lambda _: status)
+    monkeypatch.setattr(proofs, "PASSED", tmp_path / "proofs.json")
+    monkeypatch.setattr(proofs, "proofs", lambda: [Path("a"), Path("b")])
+    monkeypatch.setattr(proofs, "digest", {Path("a"): "1", Path("b"): "2"}.__getitem__)
+    failures.write_text(json.dumps(dict.fromkeys(failed, True)))
+    proofs.PASSED.write_text(json.dumps(known))
+    assert proofs.main(["--all"]) == expected
+    assert proofs.passed() == written
