@@ -106,6 +106,33 @@ def parse(text: str) -> list[Listed]:
     return found
 
 
+def named_models(given: Iterable[str]) -> dict[str, str]:
+    """`NAME` or `NAME=PUBLIC` of a list's models, as the public name of each; "" keeps the list's."""
+    pairs = (each.partition("=") for each in given)
+    return {name.strip(): public.strip() for name, _, public in pairs}
+
+
+def wanted(
+    text: str, models: Mapping[str, str], *, every: bool = False, region: str = ""
+) -> list[Listed]:
+    """The prices of a list that are meant: of the models named, or of every one."""
+    if bool(models) == every:
+        raise BadRequest(
+            "It is not said which models of the list are meant.",
+            next_step="Name models of the list, or ask for all of them.",
+            param="model",
+        )
+    given = parse(text)
+    missing = sorted(models.keys() - {each.model for each in given})
+    if missing:
+        raise BadRequest(
+            f"The list has no model {missing[0]!r}.",
+            next_step="Give a name as the list spells it.",
+            param="model",
+        )
+    return chosen(given, models=models, region=region)
+
+
 def chosen(listed: Iterable[Listed], *, models: Mapping[str, str], region: str) -> list[Listed]:
     """Those of the named models (pattern or name in the list -> public name; "" keeps it), in a region
     where it has one, else without. Empty `models` are all."""

@@ -78,6 +78,28 @@ def save(session: Session, clock: Clock, listed: Iterable[Listed], terms: Terms)
     return found
 
 
+def described(changes: Iterable[Change]) -> dict[str, Any]:
+    """The rates that differ, and by model the fields of the list without a matching component."""
+    given = list(changes)
+    rows = [
+        {
+            "model": each.model,
+            "component": component,
+            "before": _written(before),
+            "after": _written(after),
+            "currency": each.currency,
+        }
+        for each in given
+        for component, before, after in each.components()
+    ]
+    left_out = {each.model: list(each.left_out) for each in given if each.left_out}
+    return {"changes": rows, "left_out": left_out}
+
+
+def _written(rate: Any) -> str | None:
+    return None if rate is None else str(rate)
+
+
 def _change(session: Session, listed: Listed, terms: Terms) -> tuple[Change, prices.PriceDraft]:
     before = _in_force(session, listed, terms.start)
     draft = prices.PriceDraft(

@@ -8,10 +8,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from billing.pricing import price_terms, prices
+from billing.pricing import price_lists, price_terms, prices
+from billing.pricing.price_lists import Listed
 from billing.pricing.pricing import PARTS, PRICED_AS, Component, Rate
 from billing.pricing.tables import PriceVersionRow
-from billing.rating import price_changes
+from billing.rating import price_changes, price_imports
+from billing.rating.price_imports import Terms
 from core.tenants import audit
 from core.tenants.models import Tenant
 from core.tenants.organisations import tenant_named
@@ -110,7 +112,7 @@ def page_of(request: Request) -> Response:
             Tile("Versions", grouped(len(rows))),
         ],
         tables=[table],
-        forms=[_form(served)],
+        forms=[_form(served), _list_form()],
     )
     return show(request, page_data)
 
@@ -176,6 +178,85 @@ def _form(served: list[str]) -> Form:
     )
 
 
+_LIST_FIELDS = ("content", "models", "markup", "region", "from")
+
+
+def _list_form() -> Form:
+    named = "NAME or NAME=PUBLIC, separated by commas; * for every one"
+    inputs = [
+        Input("content", "Price list", "area", hint="JSON of LiteLLM, of OpenRouter or yours"),
+        Input("models", "Models", hint=named),
+        Input("markup", "Mark-up in percent", value="0"),
+        Input("region", "Region", required=False, hint="of rows that have one"),
+        Input("from", "From", "date", required=False, hint="default: now"),
+    ]
+    about = "All of the list is saved or nothing; prices that it does not change stay as they are."
+    return Form(PATH, "Compare", {"act": "preview"}, inputs, title="Price list", about=about)
+
+
+def _listed(request: Request, form_fields: Fields, actor: str) -> tuple[list[Listed], Terms]:
+    named, markup = form_fields.get("models", ""), form_fields.get("markup", "0")
+    models = {} if named == "*" else price_lists.named_models(filter(None, named.split(",")))
+    listed = price_lists.wanted(
+        form_fields.get("content", ""),
+        models,
+        every=named == "*",
+        region=form_fields.get("region", ""),
+    )
+    start = start_of_day("from", form_fields.get("from", "")) or deps_of(request).clock.now()
+    note = f"imported from a list, mark-up {markup.removesuffix('%')} %"
+    return listed, Terms(price_lists.percent_of(markup), start, note, actor)
+
+
+def _preview(request: Request, form_fields: Fields) -> Response:
+    """What a list would change, with a form that saves it."""
+    viewer = operator_of(request, "prices", "write")
+    listed, terms = _listed(request, form_fields, viewer.scope.actor)
+    given = {name: form_fields.get(name, "") for name in _LIST_FIELDS}
+    with deps_of(request).database.read() as session:
+        found = price_imports.described(price_imports.compare(session, listed, terms))
+    columns = [
+        Column("model", "Model"),
+        Column("component", "Component"),
+        Column("before", "Before", "figure"),
+        Column("after", "After", "figure"),
+        Column("currency", "Currency"),
+    ]
+    empty = "The prices are as in the list."
+    left_out = [
+        {"model": model, "fields": ", ".join(names)} for model, names in found["left_out"].items()
+    ]
+    page_data = PageData(
+        "Price list",
+        "Nothing is saved yet.",
+        tables=[
+            Table("Changes", columns, found["changes"], totals=False, empty=empty),
+            Table(
+                "Left out, without a matching component",
+                [Column("model", "Model"), Column("fields", "Fields")],
+                left_out,
+                totals=False,
+                empty="None.",
+            ),
+        ],
+        forms=[Form(PATH, "Save these prices", {"act": "import"} | given)],
+    )
+    return show(request, page_data)
+
+
+def _import(request: Request, form_fields: Fields) -> Response:
+    viewer, deps = operator_of(request, "prices", "write"), deps_of(request)
+    actor = viewer.scope.actor
+    listed, terms = _listed(request, form_fields, actor)
+    with deps.database.transaction() as session:
+        after = price_imports.described(price_imports.save(session, deps.clock, listed, terms))
+        if after["changes"]:
+            audit.record_operator(
+                session, deps.clock, actor, "price.import", "prices", before=None, after=after
+            )
+    return redirect_with_notice(request, PATH, "price-saved")
+
+
 def _save(request: Request, form_fields: Fields) -> Response:
     viewer, deps = operator_of(request, "prices", "write"), deps_of(request)
     written = {name: form_fields[name] for name in _FIELDS if form_fields.get(name)}
@@ -209,5 +290,9 @@ def _save(request: Request, form_fields: Fields) -> Response:
 
 ROUTES = [
     Route(PATH, page_of, methods=["GET"]),
-    Route(PATH, form_handler(page_of, save=_save), methods=["POST"]),
+    Route(
+        PATH,
+        form_handler(page_of, save=_save, preview=_preview, **{"import": _import}),
+        methods=["POST"],
+    ),
 ]

@@ -11,9 +11,10 @@ from billing.adjustments.act_requests import ActRequest, Kind
 from billing.invoicing import invoice_run, invoices
 from billing.invoicing.tables import Invoice
 from billing.invoicing.views import invoice_summary, price_json
-from billing.pricing import prices
+from billing.pricing import price_lists, prices
 from billing.pricing.tables import PriceVersionRow
-from billing.rating import price_changes
+from billing.rating import price_changes, price_imports
+from billing.rating.price_imports import Terms
 from core.money import units_of, units_of_minor
 from gateway.admin.access import OperatorContext, RequireOperator
 from gateway.admin.adjustments.routes import MoneyAccess, submitted
@@ -60,6 +61,27 @@ def save_price(body: bodies.NewPrice, ctx: WriteAccess, tenant: str = "") -> dic
         shown = price_json(session.get_one(PriceVersionRow, created.id))
         record(session, ctx, draft.tenant_id, "price.save", created.id, shown)
     return shown
+
+
+@router.post("/prices/import")
+def import_prices(body: bodies.PriceListFile, ctx: WriteAccess) -> dict[str, Any]:
+    """Save what a price list changes, all of it or nothing; `dry_run` shows it alone."""
+    listed = price_lists.wanted(body.content, body.models, every=body.all, region=body.region)
+    terms = Terms(
+        price_lists.percent_of(body.markup),
+        body.effective_from or ctx.clock.now(),
+        f"imported from a list, mark-up {body.markup.strip().removesuffix('%')} %",
+        ctx.actor.id,
+    )
+    if body.dry_run:
+        with ctx.database.read() as session:
+            shown = price_imports.described(price_imports.compare(session, listed, terms))
+    else:
+        with ctx.database.transaction() as session:
+            shown = price_imports.described(price_imports.save(session, ctx.clock, listed, terms))
+            if shown["changes"]:
+                record(session, ctx, "", "price.import", "prices", shown)
+    return {"object": "price_import", "saved": not body.dry_run, **shown}
 
 
 @router.post("/tenants/{tenant}/credits", status_code=201)

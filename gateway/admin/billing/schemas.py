@@ -77,6 +77,24 @@ class NewPrice(Body):
     note: str = Field("", max_length=500)
 
 
+class PriceListFile(Body):
+    """A list as `tollhouse price import` reads it."""
+
+    content: str = Field(
+        min_length=1, max_length=16_000_000, description="JSON of LiteLLM, of OpenRouter or ours"
+    )
+    models: dict[str, Annotated[str, Field(max_length=120)]] = Field(
+        {},
+        description="Names of the list, with the public name of each; empty keeps the list's.",
+        examples=[{"claude-sonnet-4-5": "claude"}],
+    )
+    all: bool = Field(False, description="Every model of the list.")
+    markup: str = Field("0", max_length=20, description="In percent; a row's own comes first.")
+    effective_from: AwareDatetime | None = Field(None, description="By default now.")
+    region: str = Field("", max_length=40, description="Of rows that have one.")
+    dry_run: bool = Field(False, description="Show the changes without saving.")
+
+
 class NewPlan(Body):
     name: str = Field(min_length=1, max_length=120)
     currency: str = "USD"

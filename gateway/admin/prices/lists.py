@@ -8,7 +8,6 @@ from billing.pricing import price_lists
 from billing.pricing.price_lists import Listed
 from billing.rating import price_imports
 from billing.rating.price_imports import Change, Terms
-from core.errors import BadRequest
 from gateway.admin.console import ACTOR, CommandContext, command_context, text_of
 from gateway.admin.output import add_json, say, show
 from gateway.edge.decoding import parse_datetime
@@ -39,25 +38,9 @@ def add_price_lists(verbs: Any) -> None:
 
 
 def _listed(arguments: argparse.Namespace) -> list[Listed]:
-    names: dict[str, str] = {}
-    for each in arguments.model:
-        name, _, public = each.partition("=")
-        names[name] = public
-    if bool(names) == arguments.all:
-        raise BadRequest(
-            "It is not said which models of the list are meant.",
-            next_step="Give --model NAME, as often as needed, or --all.",
-            param="model",
-        )
-    given = price_lists.parse(text_of(arguments.file))
-    missing = sorted(names.keys() - {each.model for each in given})
-    if missing:
-        raise BadRequest(
-            f"The list has no model {missing[0]!r}.",
-            next_step="Give a name as the list spells it.",
-            param="model",
-        )
-    return price_lists.chosen(given, models=names, region=arguments.region)
+    models = price_lists.named_models(arguments.model)
+    text = text_of(arguments.file) if models or arguments.all else ""
+    return price_lists.wanted(text, models, every=arguments.all, region=arguments.region)
 
 
 def _terms(arguments: argparse.Namespace, tools: CommandContext) -> Terms:
@@ -95,28 +78,10 @@ def _compare(arguments: argparse.Namespace) -> int:
 
 
 def _show(changes: list[Change], arguments: argparse.Namespace) -> None:
-    rows = [
-        {
-            "model": each.model,
-            "component": component,
-            "before": _written(before),
-            "after": _written(after),
-            "currency": each.currency,
-        }
-        for each in changes
-        for component, before, after in each.components()
-    ]
+    described = price_imports.described(changes)
     if arguments.json:
-        left_out = {each.model: each.left_out for each in changes if each.left_out}
-        show({"changes": rows, "left_out": left_out}, as_json=True)
+        show(described, as_json=True)
         return
-    show(rows, as_json=False, title="changes")
-    for each in changes:
-        if each.left_out:
-            say(
-                f"{each.model}: left out, without a matching component: {', '.join(each.left_out)}."
-            )
-
-
-def _written(rate: Any) -> str | None:
-    return None if rate is None else rate if isinstance(rate, str) else str(rate)
+    show(described["changes"], as_json=False, title="changes")
+    for model, fields in described["left_out"].items():
+        say(f"{model}: left out, without a matching component: {', '.join(fields)}.")
