@@ -88,6 +88,12 @@ class DashboardBackend(Protocol):
 
     def base_models(self) -> Sequence[str]: ...
 
+    def check_key(
+        self, scope: TenantScope, scopes: Mapping[str, Any], routing: Mapping[str, Any]
+    ) -> None:
+        """BadRequest for a model, an adapter or a route of a key that does not exist."""
+        ...
+
     def residency(self) -> Mapping[str, Mapping[str, int]]:
         """Adapter digest -> state -> number of engines."""
         ...

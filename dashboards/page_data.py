@@ -39,6 +39,7 @@ class Input:
     options: Sequence[tuple[str, str]] = ()  # (value, label)
     required: bool = True
     hint: str = ""
+    advanced: bool = False  # folded, with the others that are
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +60,21 @@ class Form:
     also: tuple[tuple[str, str], ...] = ()  # further buttons: (act, label)
     problem: str = ""  # why it was refused
     wrong: str = ""  # name of the refused input
+    panel: bool = False  # a button above the tables opens it at the side of the page
 
     @property
     def id(self) -> str:
         """Of its title: `New member` has `new-member`."""
         return self.title.lower().replace(" ", "-")
+
+    @property
+    def folded(self) -> list[Input]:
+        return [each for each in self.inputs if each.advanced]
+
+    @property
+    def folded_open(self) -> bool:
+        """Whether one of the folded inputs was refused, or has a value."""
+        return any(each.name == self.wrong or each.value for each in self.folded)
 
     @property
     def has_file(self) -> bool:
@@ -102,6 +113,10 @@ class PageData:
     remarks: Sequence[str] = ()  # paragraphs below the tiles
     problem: str = ""
     pager: Sequence[tuple[str, str]] = ()  # (label, URL) of further pages of the first table
+
+    @property
+    def panels(self) -> list[Form]:
+        return [each for each in self.forms if each.panel]
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,7 @@ NOTICES = {
     "key-made": "The key was created.",
     "card-page": "The provider's page is ready.",
     "key-rotated": "A new key was created. The old one works for another 24 hours.",
+    "key-changed": "The key was changed.",
     "key-revoked": "The key was revoked.",
     "project-made": "The project was created.",
     "labels-set": "The labels were set. Requests can name them within a second.",

@@ -173,7 +173,7 @@ def create_app(services: Services) -> TollhouseApp:
     for router in ADMIN_ROUTERS:
         app.include_router(router, dependencies=checked)
     install_openapi(app)
-    app.mount("/dashboard", make_dashboard(services))
+    app.mount("/dashboard", make_dashboard(services, lambda: app.openapi()["paths"]))
     return app
 
 

@@ -54,6 +54,23 @@ def parse_shares(text: str) -> Any:
     return found or None
 
 
+def chains_text(settings: Mapping[str, Any]) -> str:
+    """What `parse_chains` reads."""
+    chains = settings.get(FALLBACK) or {}
+    if chains == OFF:
+        return OFF
+    return "; ".join(f"{name}={','.join(after)}" for name, after in chains.items())
+
+
+def shares_text(settings: Mapping[str, Any]) -> str:
+    """What `parse_shares` reads."""
+    shares = settings.get(CANARY) or {}
+    return "; ".join(
+        f"{name}=" + ",".join(f"{other}:{percent}" for other, percent in others.items())
+        for name, others in shares.items()
+    )
+
+
 def written(settings: Mapping[str, Any]) -> str:
     """For a table: `small falls back to large; 10 % of small to large`."""
     chains, shares = settings.get(FALLBACK) or {}, settings.get(CANARY) or {}

@@ -4,6 +4,7 @@ A valid key yields a Principal, which holds everything that the gateway needs wi
 """
 
 import ipaddress
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
@@ -24,6 +25,7 @@ from core.tenants.roles import MEMBER_ROLES, lower_role, may_grant
 from core.tenants.scope import TenantScope, scope_of_key
 
 KEY_ROLES = MEMBER_ROLES
+LONGEST_NAME = 120
 UNPAID = "unpaid"
 
 
@@ -79,14 +81,15 @@ def issue(
 ) -> IssuedKey:
     """No member answers for the key of a service account: it works on without who made it."""
     check_role(scope, role)
-    networks = [str(_network(address)) for address in allowed_ips]
+    check_name(name)
+    addresses = networks(allowed_ips)
     project = session.get(Project, project_id)
     if project is None or project.tenant_id != scope.tenant_id or project.archived_at is not None:
         raise NotFound(f"No project {project_id}.", next_step="List the projects.")
     key_routing.check(routing or {}, "routing")
     stored_scopes = (scopes or KeyScopes()).as_json()
     key_scopes.check(stored_scopes)
-    key_bounds.check_issue(session, scope, stored_scopes, networks, expires_at)
+    key_bounds.check_issue(session, scope, stored_scopes, addresses, expires_at)
     secret = secrets.generate()
     key = ApiKey(
         id=new_id(KEY),
@@ -97,7 +100,7 @@ def issue(
         last_four=secret[-4:],
         role=role,
         scopes=stored_scopes,
-        allowed_ips=networks,
+        allowed_ips=addresses,
         routing=routing or None,
         created_at=clock.now(),
         created_by=scope.actor,
@@ -331,6 +334,21 @@ def check_role(scope: TenantScope, role: str) -> None:
             f"The role {scope.role} may not issue or change a key with the role {role}.",
             next_step="Ask an owner of the organisation.",
         )
+
+
+def check_name(name: str) -> str:
+    if not 0 < len(name) <= LONGEST_NAME:
+        raise BadRequest(
+            f"The name has {len(name)} characters.",
+            next_step=f"Give the key a name of 1 to {LONGEST_NAME} characters.",
+            param="name",
+        )
+    return name
+
+
+def networks(addresses: Iterable[str]) -> list[str]:
+    """In canonical form. BadRequest for one that is neither an address nor a network."""
+    return [str(_network(each)) for each in addresses]
 
 
 def _network(address: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network:

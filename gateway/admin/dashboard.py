@@ -2,7 +2,7 @@
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -34,6 +34,7 @@ from dashboards.backend import (
 )
 from dashboards.viewer import DashboardDeps
 from gateway.admin.console import CommandContext
+from gateway.admin.keys.routes import KeyNames, check_names
 from gateway.admin.planning import service
 from gateway.admin.planning.question import PlanOptions
 from gateway.admin.stored_data.end_users import MOST_ERASURES
@@ -74,6 +75,14 @@ class DashboardBackend:
     refresh_engines: Callable[[], None]  # which are drained
     upstream_reload: UpstreamReload
     stored_data: StoredData
+    paths: Callable[[], Collection[str]] = tuple  # of the API's routes
+
+    def check_key(
+        self, scope: TenantScope, scopes: Mapping[str, Any], routing: Mapping[str, Any]
+    ) -> None:
+        with self.database.read() as session:
+            catalog = self.adapters.catalog
+            check_names(session, scope, catalog, self.paths(), KeyNames(scopes, routing))
 
     def engines(self) -> Sequence[EngineView]:
         models: dict[str, list[str]] = {}
@@ -270,7 +279,9 @@ def _engine_part(each: EngineView) -> ComponentStatus:
     )
 
 
-def make_backend(services: Services) -> DashboardBackend:
+def make_backend(
+    services: Services, paths: Callable[[], Collection[str]] = tuple
+) -> DashboardBackend:
     return DashboardBackend(
         settings=services.settings,
         clock=services.clock,
@@ -283,6 +294,7 @@ def make_backend(services: Services) -> DashboardBackend:
         spool_state=services.spool_state,
         is_draining=lambda: services.pipeline.draining,
         refresh_engines=services.engines.refresh,
+        paths=paths,
         upstream_reload=services.upstream_reload,
         stored_data=StoredData.of(
             services.database, services.settings, services.clock, services.operator_token
@@ -290,7 +302,7 @@ def make_backend(services: Services) -> DashboardBackend:
     )
 
 
-def make_dashboard(services: Services) -> Asgi:
+def make_dashboard(services: Services, paths: Callable[[], Collection[str]] = tuple) -> Asgi:
     settings = services.settings
     return create_dashboard(
         DashboardDeps(
@@ -298,7 +310,7 @@ def make_dashboard(services: Services) -> Asgi:
             services.clock,
             services.dashboard_auth,
             lambda scope: services.catalog.names(scope.tenant_id),
-            make_backend(services),
+            make_backend(services, paths),
             services.alert_targets,
             four_eyes_above=settings.four_eyes_above,
             secure_cookies=settings.public_url.startswith("https://"),

@@ -146,6 +146,11 @@ class Routing(_Body):
 class KeyChange(_Body):
     scopes: Scopes | None = Field(None, description="Merged by name; null removes a bound.")
     routing: Routing | None = Field(None, description="Merged by name; null removes it.")
+    name: str | None = Field(None, min_length=1, max_length=120)
+    allowed_ips: list[str] | None = Field(
+        None, max_length=100, description="In place of those so far; none: any address."
+    )
+    expires_at: datetime | None = Field(None, description="Null: the key does not expire.")
 
 
 class NewKey(_Body):

@@ -10,6 +10,7 @@ from billing.subscriptions import subscriptions
 from core.errors import BadRequest
 from core.money import Money, decimal_of, units_of
 from core.tenants import audit, key_changes, key_scopes, keys, limits, members, organisations
+from core.tenants.key_changes import KeyChange
 from core.tenants.key_routing import CANARY, FALLBACK
 from core.tenants.models import Project
 from core.tenants.plans import LimitRule, Scope, Unit
@@ -168,8 +169,7 @@ class TenantParts:
                 self._scope,
                 self._clock,
                 id,
-                scopes=scopes or None,
-                routing=routing or None,
+                KeyChange(scopes=scopes or None, routing=routing or None),
             )
 
     def limits(self, wanted: list[document.Limit]) -> None:

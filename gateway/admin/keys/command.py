@@ -47,10 +47,25 @@ def configure(parser: argparse.ArgumentParser) -> None:
     new.add_argument("--expires", metavar="WHEN", help="2027-01-31 or 2027-01-31T12:00:00+00:00")
     _routing_options(new)
     new.set_defaults(run=_new)
-    change = verbs.add_parser("set", help="change a key's models, fallback chains and canaries")
+    change = verbs.add_parser(
+        "set", help="change a key's name, what it may use, from where and until when"
+    )
     change.add_argument("key_id")
-    change.add_argument("--model", action="append", metavar="NAME", help="only these models")
-    change.add_argument("--all-models", action="store_true", help="every model")
+    change.add_argument("--name")
+    for name, value, what in (
+        ("model", "NAME", "models"),
+        ("adapter", "NAME", "adapters"),
+        ("route", "PATH", "routes"),
+    ):
+        either = change.add_mutually_exclusive_group()
+        either.add_argument(f"--{name}", action="append", metavar=value, help=f"only these {what}")
+        either.add_argument(f"--all-{what}", action="store_true", help=f"all {what}")
+    either = change.add_mutually_exclusive_group()
+    either.add_argument("--ip", action="append", metavar="CIDR", help="only from these addresses")
+    either.add_argument("--any-ip", action="store_true", help="from any address")
+    either = change.add_mutually_exclusive_group()
+    either.add_argument("--expires", metavar="WHEN", help="2027-01-31 or 2027-01-31T12:00:00+00:00")
+    either.add_argument("--no-end", action="store_true", help="the key does not expire")
     _routing_options(change)
     change.set_defaults(run=_change)
     listed = verbs.add_parser("list", help="list the keys of a tenant")
@@ -156,21 +171,23 @@ def _list(arguments: argparse.Namespace) -> int:
 
 
 def _change(arguments: argparse.Namespace) -> int:
-    scopes = {"models": None} if arguments.all_models else None
-    if arguments.model:
-        scopes = {"models": arguments.model}
+    scopes: dict[str, Any] = {
+        name: None for name in key_scopes.NAMES if getattr(arguments, f"all_{name}")
+    }
+    scopes |= {name: given for name in key_scopes.NAMES if (given := getattr(arguments, name[:-1]))}
+    changed = key_changes.KeyChange(
+        name=arguments.name,
+        scopes=scopes or None,
+        routing=_routing(arguments) or None,
+        allowed_ips=[] if arguments.any_ip else arguments.ip,
+        expires_at=parse_datetime(arguments.expires, "--expires") if arguments.expires else None,
+        no_end=arguments.no_end,
+    )
     with command_context() as tools, tools.database.transaction() as session:
         scope = _scope_of(session, arguments)
         _check_names(tools, session, scope, arguments)
-        changed = key_changes.change(
-            session,
-            scope,
-            tools.clock,
-            arguments.key_id,
-            scopes=scopes,
-            routing=_routing(arguments) or None,
-        )
-        shown = keys.describe(changed)
+        key = key_changes.change(session, scope, tools.clock, arguments.key_id, changed)
+        shown = keys.describe(key)
     show(shown, as_json=arguments.json, title="key")
     return 0
 

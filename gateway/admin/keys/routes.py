@@ -1,6 +1,8 @@
 """/admin/v1/keys. Only the response that creates a key contains its secret."""
 
-from datetime import timedelta
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
@@ -9,6 +11,7 @@ from sqlalchemy.orm import Session
 from core.errors import BadRequest
 from core.tenants import adapters, key_changes, key_routing, key_scopes, keys
 from core.tenants.key_scopes import KeyScopes
+from core.tenants.scope import TenantScope
 from gateway.admin.access import AdminContext, RequirePermission
 from gateway.admin.schemas import KeyChange, KeyRotation, NewKey
 from gateway.catalog.catalog import Catalog
@@ -30,17 +33,14 @@ def list_keys(ctx: ReadAccess) -> dict[str, Any]:
 def issue_key(
     body: NewKey, ctx: WriteAccess, catalog: CatalogDep, request: Request
 ) -> dict[str, Any]:
-    if body.expires_at is not None and body.expires_at.tzinfo is None:
-        raise BadRequest(
-            "expires_at has no time zone.",
-            next_step="Write it like 2027-01-31T00:00:00Z.",
-            param="expires_at",
-        )
+    _check_zone(body.expires_at)
     scopes = body.scopes.model_dump(exclude_none=True)
     routing = body.routing.model_dump(exclude_none=True) if body.routing else None
     key_routing.check(routing or {}, "routing")
     with ctx.database.transaction() as session:
-        _check_names(session, ctx, catalog, request, scopes, routing)
+        check_names(
+            session, ctx.scope, catalog, request.app.openapi()["paths"], KeyNames(scopes, routing)
+        )
         issued = keys.issue(
             session,
             ctx.scope,
@@ -68,20 +68,23 @@ def rotate_key(key_id: str, body: KeyRotation, ctx: WriteAccess) -> dict[str, An
 def change_key(
     key_id: str, body: KeyChange, ctx: WriteAccess, catalog: CatalogDep, request: Request
 ) -> dict[str, Any]:
-    """Change what the key may use, its fallback chains and its canaries."""
+    """Change the key's name, what it may use, from where and until when, and its routing."""
+    _check_zone(body.expires_at)
     named = body.model_dump(exclude_unset=True)
     scopes, routing = named.get("scopes"), named.get("routing")
+    no_end = "expires_at" in named and body.expires_at is None
     key_routing.check(routing or {}, "routing")
     with ctx.database.transaction() as session:
         keys.get(session, ctx.scope, key_id)
-        _check_names(session, ctx, catalog, request, scopes, routing)
+        check_names(
+            session, ctx.scope, catalog, request.app.openapi()["paths"], KeyNames(scopes, routing)
+        )
         changed = key_changes.change(
             session,
             ctx.scope,
             ctx.clock,
             key_id,
-            scopes=scopes,
-            routing=routing,
+            key_changes.KeyChange(**named, no_end=no_end),
         )
         return keys.describe(changed)
 
@@ -98,19 +101,37 @@ def _shown(session: Session, ctx: AdminContext, issued: keys.IssuedKey) -> dict[
     return key | {"secret": issued.secret}
 
 
-def _check_names(
+@dataclass(frozen=True, slots=True)
+class KeyNames:
+    """The names in a key's scopes and in its routing."""
+
+    scopes: Mapping[str, Any] | None
+    routing: Mapping[str, Any] | None
+
+
+def check_names(
     session: Session,
-    ctx: AdminContext,
+    scope: TenantScope,
     catalog: Catalog,
-    request: Request,
-    scopes: dict[str, Any] | None,
-    routing: dict[str, Any] | None,
+    paths: Collection[str],
+    given: KeyNames,
 ) -> None:
-    own = [each.name for each in adapters.all_of(session, ctx.scope)]
-    key_scopes.check(scopes or {})
-    key_scopes.check_names(scopes or {}, routing or {}, catalog.model_names(), own)
-    if routes := (scopes or {}).get("routes"):
-        key_scopes.check_routes(routes, request.app.openapi()["paths"])
+    """BadRequest for a model, an adapter or a route that does not exist. `paths` are those of the API."""
+    own = [each.name for each in adapters.all_of(session, scope)]
+    scopes, routing = given.scopes or {}, given.routing or {}
+    key_scopes.check(scopes)
+    key_scopes.check_names(scopes, routing, catalog.model_names(), own)
+    if routes := scopes.get("routes"):
+        key_scopes.check_routes(routes, paths)
+
+
+def _check_zone(at: datetime | None) -> None:
+    if at is not None and at.tzinfo is None:
+        raise BadRequest(
+            "expires_at has no time zone.",
+            next_step="Write it like 2027-01-31T00:00:00Z.",
+            param="expires_at",
+        )
 
 
 def _scopes(body: NewKey) -> KeyScopes:

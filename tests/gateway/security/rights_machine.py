@@ -400,7 +400,9 @@ class RightsMachine:
 
         def _act(session: Any, scope: Any, credential: Credential, held: Rights) -> Any:
             scopes = {"routes": list(routes) if routes else None}
-            key_changes.change(session, scope, self.town.clock, key.id, scopes=scopes)
+            key_changes.change(
+                session, scope, self.town.clock, key.id, key_changes.KeyChange(scopes=scopes)
+            )
             self._check_key(credential, held, key, wanted)
 
             def _after() -> None:

@@ -262,7 +262,9 @@ def test_a_key_that_may_not_use_the_model_any_more_gets_no_stored_answer(
     assert post(deployment, key, headers=headers).status_code == 200
     with services.database.transaction() as session:
         scopes = {"models": ["another"]}
-        key_changes.change(session, scope, SystemClock(), made.id, scopes=scopes)
+        key_changes.change(
+            session, scope, SystemClock(), made.id, key_changes.KeyChange(scopes=scopes)
+        )
     deadline = time.monotonic() + 10
     while (answer := post(deployment, key, headers=headers)).status_code == 200:
         assert time.monotonic() < deadline, "the stored answer is still given"
