@@ -131,6 +131,7 @@ def _upload(models: list[str], name: str) -> Form:
         {"act": "add"},
         inputs,
         title="New adapter",
+        panel=True,
         about="Weights are read as safetensors and never unpickled. Rank, target modules and shapes "
         "are checked; an invalid adapter is rejected with the reason and not stored.",
     )

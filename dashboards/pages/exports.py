@@ -253,7 +253,9 @@ def _new_schedule(viewer: Viewer) -> Form:
         Input("destination", "To", value="books", hint=hint),
     ]
     about = "Your folder is inside the operator's export directory. The list below shows each file."
-    return Form(PATH, "Create", {"act": "create"}, inputs, title="New schedule", about=about)
+    return Form(
+        PATH, "Create", {"act": "create"}, inputs, title="New schedule", panel=True, about=about
+    )
 
 
 def _create(request: Request, form_fields: Fields) -> Response:

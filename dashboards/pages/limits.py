@@ -307,7 +307,9 @@ def _new_rule() -> Form:
         Input("mode", "Mode", "select", "force", [("force", "in force"), ("trial", "shadow")]),
     ]
     about = "A limit may be lower than the plan's. Only the operator can raise a limit of the plan."
-    return Form(PATH, "Set the limit", {"act": "set"}, inputs, title="New limit", about=about)
+    return Form(
+        PATH, "Set the limit", {"act": "set"}, inputs, title="New limit", panel=True, about=about
+    )
 
 
 def _new_budget(targets: dict[str, str], currency: str) -> Form:
@@ -328,7 +330,7 @@ def _new_budget(targets: dict[str, str], currency: str) -> Form:
         Input("webhook", "Webhook", "url", required=False),
         Input("email", "E-mail", "email", required=False),
     ]
-    return Form(PATH, "Set the budget", {"act": "budget"}, inputs, title="New budget")
+    return Form(PATH, "Set the budget", {"act": "budget"}, inputs, title="New budget", panel=True)
 
 
 def _set(request: Request, form_fields: Fields) -> Response:

@@ -115,7 +115,7 @@ def _labels_form(project: Project) -> Form:
 
 def _new() -> Form:
     name = Input("name", "Name", hint="lower-case letters, digits, hyphens")
-    return Form(PATH, "Create project", {"act": "create"}, [name], title="New project")
+    return Form(PATH, "Create project", {"act": "create"}, [name], title="New project", panel=True)
 
 
 def _create(request: Request, form_fields: Fields) -> Response:

@@ -93,11 +93,13 @@ def _forms(prompts: list[PromptTemplate]) -> list[Form]:
         Input("user", "User message", "area", required=False, hint="{{name}} is a placeholder."),
     ]
     fields = [Input("name", "Name"), *texts]
-    new = Form(PATH, "Create prompt", {"act": "create"}, fields, title="New prompt")
+    new = Form(PATH, "Create prompt", {"act": "create"}, fields, title="New prompt", panel=True)
     if not prompts:
         return [new]
     listed = Input("prompt", "Prompt", "select", options=[(each.id, each.name) for each in prompts])
-    add = Form(PATH, "Add version", {"act": "add"}, [listed, *texts], title="New version")
+    add = Form(
+        PATH, "Add version", {"act": "add"}, [listed, *texts], title="New version", panel=True
+    )
     return [add, new]
 
 

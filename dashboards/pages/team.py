@@ -153,7 +153,7 @@ def _new(my_role: str) -> Form:
             hint="Empty: the member chooses it by a link.",
         ),
     ]
-    return Form(PATH, "Add member", {"act": "add"}, inputs, title="New member")
+    return Form(PATH, "Add member", {"act": "add"}, inputs, title="New member", panel=True)
 
 
 def _change_row(each: AuditEntry, names: dict[str, str]) -> dict[str, Any]:

@@ -122,7 +122,9 @@ def _new() -> Form:
         Input("events", "Events", "select", _ALL, [(_ALL, "everything"), *_kinds()]),
     ]
     about = "The signing secret is shown once, after the endpoint is added."
-    return Form(PATH, "Add endpoint", {"act": "add"}, inputs, title="New endpoint", about=about)
+    return Form(
+        PATH, "Add endpoint", {"act": "add"}, inputs, title="New endpoint", panel=True, about=about
+    )
 
 
 def _kinds() -> list[tuple[str, str]]:

@@ -99,6 +99,8 @@
       input.value = "";
       draw();
       if (!palette.open) palette.showModal();
+    } else if (event.key === "Escape") {
+      document.querySelectorAll("details.panel[open]").forEach((panel) => { panel.open = false; });
     } else if (!typing && event.key === "?") {
       if (!help.open) help.showModal();
     } else if (!typing && event.key === "/") {

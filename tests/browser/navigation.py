@@ -25,6 +25,11 @@ def reload(page: Page) -> None:
     _asked_again(page, page.reload)
 
 
+def open_panel(page: Page, button: str) -> None:
+    """Open the side panel with the form that `button` sends."""
+    page.locator("details.panel > summary", has_text=button).click()
+
+
 def _asked_again(page: Page, act: Callable[[], object]) -> None:
     """Raises any other error, and the last of these. Pauses let what the page itself asks for be
     answered, which a sleep would not."""

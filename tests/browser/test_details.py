@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Page, expect
 
+from tests.browser.navigation import open_panel
 from tests.gateway.deployment import Deployment
 
 pytestmark = pytest.mark.slow
@@ -34,6 +35,7 @@ def test_a_refused_form_stays_with_its_reason(
     deployment: Deployment, page: Page, refused: None
 ) -> None:
     page.goto(f"{deployment.url}/dashboard/keys")
+    open_panel(page, "Create key")
     name = page.get_by_label("Name")
     name.evaluate("it => it.removeAttribute('required')")
     name.fill("x" * 200)

@@ -10,6 +10,7 @@ from openai import OpenAI
 from playwright.sync_api import Browser, Page, expect
 
 from tests.browser.conftest import signed_in
+from tests.browser.navigation import open_panel
 from tests.browser.page_checks import OPERATOR_PATHS, TENANT_PATHS, check_page
 from tests.gateway.deployment import MODEL, Deployment
 
@@ -84,6 +85,7 @@ def test_an_invoice_opens_to_the_usage_behind_its_lines(deployment: Deployment, 
 
 def test_a_key_made_on_the_page_works_in_the_sdk(deployment: Deployment, page: Page) -> None:
     page.goto(f"{deployment.url}/dashboard/keys")
+    open_panel(page, "Create key")
     page.get_by_label("Name").fill("from the browser")
     page.get_by_role("button", name="Create key").click()
     secret = page.locator("#once").inner_text()

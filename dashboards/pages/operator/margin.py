@@ -246,7 +246,7 @@ def _price_form() -> Form:
         Input("from", "From", "date", required=False, hint="default: today"),
         Input("note", "Note", required=False),
     ]
-    return Form(PATH, "Save", {"act": "price"}, inputs, title="New engine price")
+    return Form(PATH, "Save", {"act": "price"}, inputs, title="New engine price", panel=True)
 
 
 def _save_price(request: Request, form_fields: Fields) -> Response:

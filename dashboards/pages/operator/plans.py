@@ -126,7 +126,15 @@ def _add_on_form() -> Form:
         Input("fee", "Fee per unit"),
     ]
     about = "Tenants add it to a plan of the same interval; it is billed like the plan."
-    return Form(PATH, "Create add-on", inputs=inputs, title="New add-on", about=about, act="add_on")
+    return Form(
+        PATH,
+        "Create add-on",
+        inputs=inputs,
+        title="New add-on",
+        panel=True,
+        about=about,
+        act="add_on",
+    )
 
 
 def _plan_form(limits: list[str]) -> Form:
@@ -161,7 +169,7 @@ def _plan_form(limits: list[str]) -> Form:
             required=False,
         ),
     ]
-    return Form(PATH, "Create plan", inputs=inputs, title="New plan", act="plan")
+    return Form(PATH, "Create plan", inputs=inputs, title="New plan", panel=True, act="plan")
 
 
 def _rate_form(now: datetime) -> Form:
@@ -172,7 +180,9 @@ def _rate_form(now: datetime) -> Form:
         Input("from", "From", "date", f"{now:%Y-%m-%d}", hint="00:00 UTC"),
     ]
     about = "The rate before it ends on that day; each line is taxed at the rate of its own time."
-    return Form(PATH, "Set rate", inputs=inputs, title="New tax rate", about=about, act="rate")
+    return Form(
+        PATH, "Set rate", inputs=inputs, title="New tax rate", panel=True, about=about, act="rate"
+    )
 
 
 def _create(request: Request, form_fields: Fields) -> Response:

@@ -173,6 +173,7 @@ def _form(served: list[str]) -> Form:
         {"act": "save"},
         inputs,
         title="New version",
+        panel=True,
         about="The price is first tested on sample usage and rejected if that cannot be billed. "
         "The previous version in the same currency ends when this one starts.",
     )

@@ -163,6 +163,7 @@ def _new(plans: list[str]) -> Form:
             Input("key", "First key", value="first", required=False, hint="empty: no key"),
         ],
         title="New tenant",
+        panel=True,
         about="Creates the tenant with its billing account, owner, first project and first key, "
         "which is shown once.",
     )

@@ -16,6 +16,7 @@ from core.tenants.scope import scope_of_operator
 from tests.browser import seed
 from tests.browser.conftest import signed_in
 from tests.browser.journeys.film import WIDE, Film, MovedClock
+from tests.browser.navigation import open_panel
 from tests.gateway.deployment import Deployment
 
 
@@ -55,6 +56,7 @@ def _price_the_parked_usage(page: Page, film: Film) -> None:
     expect(page.get_by_role("region", name="Parked events")).to_contain_text("sud-atelier")
     film.take(page, "One request is parked: its customer pays in euros, its price was in dollars.")
     page.get_by_role("link", name="Models and prices").click()
+    open_panel(page, "Test and save")
     page.locator('main [name="model"]').select_option("tiny")
     page.locator('main [name="currency"]').fill("EUR")
     page.get_by_role("button", name="Test and save").click()

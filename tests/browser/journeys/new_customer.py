@@ -44,6 +44,7 @@ def play(
 
 def _offer_a_plan(page: Page, deployment: Deployment, film: Film) -> None:
     page.goto(f"{deployment.url}/dashboard/operator/plans")
+    navigation.open_panel(page, "Create plan")
     form = page.locator("form", has=page.get_by_role("button", name="Create plan"))
     form.get_by_label("Name").fill("team")
     form.get_by_label("Base fee").fill("49")
@@ -55,6 +56,7 @@ def _offer_a_plan(page: Page, deployment: Deployment, film: Film) -> None:
 
 def _create_the_customer(page: Page, deployment: Deployment, film: Film) -> str:
     page.goto(f"{deployment.url}/dashboard/operator/tenants")
+    navigation.open_panel(page, "Create tenant")
     form = page.locator("form", has=page.get_by_role("button", name="Create tenant"))
     for name, value in (
         ("name", "globex"),
