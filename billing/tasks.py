@@ -16,7 +16,7 @@ from billing.closing import closing, late_receipts, moving
 from billing.exports import schedules
 from billing.invoicing import invoice_run, invoices, recognition
 from billing.ledger import expiry
-from billing.notices import budgets, outbox, sealing
+from billing.notices import audit_streams, budgets, outbox, sealing
 from billing.payments import commands, compare, dunning, inbox, meters, push, top_ups
 from billing.payments.base import PaymentProvider, TryLater
 from billing.payments.manual import ManualPayments
@@ -292,6 +292,13 @@ def deliver_messages(context: TaskContext) -> int:
         context.settings.smtp_url, networks=context.settings.webhook_networks
     )
     return outbox.deliver(context.database, context.clock, sender)
+
+
+@task("billing.stream_audit_log", queue="messages", every_s=15.0)
+def stream_audit_log(context: TaskContext) -> int:
+    return audit_streams.send(
+        context.database, context.clock, lambda url: open_store(url, context.settings)
+    )
 
 
 _Work = Callable[[Database, Clock, PaymentProvider], push.Pushed | inbox.Applied]

@@ -33,6 +33,7 @@ from core.clock import Clock
 from core.errors import BadRequest, Conflict, Forbidden, NotFound
 from core.ids import new_id
 from core.money import format_minor, units_of
+from core.tenants import audit_chain
 from core.tenants.models import AuditEntry
 
 WAITING, POSTED, REJECTED = "waiting", "posted", "rejected"
@@ -198,7 +199,8 @@ def _post(session: Session, act: MoneyAct, actor: str, now: datetime) -> None:
 
 
 def _record(session: Session, act: MoneyAct, actor: str, now: datetime, step: str = "") -> None:
-    session.add(
+    audit_chain.append(
+        session,
         AuditEntry(
             tenant_id=act.tenant_id,
             at=now,
@@ -207,7 +209,7 @@ def _record(session: Session, act: MoneyAct, actor: str, now: datetime, step: st
             target=act.target,
             before=None,
             after=describe(act),
-        )
+        ),
     )
 
 

@@ -94,7 +94,7 @@ def set_sink(
     _check(options, url)
     remove_sink(session, scope, clock)
     kind = CONTENT if options.content else COMPLETED
-    check = _check_bucket if is_bucket(url) else check_address
+    check = check_bucket if is_bucket(url) else check_address
     row = webhooks.add(session, scope, clock, url, [kind], known=(COMPLETED, CONTENT), check=check)
     row.format, row.sample_percent = options.format, options.sample_percent
     row.authorization = options.authorization or None
@@ -114,7 +114,7 @@ def _check(options: SinkOptions, url: str) -> None:
         raise _wrong("authorization", "it must be at most 400 printable ASCII characters")
 
 
-def _check_bucket(url: str) -> None:
+def check_bucket(url: str) -> None:
     if _BUCKET.fullmatch(url) is None:
         raise _wrong("url", f"{url[:80]!r} is not of the form s3://bucket/prefix")
 

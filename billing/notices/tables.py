@@ -3,7 +3,7 @@
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import CheckConstraint, Index, String, Text
+from sqlalchemy import BigInteger, CheckConstraint, Index, String, Text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from billing.columns import CURRENCY, ID, NAME
@@ -82,3 +82,5 @@ class WebhookEndpoint(Base):
     authorization: Mapped[str | None] = mapped_column(SealedText("webhook_endpoints.authorization"))
     created_at: Mapped[datetime] = mapped_column(UtcDateTime)
     ended_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    # Of a stream of the audit log: the last entry that was sent.
+    sent_id: Mapped[int | None] = mapped_column(BigInteger)

@@ -26,6 +26,7 @@ from billing.usage.tables import ParkedEvent, UsageBatch
 from core.clock import Clock
 from core.errors import BadRequest, Conflict
 from core.money import format_minor
+from core.tenants import audit_chain
 from core.tenants.models import AuditEntry
 
 GOOD, WARN, BAD = "good", "warn", "bad"  # a bad check prevents the signature
@@ -67,7 +68,8 @@ def sign(session: Session, clock: Clock, month: str, actor: str, note: str = "")
         balances=balances(session, month),
     )
     session.add(signed)
-    session.add(
+    audit_chain.append(
+        session,
         AuditEntry(
             tenant_id=None,
             at=now,
@@ -76,7 +78,7 @@ def sign(session: Session, clock: Clock, month: str, actor: str, note: str = "")
             target=month,
             before=None,
             after={"note": signed.note, "balances": signed.balances},
-        )
+        ),
     )
     session.flush()
     return signed

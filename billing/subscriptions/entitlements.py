@@ -9,6 +9,7 @@ from datetime import datetime
 from sqlalchemy.orm import Session
 
 from billing.accounts.tables import BillingAccount
+from core.tenants import audit_chain
 from core.tenants.models import AuditEntry, Tenant
 from core.tenants.organisations import describe
 
@@ -36,7 +37,8 @@ def follow(
     before = describe(tenant)
     tenant.plan = wanted
     session.flush()
-    session.add(
+    audit_chain.append(
+        session,
         AuditEntry(
             tenant_id=tenant.id,
             at=at,
@@ -45,6 +47,6 @@ def follow(
             target=tenant.id,
             before=before,
             after=describe(tenant),
-        )
+        ),
     )
     return True

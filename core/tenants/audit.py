@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 
 from core.clock import Clock
 from core.logs import request_id
-from core.tenants import audit_words, epochs
+from core.tenants import audit_chain, audit_words, epochs
 from core.tenants.models import LONGEST_TARGET, AuditEntry
 from core.tenants.scope import TenantScope
 
@@ -62,7 +62,9 @@ def _append(
     before: dict[str, Any] | None,
     after: dict[str, Any] | None,
 ) -> None:
-    session.add(
+    epochs.advance(session, tenant_id)
+    audit_chain.append(
+        session,
         AuditEntry(
             tenant_id=tenant_id,
             at=clock.now(),
@@ -72,10 +74,8 @@ def _append(
             before=before,
             after=after,
             request_id=request_id.get(),
-        )
+        ),
     )
-    epochs.advance(session, tenant_id)
-    session.flush()
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +116,6 @@ def entries(
 
 
 def describe(entry: AuditEntry) -> dict[str, Any]:
-    plain = ("id", "actor", "action", "target", "before", "after", "request_id")
+    plain = ("id", "actor", "action", "target", "before", "after", "request_id", "digest")
     shown = {name: getattr(entry, name) for name in plain}
     return shown | {"at": entry.at.isoformat(), "changes": audit_words.changes(entry)}

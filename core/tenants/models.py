@@ -277,3 +277,17 @@ class AuditEntry(Base):
     before: Mapped[dict[str, Any] | None] = mapped_column(Json)
     after: Mapped[dict[str, Any] | None] = mapped_column(Json)
     request_id: Mapped[str] = mapped_column(ID, default="")
+    # Of the hash chain (`core.tenants.audit_chain`); empty in entries from before it.
+    salt: Mapped[str] = mapped_column(String(32), default="", server_default="")
+    content_sha256: Mapped[str] = mapped_column(String(64), default="", server_default="")
+    digest: Mapped[str] = mapped_column(String(64), default="", server_default="")
+
+
+class AuditChain(Base):
+    """The end of the hash chain of a tenant's audit log; the operator's has an empty `tenant_id`."""
+
+    __tablename__ = "audit_chains"
+
+    tenant_id: Mapped[str] = mapped_column(ID, primary_key=True)
+    entries: Mapped[int] = mapped_column(BigInteger)
+    digest: Mapped[str] = mapped_column(String(64))

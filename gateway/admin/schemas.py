@@ -78,6 +78,11 @@ class CacheRuleBody(_Body):
     tools: bool = Field(False, description="Also of requests with tools.")
 
 
+class AuditStreamBody(_Body):
+    url: str = Field(min_length=1, max_length=1_000, description="https://host/path")
+    whole: bool = Field(False, description="Begin with the first entry, not with the next.")
+
+
 class RequestLogBody(_Body):
     url: str = Field(min_length=1, max_length=2_000, description="https://host/path")
     content: bool = Field(

@@ -19,6 +19,7 @@ COMMANDS = {
     "adapter": "gateway.admin.adapters.command",
     "apply": "gateway.admin.configuration.command",
     "audit": "gateway.admin.audit.command",
+    "audit-log": "gateway.admin.audit.log_command",
     "chat": "gateway.cli.chat.command",
     "demo": "gateway.cli.demo.command",
     "doctor": "gateway.cli.doctor.command",

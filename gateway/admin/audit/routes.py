@@ -3,6 +3,7 @@
 import csv
 import io
 from collections.abc import Iterator
+from dataclasses import asdict
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
@@ -10,14 +11,25 @@ import orjson
 from fastapi import APIRouter, Depends, Query
 from fastapi.responses import Response, StreamingResponse
 
+from billing.notices import audit_streams
+from billing.notices.request_sinks import is_bucket
+from billing.notices.tables import WebhookEndpoint
 from core.errors import BadRequest
-from core.tenants import audit
+from core.tenants import audit, audit_chain
 from core.tenants.audit import AuditFilter
 from gateway.admin.access import AdminContext, RequirePermission
+from gateway.admin.schemas import AuditStreamBody
 from gateway.edge.decoding import parse_datetime
+from gateway.serving.api.dependencies import AlertTargetsDep
 
 router = APIRouter(prefix="/admin/v1/audit", tags=["audit"])
-_COLUMNS = ("id", "at", "actor", "action", "target", "before", "after", "request_id", "changes")
+_COLUMNS = (
+    *("id", "at", "actor", "action", "target", "before", "after", "request_id", "changes"),
+    "digest",
+)
+ReadAccess = Annotated[AdminContext, Depends(RequirePermission("audit", "read"))]
+StreamReadAccess = Annotated[AdminContext, Depends(RequirePermission("tenant", "read"))]
+StreamWriteAccess = Annotated[AdminContext, Depends(RequirePermission("tenant", "write"))]
 _PAGE = 1_000
 _TYPES = {"csv": "text/csv; charset=utf-8", "jsonl": "application/jsonl"}
 
@@ -45,7 +57,7 @@ def filter_of(
 
 @router.get("", response_model=None)
 def list_entries(
-    ctx: Annotated[AdminContext, Depends(RequirePermission("audit", "read"))],
+    ctx: ReadAccess,
     wanted: Annotated[AuditFilter, Depends(filter_of)],
     *,
     limit: Annotated[int, Query(ge=1, le=1000, description="Of a page; files have all.")] = 100,
@@ -111,3 +123,48 @@ def _jsonl(entries: Iterator[dict[str, Any]]) -> Iterator[bytes]:
 
 def _time(text: str | None, name: str) -> datetime | None:
     return parse_datetime(text, name) if text else None
+
+
+@router.get("/verification")
+def verify(ctx: ReadAccess, expect: Annotated[str, Query(max_length=64)] = "") -> dict[str, Any]:
+    """Every entry against the hash chain. Keep `digest` elsewhere: given later as `expect`, it shows
+    that no entry up to it was taken away."""
+    with ctx.database.read() as session:
+        done = audit_chain.verify(session, ctx.scope.tenant_id, expect)
+    return {"object": "audit_verification", "whole": not done.fault_count, **asdict(done)}
+
+
+@router.get("/stream")
+def get_stream(ctx: StreamReadAccess) -> dict[str, Any]:
+    """`url` is null while the log is not streamed."""
+    with ctx.database.read() as session:
+        return stream_shown(audit_streams.stream_of(session, ctx.scope))
+
+
+@router.put("/stream")
+def set_stream(
+    body: AuditStreamBody, ctx: StreamWriteAccess, targets: AlertTargetsDep
+) -> dict[str, Any]:
+    """Send every entry from now on, or from the first one, as signed messages; the secret is in this
+    answer only. The operator may name a bucket (`s3://bucket/prefix`) instead."""
+    if not (is_bucket(body.url) and ctx.actor.is_operator):
+        targets.check([body.url])
+    with ctx.database.transaction() as session:
+        made = audit_streams.set_stream(session, ctx.scope, ctx.clock, body.url, whole=body.whole)
+        return stream_shown(made) | {"secret": None if is_bucket(made.url) else made.secret}
+
+
+@router.delete("/stream")
+def end_stream(ctx: StreamWriteAccess) -> dict[str, Any]:
+    with ctx.database.transaction() as session:
+        audit_streams.remove_stream(session, ctx.scope, ctx.clock)
+    return stream_shown(None)
+
+
+def stream_shown(made: WebhookEndpoint | None) -> dict[str, Any]:
+    return {
+        "object": "audit_stream",
+        "url": made.url if made is not None else None,
+        "since": made.created_at.isoformat() if made is not None else None,
+        "sent_id": made.sent_id if made is not None else None,
+    }

@@ -21,7 +21,7 @@ from billing.notices import budgets
 from billing.notices.tables import Budget
 from core.errors import BadRequest, NotFound
 from core.money import Money, units_of
-from core.tenants import audit
+from core.tenants import audit, audit_chain
 from core.tenants.models import ApiKey, AuditEntry, Project, Tenant
 from gateway.admin.access import AdminContext, OperatorContext, RequirePermission
 from gateway.admin.billing.schemas import EndUserErasure, NewBudget
@@ -56,7 +56,8 @@ def record(
     after: dict[str, Any],
 ) -> None:
     """Write to the audit log of the tenant concerned, in the same transaction."""
-    session.add(
+    audit_chain.append(
+        session,
         AuditEntry(
             tenant_id=tenant_id or None,
             at=ctx.clock.now(),
@@ -65,7 +66,7 @@ def record(
             target=target,
             before=None,
             after=after,
-        )
+        ),
     )
 
 

@@ -192,7 +192,7 @@ def _empty_log(session: Session, tenant_id: str) -> int:
         done: Any = session.execute(
             update(AuditEntry)
             .where(*own)
-            .values(before=null(), after=null(), target="")
+            .values(before=null(), after=null(), target="", salt="")
             .execution_options(synchronize_session=False)
         )
     return int(done.rowcount)

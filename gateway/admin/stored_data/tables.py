@@ -90,9 +90,10 @@ FATES: dict[str, Fate] = {
     "usage_end_user_daily": Kept(_COUNTS),
     "usage_events": Emptied(("end_user", "client_request_id", "member_id", "labels"), _COUNTS),
     "audit_log": Emptied(
-        ("before", "after", "target"),
+        ("before", "after", "target", "salt"),
         "who did what and when, as evidence; without what was changed",
     ),
+    "audit_chains": Kept("shows that no entry of the audit log was changed or taken away"),
     "projects": Emptied(("name", "label_keys"), "invoice lines name projects by id"),
     "tenants": Emptied(("name", "display_name", "settings"), "the books name it by id"),
     "adapters": Deleted(),
