@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 
+from engine.backends.layers.step import order_rows
 from engine.batch import AdapterHandle, Row, Sampled, StepBatch
 from engine.config import EngineConfig
 from engine.protocol import SamplingParams
@@ -119,3 +120,25 @@ def alone_and_together(
     sequences = [driver.sequence(prompt) for prompt in prompts]
     driver.run(sequences, chunk=5, count=8)
     return alone, [sequence.output for sequence in sequences]
+
+
+class LogitDriver(Driver):
+    """Shows the logits of every computed token."""
+
+    def logits(self, sequence: Sequence, count: int, *others: tuple[Sequence, int]) -> torch.Tensor:
+        """Computes `count` tokens of the sequence beside the others: [count, vocab]."""
+        runner = self.runner
+        rows = [self._row(s, n) for s, n in ((sequence, count), *others)]
+        decodes, prefills = order_rows(rows, runner.adapters.sort_key)
+        with torch.inference_mode():
+            tokens = [token for row in decodes + prefills for token in row.tokens]
+            inputs = runner._plan(decodes, prefills, tokens, all_logits=True)
+            found, _ = runner._forward(inputs)
+        first = 0
+        for row in decodes + prefills:
+            if row.seq == sequence.number:
+                break
+            first += len(row.tokens)
+        for (other, _), row in zip(((sequence, 0), *others), rows, strict=True):
+            other.done += len(row.tokens)
+        return found[first : first + count]

@@ -21,8 +21,7 @@ from tests.engine.checkpoints import (
     save_adapter,
     save_checkpoint,
 )
-from tests.engine.driver import Driver, greedy
-from tests.engine.models.test_family_parity import LogitDriver
+from tests.engine.driver import Driver, LogitDriver, greedy
 
 PROMPT = [5, 9, 12, 40, 33, 71, 8]
 OUTER = ["embed_tokens", "lm_head"]
@@ -42,7 +41,15 @@ KINDS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=["untied", "tied", "qwen2 biases", "gemma scales"])
+@pytest.fixture(
+    scope="module",
+    params=[
+        "tied",
+        "qwen2 biases",
+        pytest.param("untied", marks=pytest.mark.proof),
+        pytest.param("gemma scales", marks=pytest.mark.proof),
+    ],
+)
 def base(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("base")
     if request.param == "qwen2 biases":

@@ -17,9 +17,8 @@ from tests.engine.checkpoints import (
     reference_logits,
     save_adapter,
 )
-from tests.engine.driver import Driver
+from tests.engine.driver import Driver, LogitDriver
 from tests.engine.models.test_experts import save_checkpoint, some_ids
-from tests.engine.models.test_family_parity import LogitDriver
 
 IDS = some_ids(19)
 ATTENTION = r".*self_attn\.(q_proj|q_a_proj|q_b_proj|kv_a_proj_with_mqa|kv_b_proj|o_proj)"

@@ -24,8 +24,9 @@ from tests.engine.checkpoints import (
     save_adapter,
     save_checkpoint,
 )
+from tests.engine.driver import LogitDriver
 from tests.engine.helpers import Collected, ask, run_until_idle
-from tests.engine.models.test_family_parity import CASES, LogitDriver
+from tests.engine.models.test_family_parity import CASES
 from tests.engine.speculation.test_draft_model import always
 
 WINDOW, SINKS, BLOCK = 21, 6, 4

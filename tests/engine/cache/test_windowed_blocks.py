@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.cache.parts import Windowed, windowed_layers
@@ -73,6 +73,7 @@ def ideal_units(lengths: list[int], window: int, rest: int, part: int, step: int
     return units
 
 
+@settings(max_examples=30)
 @given(
     lengths=st.lists(st.integers(1, 160), min_size=1, max_size=5),
     window=st.integers(1, 60),
@@ -114,7 +115,7 @@ def test_sequences_hold_what_they_see(
 
 
 @pytest.mark.parametrize(
-    "seed", [*range(6), *(pytest.param(n, marks=pytest.mark.proof) for n in range(6, 12))]
+    "seed", [*range(3), *(pytest.param(n, marks=pytest.mark.proof) for n in range(3, 12))]
 )
 def test_answers_do_not_depend_on_memory(seed: int) -> None:
     """Prompts that share prefixes, choices, priorities, floors, preemptions, in both loops."""
@@ -181,11 +182,11 @@ def test_greedy_tokens_in_a_mixed_batch(checkpoint: Path, overlap: bool) -> None
         random_ids(9, 2)
     ]
     for number, prompt in enumerate(prompts):
-        engine.submit(ask(f"r{number}", prompt, 25, priority=int(number == 4)), "g")
+        engine.submit(ask(f"r{number}", prompt, 15, priority=int(number == 4)), "g")
         engine.step()
     found, model = run(engine), reference(checkpoint)
     for number, prompt in enumerate(prompts):
-        assert found.tokens[f"r{number}", 0][-25:] == reference_greedy(model, prompt, 25)
+        assert found.tokens[f"r{number}", 0] == reference_greedy(model, prompt, 15)
 
 
 def test_a_prefix_is_found_where_its_window_is_cached(checkpoint: Path) -> None:

@@ -15,6 +15,7 @@ from engine.models import linears
 from engine.runners.cpu.decoded_layers import DecodedLayers
 from tests.engine.checkpoints import VOCAB, reference, reference_greedy, reference_logits
 from tests.engine.checkpoints import save_checkpoint as save_any
+from tests.engine.cpu.conftest import LEVELS
 from tests.engine.driver import Driver
 from tests.engine.models.test_family_parity import CASES
 
@@ -96,7 +97,15 @@ class Steps:
         return sequences
 
 
-@pytest.mark.parametrize("case", SERVED)
+@pytest.mark.parametrize(
+    ("level", "case"),
+    [
+        (level, case)
+        for level in LEVELS
+        for case in (SERVED if level == "avx2" else ("llama-mha-biased", "mixtral", "qwen3"))
+    ],
+    indirect=["level"],
+)
 def test_logits_are_those_of_transformers(
     case: str, level: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -30,7 +30,7 @@ def test_threads_do_not_change_bits(
     for rows in (1, 3):
         steps.run(checkpoint, [None] * rows, threads=1, one_by_one=True, quantization=quantization)
         expected = steps.logits
-        for threads in (1, 2, 3, 5):
+        for threads in (2, 3):
             steps.run(checkpoint, [None] * rows, threads=threads, quantization=quantization)
             assert steps.at_once == (8 if dtype == "float32" or instructions() in PAIRED else 0)
             assert all(

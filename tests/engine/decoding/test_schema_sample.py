@@ -14,7 +14,7 @@ from engine.errors import RequestError
 from tests.engine.decoding.test_grammars import answer, constrained, make
 from tests.engine.helpers import Collected
 
-COUNT = int(os.environ.get("SCHEMAS", "160"))
+COUNT = int(os.environ.get("SCHEMAS", "80"))
 VALUES: list[Any] = ["a", "b c", 1, 2.5, None, True, [1, 2], {"x": 1}, 'ü"q']
 SIMPLE: list[dict[str, Any]] = [
     {"type": "boolean"},

@@ -68,7 +68,9 @@ def _operator(name: str, *rest: Any, swapped: bool = False) -> Callable[..., Any
     def _compare(ours: Any, theirs: Any, _semantic: Any = None) -> Any:
         return compute(ours, semantic.to_tensor(theirs))
 
-    return _compare if name in ("less_than", "less_equal", "greater_than", "greater_equal") else _call
+    return (
+        _compare if name in ("less_than", "less_equal", "greater_than", "greater_equal") else _call
+    )
 
 
 _OPERATORS = {

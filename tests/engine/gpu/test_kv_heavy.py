@@ -72,9 +72,21 @@ def answering(
     )
 
 
-@pytest.mark.parametrize("first", [0, 6])
-@pytest.mark.parametrize("kind", ["plain", "codes", "alibi", "rounded alibi", "latent", "mixed"])
-@pytest.mark.parametrize("splits", [1, 4])
+@pytest.mark.parametrize(
+    ("kind", "first", "splits"),
+    [
+        ("plain", 0, 1),
+        ("plain", 6, 4),
+        ("codes", 6, 1),
+        ("codes", 0, 4),
+        ("alibi", 0, 1),
+        ("rounded alibi", 6, 4),
+        ("latent", 6, 1),
+        ("latent", 0, 4),
+        ("mixed", 0, 1),
+        ("mixed", 6, 4),
+    ],
+)
 def test_attention(kind: str, first: int, splits: int) -> None:
     """Answers of one token and of several, and prompts that see all, beside each other."""
     queries, contexts = [1, 1, 1, 37, 20], [340, 200, 60, 260, 130]

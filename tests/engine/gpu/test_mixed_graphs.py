@@ -226,7 +226,12 @@ def test_adapters_come_and_go_in_the_same_graphs(one_kv_head: Path, tmp_path: Pa
             {},
             marks=pytest.mark.proof,
         ),
-        ("Qwen3", {"head_dim": 24, "num_hidden_layers": 1}, {"kv_dtype": "int8"}),
+        pytest.param(
+            "Qwen3",
+            {"head_dim": 24, "num_hidden_layers": 1},
+            {"kv_dtype": "int8"},
+            marks=pytest.mark.proof,
+        ),
         ("Cohere", {"num_hidden_layers": 1}, {"kv_window": 100}),
     ],
 )

@@ -32,9 +32,7 @@ def tritons_own() -> Iterator[None]:
         patch.setattr(core.block_type, "__init__", quick_interpreter.make_block_type)
         patch.setattr(core.block_type, "with_element_ty", quick_interpreter.with_element_type)
         patch.setattr(TritonSemantic, "broadcast_impl_value", quick_interpreter.broadcast)
-        patch.setattr(
-            TritonSemantic, "binary_op_type_checking_impl", quick_interpreter.operands
-        )
+        patch.setattr(TritonSemantic, "binary_op_type_checking_impl", quick_interpreter.operands)
         patch.setattr(TritonSemantic, "computation_type_impl", quick_interpreter.computation_type)
         patch.setattr(core, "_unwrap_if_constexpr", quick_interpreter.unwrap)
         patch.setattr(interpreter.TensorHandle, "__post_init__", quick_interpreter.check_handle)

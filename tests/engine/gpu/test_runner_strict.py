@@ -195,7 +195,6 @@ def in_suite(*named: tuple[str, str, bool]) -> list[Any]:
 @pytest.mark.parametrize(
     ("family", "kv_dtype", "lora"),
     in_suite(
-        ("llama", "auto", False),
         ("gemma3n", "auto", False),
         ("qwen3", "fp8", False),
         ("llama", "int8", True),
@@ -259,15 +258,22 @@ def test_mixed_steps_of_few_tokens_are_replayed_and_others_launched(
 
 # Above 2,048 inputs LoRA takes two kernels, but for the steps of few rows that are fused; from 4,096 on
 # programs share the inputs of a tile there.
-@pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize(
-    ("lora", "intermediate", "kv_dtype"),
+    ("lora", "intermediate", "kv_dtype", "fused"),
     [
-        (False, 112, "auto"),
-        (True, 112, "auto"),
-        (True, 2304, "auto"),
-        (False, 4608, "auto"),
-        pytest.param(True, 112, "int8", marks=pytest.mark.proof),
+        (True, 112, "auto", True),
+        (True, 2304, "auto", False),
+        (False, 4608, "auto", True),
+        *(
+            pytest.param(*each, fused, marks=pytest.mark.proof)
+            for fused in (False, True)
+            for each in (
+                (False, 112, "auto"),
+                (True, 112, "int8"),
+                (True, 112 if not fused else 2304, "auto"),
+            )
+        ),
+        pytest.param(False, 4608, "auto", False, marks=pytest.mark.proof),
     ],
 )
 def test_no_request_waits_for_a_kernel_to_compile(

@@ -76,8 +76,7 @@ def test_expanded_before_the_gate(dtype: torch.dtype) -> None:
     close(got, skinny.skinny_reference(x, weight, bias, norm, "silu", change=made))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("padding", [0, 3])
+@pytest.mark.parametrize(("dtype", "padding"), [(torch.float32, 3), (torch.bfloat16, 0)])
 def test_shrunk_beside_a_product_and_added_before_the_next(
     dtype: torch.dtype, padding: int
 ) -> None:

@@ -24,8 +24,8 @@ from tests.engine.checkpoints import (
     save_adapter,
     save_checkpoint,
 )
-from tests.engine.driver import Driver, alone_and_together
-from tests.engine.models.test_family_parity import CASES, LogitDriver
+from tests.engine.driver import Driver, LogitDriver, alone_and_together
+from tests.engine.models.test_family_parity import CASES
 from tests.engine.models.test_gemma3 import rewrite
 
 BLOOM: dict[str, Any] = {  # the fields of bigscience/bloom-560m

@@ -19,7 +19,7 @@ from engine.models.formats.safetensors_file import SafetensorsFile
 from engine.models.load import choose_dtype, load_model
 from engine.runners.cpu.runner import load_runner
 from tests.engine.checkpoints import reference, reference_logits, save_checkpoint
-from tests.engine.models.test_family_parity import LogitDriver
+from tests.engine.driver import LogitDriver
 
 WEIGHTS = "model.safetensors"
 
@@ -222,7 +222,7 @@ def test_files_cut_off_in_place_under_a_served_model(checkpoint: Path) -> None:
     # A part of a mapped file that is no longer there ends the process that reads it.
     program = (
         "import os, sys; from pathlib import Path\n"
-        "from tests.engine.models.test_family_parity import LogitDriver\n"
+        "from tests.engine.driver import LogitDriver\n"
         "driver = LogitDriver(Path(sys.argv[1]), dtype='float32')\n"
         "for file in Path(sys.argv[1]).iterdir(): os.truncate(file, 10)\n"
         "print(driver.logits(driver.sequence([5, 9, 12]), 3)[-1].tolist())\n"

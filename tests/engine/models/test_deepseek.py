@@ -18,9 +18,8 @@ from engine.errors import CheckpointError
 from engine.models.load import load_model
 from engine.models.registry import model_spec
 from tests.engine.checkpoints import reference, reference_greedy, reference_logits
-from tests.engine.driver import BLOCK, Driver, alone_and_together
+from tests.engine.driver import BLOCK, Driver, LogitDriver, alone_and_together
 from tests.engine.models.test_experts import save_checkpoint, some_ids
-from tests.engine.models.test_family_parity import LogitDriver
 
 V2_LITE: dict[str, Any] = {  # the fields of deepseek-ai/DeepSeek-V2-Lite
     "architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2", "hidden_size": 2048,

@@ -19,8 +19,8 @@ from engine.models.load import load_model
 from engine.models.quantise_files import write_quantized
 from tests.engine.checkpoints import VOCAB, reference, reference_logits, save_adapter
 from tests.engine.checkpoints import save_checkpoint as save_any
-from tests.engine.driver import Driver, alone_and_together
-from tests.engine.models.test_family_parity import CASES, LogitDriver
+from tests.engine.driver import Driver, LogitDriver, alone_and_together
+from tests.engine.models.test_family_parity import CASES
 from tests.engine.quantization.test_models import in_int8, needs_kernel
 
 EXPERT = "model.layers.1.block_sparse_moe.experts.3.w2.weight"

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from engine.backends.layers.step import order_rows
 from tests.engine.checkpoints import (
     VOCAB,
     adapted_reference,
@@ -19,7 +18,7 @@ from tests.engine.checkpoints import (
     save_adapter,
     save_checkpoint,
 )
-from tests.engine.driver import BLOCK, Driver, Sequence
+from tests.engine.driver import BLOCK, Driver, LogitDriver
 
 _LONG: dict[str, Any] = {"max_position_embeddings": 128}
 
@@ -320,28 +319,6 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "phi3-longrope": ("Phi3", {"num_attention_heads": 3, "num_key_value_heads": 1} | _longrope(32)),
 }
-
-
-class LogitDriver(Driver):
-    """Shows the logits of every computed token."""
-
-    def logits(self, sequence: Sequence, count: int, *others: tuple[Sequence, int]) -> torch.Tensor:
-        """Computes `count` tokens of the sequence beside the others: [count, vocab]."""
-        runner = self.runner
-        rows = [self._row(s, n) for s, n in ((sequence, count), *others)]
-        decodes, prefills = order_rows(rows, runner.adapters.sort_key)
-        with torch.inference_mode():
-            tokens = [token for row in decodes + prefills for token in row.tokens]
-            inputs = runner._plan(decodes, prefills, tokens, all_logits=True)
-            found, _ = runner._forward(inputs)
-        first = 0
-        for row in decodes + prefills:
-            if row.seq == sequence.number:
-                break
-            first += len(row.tokens)
-        for (other, _), row in zip(((sequence, 0), *others), rows, strict=True):
-            other.done += len(row.tokens)
-        return found[first : first + count]
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -25,7 +25,8 @@ from tests.engine.checkpoints import (
     save_adapter,
     save_checkpoint,
 )
-from tests.engine.models.test_family_parity import CASES, LogitDriver
+from tests.engine.driver import LogitDriver
+from tests.engine.models.test_family_parity import CASES
 
 IDS = torch.randint(3, VOCAB, (50,), generator=torch.Generator().manual_seed(6)).tolist()
 

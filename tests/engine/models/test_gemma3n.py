@@ -28,8 +28,8 @@ from tests.engine.checkpoints import (
     save_adapter,
     save_checkpoint,
 )
-from tests.engine.driver import Driver, alone_and_together, greedy
-from tests.engine.models.test_family_parity import CASES, LogitDriver
+from tests.engine.driver import Driver, LogitDriver, alone_and_together, greedy
+from tests.engine.models.test_family_parity import CASES
 from tests.engine.models.test_gemma3 import rewrite
 
 IDS = torch.randint(3, VOCAB, (50,), generator=torch.Generator().manual_seed(6)).tolist()

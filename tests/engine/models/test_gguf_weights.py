@@ -28,6 +28,7 @@ from tests.engine.checkpoints import (
     reference_logits,
     save_checkpoint,
 )
+from tests.engine.driver import LogitDriver
 from tests.engine.gguf_files import (
     TYPES,
     Tensor,
@@ -40,7 +41,7 @@ from tests.engine.gguf_files import (
     vocabulary,
     write_gguf,
 )
-from tests.engine.models.test_family_parity import CASES, LogitDriver
+from tests.engine.models.test_family_parity import CASES
 
 BLOCK_TYPES = [kind for kind, (_, values, _) in TYPES.items() if values > 1]
 

@@ -16,9 +16,9 @@ from engine.errors import CheckpointError
 from engine.models.load import load_model
 from engine.models.registry import model_spec
 from tests.engine.checkpoints import reference, reference_logits, save_checkpoint
-from tests.engine.driver import alone_and_together
+from tests.engine.driver import LogitDriver, alone_and_together
 from tests.engine.models.test_experts import some_ids
-from tests.engine.models.test_family_parity import CASES, LogitDriver
+from tests.engine.models.test_family_parity import CASES
 from tests.engine.models.test_gemma3 import rewrite
 
 _SIZES = {"hidden_size": 64, "intermediate_size": 96}  # blocks of 32

@@ -11,7 +11,7 @@ import transformers
 
 from engine.models.registry import model_spec
 from tests.engine.checkpoints import VOCAB, reference, save_checkpoint
-from tests.engine.models.test_family_parity import LogitDriver
+from tests.engine.driver import LogitDriver
 
 ORIGINAL, CONTEXT = 32, 128
 SCALINGS: dict[str, dict[str, Any]] = {

@@ -16,7 +16,7 @@ from tests.engine.checkpoints import (
 )
 from tests.engine.models.test_family_parity import CASES, TARGETS
 from tests.engine.parallel.local_ranks import on_ranks
-from tests.engine.parallel.test_sharded_families import RankDriver
+from tests.engine.parallel.test_sharded_families import RankDriver, in_suite
 
 PROMPT = torch.randint(3, VOCAB, (19,), generator=torch.Generator().manual_seed(1)).tolist()
 
@@ -39,7 +39,7 @@ def expected_tokens(checkpoint: Path, adapter: Path) -> list[list[int]]:
     return [reference_greedy(model, PROMPT, 8) for model in models]
 
 
-@pytest.mark.parametrize("case", TARGETS)
+@pytest.mark.parametrize("case", in_suite(TARGETS))
 def test_an_adapter_of_each_family(case: str, tmp_path: Path) -> None:
     family, changes = CASES[case]
     checkpoint = save_checkpoint(tmp_path / "base", family, **changes)

@@ -14,8 +14,7 @@ from tests.engine.checkpoints import (
     reference_logits,
     save_adapter,
 )
-from tests.engine.driver import Driver
-from tests.engine.models.test_family_parity import LogitDriver
+from tests.engine.driver import Driver, LogitDriver
 
 PROMPT = [5, 9, 12, 40, 33, 71, 8, 100, 6]
 

@@ -15,7 +15,8 @@ from engine.models.calibrate import WINDOW, input_weights
 from engine.models.quantise_files import write_quantized
 from gateway.cli.main import main
 from tests.engine.checkpoints import VOCAB, reference, reference_logits, save_checkpoint
-from tests.engine.models.test_family_parity import CASES, LogitDriver
+from tests.engine.driver import LogitDriver
+from tests.engine.models.test_family_parity import CASES
 
 FAMILIES = {
     "llama": ("Llama", {"intermediate_size": 96}),

@@ -20,7 +20,7 @@ from engine.models.quantise_files import write_quantized
 from engine.models.registry import model_spec
 from gateway.cli.main import main
 from tests.engine.checkpoints import VOCAB, reference, reference_logits, save_checkpoint
-from tests.engine.models.test_family_parity import LogitDriver
+from tests.engine.driver import LogitDriver
 from tests.engine.quantization.test_models import rounded
 
 NAME = "model.layers.1.mlp.up_proj.weight"

@@ -20,8 +20,8 @@ from tests.engine.checkpoints import (
     reference_logits,
     save_checkpoint,
 )
+from tests.engine.driver import LogitDriver
 from tests.engine.models.test_family_parity import CASES as FAMILIES
-from tests.engine.models.test_family_parity import LogitDriver
 from tests.engine.quantization.agreement import assert_adapter_agrees, some_ids
 
 SHAPE = {"hidden_size": 96, "intermediate_size": 200}  # the last blocks are short

@@ -17,9 +17,8 @@ from engine.errors import CheckpointError, ConfigError
 from engine.models.checkpoint import open_checkpoint
 from engine.models.load import load_model
 from tests.engine.checkpoints import reference, reference_logits
-from tests.engine.driver import alone_and_together
+from tests.engine.driver import LogitDriver, alone_and_together
 from tests.engine.models.test_family_parity import CASES as FAMILIES
-from tests.engine.models.test_family_parity import LogitDriver
 from tests.engine.quantization.agreement import (
     assert_adapter_agrees,
     assert_logits_of_the_dense_model,

@@ -19,9 +19,9 @@ from tests.engine.checkpoints import (
     reference_logits,
     save_checkpoint,
 )
-from tests.engine.driver import Driver
+from tests.engine.driver import Driver, LogitDriver
 from tests.engine.gguf_files import f32, random_blocks, size_of, vocabulary, write_gguf
-from tests.engine.models.test_family_parity import CASES, LogitDriver
+from tests.engine.models.test_family_parity import CASES
 from tests.engine.models.test_gguf_weights import _quantised_llama
 from tests.engine.quantization.agreement import assert_adapter_agrees, some_ids
 

@@ -18,7 +18,7 @@ from tests.engine.checkpoints import (
     reference_logits,
     save_checkpoint,
 )
-from tests.engine.models.test_family_parity import LogitDriver
+from tests.engine.driver import LogitDriver
 from tests.engine.quantization.agreement import (
     assert_adapter_agrees,
     assert_logits_of_the_dense_model,

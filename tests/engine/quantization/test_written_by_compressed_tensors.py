@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from engine.models.checkpoint import open_checkpoint
-from tests.engine.models.test_family_parity import LogitDriver
+from tests.engine.driver import LogitDriver
 from tests.engine.quantization.test_models import needs_kernel
 
 HERE = Path(__file__).parent / "written_by_peers"

@@ -46,7 +46,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launches]:
 
 
 @pytest.mark.parametrize("lora", [pytest.param(False, marks=pytest.mark.proof), True])
-@pytest.mark.parametrize("stored", KERNELS)
+@pytest.mark.parametrize("stored", ["int4", pytest.param("w8a8", marks=pytest.mark.proof), "fp8"])
 def test_steps_over_codes(device: Launches, stored: str, lora: bool) -> None:
     shape = SHAPE | {"head_dim": 32, "hidden_size": 128, "intermediate_size": 256}
     model = models.random_model(shape, torch.bfloat16, sections.DEVICE, stored)
