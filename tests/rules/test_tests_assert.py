@@ -18,8 +18,9 @@ def functions(tree: ast.AST) -> Iterator[Function]:
 
 
 def names_in(node: ast.AST) -> set[str]:
-    attributes = {each.attr for each in ast.walk(node) if isinstance(each, ast.Attribute)}
-    return attributes | {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+    nodes = list(ast.walk(node))
+    attributes = {each.attr for each in nodes if isinstance(each, ast.Attribute)}
+    return attributes | {each.id for each in nodes if isinstance(each, ast.Name)}
 
 
 def checks_itself(node: ast.AST) -> bool:
@@ -30,8 +31,11 @@ def checks_itself(node: ast.AST) -> bool:
         if isinstance(each, ast.Raise) and "AssertionError" in ast.unparse(each):
             return True
         if isinstance(each, ast.Call):
-            name = ast.unparse(each.func).rpartition(".")[2]
-            if name.startswith(CHECKS) or "check=True" in ast.unparse(each):
+            name = getattr(each.func, "attr", getattr(each.func, "id", ""))
+            if name.startswith(CHECKS) or any(
+                keyword.arg == "check" and getattr(keyword.value, "value", False) is True
+                for keyword in each.keywords
+            ):
                 return True
     return False
 
