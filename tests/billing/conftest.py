@@ -99,6 +99,12 @@ def deployment(database: Database, clock: FakeClock) -> Deployment:
 
 
 @pytest.fixture
+def on_each(database: Database, clock: FakeClock) -> Deployment:
+    """Where a file's other tests have `deployment` on SQLite."""
+    return deployment_of(database, clock)
+
+
+@pytest.fixture
 def lite(sqlite_database: Database, clock: FakeClock) -> Deployment:
     """On SQLite only, where the dialect does not matter to the test."""
     return deployment_of(sqlite_database, clock)

@@ -46,17 +46,15 @@ def test_a_role_opens_its_pages_and_no_other(deployment: Deployment, role: str) 
 
 
 @pytest.mark.parametrize("role", MEMBER_ROLES)
-@pytest.mark.parametrize("path", OPERATORS)
-def test_no_role_of_a_tenant_acts_on_an_operator_page(
-    deployment: Deployment, role: str, path: str
-) -> None:
+def test_no_role_of_a_tenant_acts_on_an_operator_page(deployment: Deployment, role: str) -> None:
     acts = ("create", "save", "decide", "free", "replay", "plan", "status")
     with closing(browser(deployment, with_role(deployment, role))) as client:
-        assert client.get(f"/dashboard{path}?format=csv").status_code == 403
-        for act in acts:
-            answer = client.post(f"/dashboard{path}", data={"act": act, "confirm": "all"})
-            assert answer.status_code in (400, 403, 405), (act, answer.status_code)
-            assert "notice=" not in str(answer.url)
+        for path in OPERATORS:
+            assert client.get(f"/dashboard{path}?format=csv").status_code == 403, path
+            for act in acts:
+                answer = client.post(f"/dashboard{path}", data={"act": act, "confirm": "all"})
+                assert answer.status_code in (400, 403, 405), (path, act, answer.status_code)
+                assert "notice=" not in str(answer.url), (path, act)
 
 
 def test_the_operator_opens_every_page(operator: httpx.Client) -> None:

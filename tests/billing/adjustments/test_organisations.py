@@ -86,6 +86,10 @@ def paid_by_child(made: Deployment) -> None:
 
 @pytest.fixture
 def pair(deployment: Deployment) -> Deployment:
+    return pair_of(deployment)
+
+
+def pair_of(deployment: Deployment) -> Deployment:
     """`lab` with its fee and usage, and `holding`, whose name sorts before it."""
     plan(deployment, "fees", "100")
     for name in ("holding", "lab"):

@@ -194,9 +194,7 @@ def test_the_year_has_everything_that_the_rules_are_about(played: Played) -> Non
     assert {line["BillingCurrency"] for line in costs} == {"USD", "EUR"}
     assert {line["InvoiceIssuerName"] for line in costs} >= {"Renamed Seller GmbH"}
     assert len({line["InvoiceIssuerName"] for line in costs}) == 2
-    statuses = {
-        line["InvoiceIssueStatus"] for line in played.exported("1.4", "invoice-detail")
-    }
+    statuses = {line["InvoiceIssueStatus"] for line in played.exported("1.4", "invoice-detail")}
     assert statuses == {"Open", "Issued", "Voided"}
 
 

@@ -17,11 +17,12 @@ from billing.ledger.tables import CreditGrant
 from billing.payments import settlement, withdrawals
 from billing.payments.tables import Payment
 from billing.subscriptions.tables import Plan
+from core.clock import FakeClock
+from core.database import Database
 from core.money import Money, units_of
-from tests.billing.adjustments.test_organisations import link, pair, plan, run, shown, subscribe
-from tests.billing.conftest import START, Deployment
+from tests.billing.adjustments.test_organisations import link, pair_of, plan, run, shown, subscribe
+from tests.billing.conftest import START, Deployment, deployment_of
 
-__all__ = ["pair"]
 Step = tuple[str, Any]
 DUE, MARKUP = 11_334, 1_259
 
@@ -48,6 +49,11 @@ CASES: dict[str, tuple[list[list[Step]], list[int]]] = {
     "void later": ([[], [("void", None)], []], [0, 0, 0]),
     "overpaid": ([[("pay", 2 * DUE)], [], []], [MARKUP, 0, 0]),
 }
+
+
+@pytest.fixture
+def pair(lite: Deployment) -> Deployment:
+    return pair_of(lite)
 
 
 def act(made: Deployment, invoice_id: str, step: Step) -> None:
@@ -106,6 +112,14 @@ def earned(made: Deployment) -> list[int]:
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_parent_earns_what_the_child_has_paid(pair: Deployment, name: str) -> None:
+    _earns_as_paid(pair, name)
+
+
+def test_a_parent_earns_the_same_on_postgresql(postgres_database: Database) -> None:
+    _earns_as_paid(pair_of(deployment_of(postgres_database, FakeClock())), "disputed and won")
+
+
+def _earns_as_paid(pair: Deployment, name: str) -> None:
     months, expected = CASES[name]
     plan(pair, "small", "50")
     subscribe(pair, "holding", "small")
@@ -124,7 +138,7 @@ def test_a_parent_earns_what_the_child_has_paid(pair: Deployment, name: str) -> 
         for step in steps:
             act(pair, first, step)
         run(pair)
-        run(pair)
+    run(pair)
     assert earned(pair)[:3] == expected
     with pair.database.read() as session:
         assert reconcile.audit(session).differences == ()

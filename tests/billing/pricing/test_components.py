@@ -4,9 +4,11 @@ The books share nothing with the product but the names of columns: each componen
 rate, else by the rate that the page of prices names for it, and a line is rounded once.
 """
 
+import shutil
 from dataclasses import dataclass
 from datetime import timedelta
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -138,14 +140,13 @@ def is_clean(made: Deployment) -> bool:
 )
 def test_invoices_of_drawn_usage_are_those_of_the_books(
     tmp_path_factory: pytest.TempPathFactory,
+    migrated_sqlite: Path,
     drawn: list[dict[str, Any]],
     missing: set[str],
 ) -> None:
-    from migrations.run import upgrade
-
     path = tmp_path_factory.mktemp("books") / "books.db"
+    shutil.copy(migrated_sqlite, path)
     database = Database(f"sqlite:///{path}")
-    upgrade(database)
     try:
         made = deployment_of(database, FakeClock())
         rates = {name: rate for name, rate in ALL.items() if name not in missing}

@@ -188,16 +188,13 @@ def test_a_payment_pays_the_invoice_that_it_paid_before_the_restore(tmp_path: Pa
         drill.check()
 
 
-@pytest.mark.parametrize("seed", (0, 1, 7))
-def test_nobody_pays_twice_and_no_number_is_given_twice(tmp_path: Path, seed: int) -> None:
-    named = play(tmp_path / "drill", seed)
+def test_nobody_pays_twice_and_no_number_is_given_twice(tmp_path: Path) -> None:
+    named = play(tmp_path / "drill", FOUND_BY)
     assert {check for check, _ in named} <= {"restored invoices"}
 
 
 def test_the_drill_finds_that_the_provider_s_invoices_are_not_read(tmp_path: Path) -> None:
     """Where the files with the numbers are lost, too, only the provider knows of them."""
-    named = play(tmp_path / "plain", FOUND_BY)
-    assert {check for check, _ in named} <= {"restored invoices"}
     with without_invoices(), pytest.raises(AssertionError):
         play(tmp_path / "fault", FOUND_BY)
 
@@ -205,6 +202,6 @@ def test_the_drill_finds_that_the_provider_s_invoices_are_not_read(tmp_path: Pat
 @pytest.mark.proof
 def test_more_restores(tmp_path: Path) -> None:
     """`python -m benchmarks.restores` plays a hundred."""
-    for seed in range(2, 12):
+    for seed in range(12):
         named = play(tmp_path / str(seed), seed)
         assert {check for check, _ in named} <= {"restored invoices"}

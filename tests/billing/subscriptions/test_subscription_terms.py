@@ -23,6 +23,12 @@ from tests.billing.subscriptions.test_plans import plan, subscribe
 Shown = list[tuple[str, str, str]]  # kind, from and to, amount
 
 
+@pytest.fixture
+def deployment(lite: Deployment) -> Deployment:
+    """Years, pauses and commitments have `on_each`: PostgreSQL, too."""
+    return lite
+
+
 def at(deployment: Deployment, month: int, day: int, year: int = 2026) -> None:
     deployment.clock.set(datetime(year, month, day, tzinfo=UTC))
 
@@ -46,18 +52,18 @@ def _shown(line: dict[str, Any]) -> tuple[str, str, str]:
 
 
 def test_a_year_in_advance_is_billed_once_and_returns_what_is_cancelled(
-    deployment: Deployment,
+    on_each: Deployment,
 ) -> None:
-    plan(deployment, "year", base_fee=units_of("365"), interval="year", in_advance=True)
-    subscribe(deployment, "year")
-    assert final(deployment, 2) == [[("base_fee", "2026-01-01 2027-01-01", "365.00")]]
-    assert final(deployment, 3) == []
-    at(deployment, 3, 2)
-    with deployment.database.transaction() as session:
-        subscriptions.cancel(session, "acme", deployment.clock.now())
+    plan(on_each, "year", base_fee=units_of("365"), interval="year", in_advance=True)
+    subscribe(on_each, "year")
+    assert final(on_each, 2) == [[("base_fee", "2026-01-01 2027-01-01", "365.00")]]
+    assert final(on_each, 3) == []
+    at(on_each, 3, 2)
+    with on_each.database.transaction() as session:
+        subscriptions.cancel(session, "acme", on_each.clock.now())
     # January, February and one day of March are 60 days; 305 of 365 dollars return.
-    assert final(deployment, 4) == [[("base_fee", "2026-03-02 2027-01-01", "-305.00")]]
-    assert final(deployment, 2, 2027) == []
+    assert final(on_each, 4) == [[("base_fee", "2026-03-02 2027-01-01", "-305.00")]]
+    assert final(on_each, 2, 2027) == []
 
 
 def test_a_second_year_is_billed_where_it_begins(deployment: Deployment) -> None:
@@ -162,22 +168,22 @@ def test_a_term_that_began_before_a_new_anchor_day_ends_where_its_period_ends(
     assert [[row[2] for row in rows] for rows in bills] == [["10.00", "28.00"]] * 2
 
 
-def test_a_pause_costs_nothing_and_can_end_early(deployment: Deployment) -> None:
-    plan(deployment, "month", base_fee=units_of("31"))
-    subscribe(deployment, "month", seats=3)
-    at(deployment, 1, 11)
-    with deployment.database.transaction() as session:
-        now = deployment.clock.now()
+def test_a_pause_costs_nothing_and_can_end_early(on_each: Deployment) -> None:
+    plan(on_each, "month", base_fee=units_of("31"))
+    subscribe(on_each, "month", seats=3)
+    at(on_each, 1, 11)
+    with on_each.database.transaction() as session:
+        now = on_each.clock.now()
         with pytest.raises(BadRequest, match="is past"):
             subscriptions.pause(session, "acme", now, now)
         subscriptions.pause(session, "acme", now, datetime(2026, 6, 1, tzinfo=UTC))
-    at(deployment, 1, 22)
-    with deployment.database.transaction() as session:
-        resumed = subscriptions.resume(session, "acme", deployment.clock.now())
+    at(on_each, 1, 22)
+    with on_each.database.transaction() as session:
+        resumed = subscriptions.resume(session, "acme", on_each.clock.now())
         assert resumed.seats == 3
         with pytest.raises(Conflict, match="No subscription is paused"):
-            subscriptions.resume(session, "acme", deployment.clock.now())
-    assert final(deployment, 2) == [
+            subscriptions.resume(session, "acme", on_each.clock.now())
+    assert final(on_each, 2) == [
         [
             ("base_fee", "2026-01-01 2026-01-11", "10.00"),
             ("base_fee", "2026-01-22 2026-02-01", "10.00"),
@@ -212,24 +218,24 @@ def test_a_contract_may_waive_a_fee_and_never_goes_below_zero(deployment: Deploy
     assert final(deployment, 2) == [[("seats", "2026-01-01 2026-02-01", "10.00")]]
 
 
-def test_a_yearly_commitment_is_drawn_down_and_trued_up_once(deployment: Deployment) -> None:
-    deployment.price({"output": "10"})
-    version = deployment.price({"output": "100"}, tenant_id="acme")
-    plan(deployment, "commit", minimum_commitment=units_of("1000"), interval="year")
-    subscribe(deployment, "commit")
+def test_a_yearly_commitment_is_drawn_down_and_trued_up_once(on_each: Deployment) -> None:
+    on_each.price({"output": "10"})
+    version = on_each.price({"output": "100"}, tenant_id="acme")
+    plan(on_each, "commit", minimum_commitment=units_of("1000"), interval="year")
+    subscribe(on_each, "commit")
     for month in (1, 5, 12):  # two million tokens are 200 dollars
-        at(deployment, month, 10)
-        event = deployment.event(
+        at(on_each, month, 10)
+        event = on_each.event(
             price_version=version.id,
             input_tokens=0,
             cached_tokens=0,
             output_tokens=2_000_000,
             waived_tokens=0,
         )
-        deployment.record(event)
-    assert all(lines == [] for lines in final(deployment, 12))
-    assert final(deployment, 1, 2027) == [[("commitment", "2026-12-01 2027-01-01", "400.00")]]
-    assert final(deployment, 6, 2027) == []
+        on_each.record(event)
+    assert all(lines == [] for lines in final(on_each, 12))
+    assert final(on_each, 1, 2027) == [[("commitment", "2026-12-01 2027-01-01", "400.00")]]
+    assert final(on_each, 6, 2027) == []
 
 
 def test_included_seats_cost_nothing_and_the_others_are_counted(deployment: Deployment) -> None:
