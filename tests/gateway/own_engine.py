@@ -4,6 +4,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from openai import OpenAI
 
@@ -19,11 +20,14 @@ from tests.gateway.deployment import MODEL, Deployment, running_deployment
 
 
 @contextmanager
-def deployment_on_own_engine(folder: Path, *, num_blocks: int) -> Iterator[Deployment]:
-    """In float32: in bfloat16, which some CPUs choose, an answer depends on its batch."""
+def deployment_on_own_engine(
+    folder: Path, *, num_blocks: int, **options: Any
+) -> Iterator[Deployment]:
+    """With `options` of the engine. In float32: in bfloat16, which some CPUs choose, an answer
+    depends on its batch."""
     config = EngineConfig(
         model=str(MODEL_DIR), num_blocks=num_blocks, max_batch_tokens=256, threads=1,
-        listen="tcp://127.0.0.1:0", dtype="float32",
+        listen="tcp://127.0.0.1:0", dtype="float32", **options,
     )  # fmt: skip
     server = Server(config, load_runner(config))
     thread = threading.Thread(target=server.run)

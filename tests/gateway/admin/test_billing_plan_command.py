@@ -5,16 +5,15 @@ from pathlib import Path
 
 import pytest
 
+from core.settings import Settings
 from gateway.cli.main import main
+from tests.migrated import migrated
 
 
 @pytest.fixture(autouse=True)
-def own_data(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def own_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOLLHOUSE_DATA_DIR", str(tmp_path))
-    assert main(["migrate"]) == 0
-    capsys.readouterr()
+    migrated(Settings(data_dir=tmp_path).effective_database_url).close()
 
 
 def test_a_plan_is_created_listed_and_subscribed_to(capsys: pytest.CaptureFixture[str]) -> None:

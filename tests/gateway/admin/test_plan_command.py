@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
+from core.settings import load_settings
 from gateway.cli.main import main
+from tests.migrated import migrated
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096,
@@ -146,7 +148,7 @@ def test_the_usage_of_the_busiest_hour_is_planned_for(capsys: pytest.CaptureFixt
     from billing.usage.tables import HourlyUsage
     from gateway.admin.console import command_context
 
-    assert main(["migrate"]) == 0
+    migrated(load_settings().effective_database_url).close()
     now = datetime.now(UTC).replace(minute=0, second=0, microsecond=0)
     nothing = dict.fromkeys((*QUANTITY_COLUMNS, *AMOUNT_COLUMNS), 0)
     with command_context() as tools, tools.database.transaction() as session:
@@ -180,7 +182,7 @@ def test_a_running_engine_is_planned_by_its_own_steps(
     from engine.planning.simulation import Load
     from tests.engine.planning.test_own_steps import _engine_after
 
-    page = _engine_after(Load(rate=12, requests=150, prompt=200, output=40)).metrics_text()
+    page = _engine_after(Load(rate=12, requests=50, prompt=100, output=30)).metrics_text()
 
     class Page(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

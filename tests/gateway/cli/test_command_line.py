@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from core.database import Database
 from gateway.admin.console import units_of_amount
 from gateway.cli.main import COMMANDS, command_module, command_names, main
-from migrations.run import downgrade, upgrade
+from migrations.run import downgrade
+from tests.migrated import migrated
 
 ROOT = Path(__file__).parents[3]
 # Each costs a start 0.1 to 2 s; only what a verb really does may import them.
@@ -87,9 +87,8 @@ def test_an_older_schema_is_named_too(
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
 ) -> None:
-    database = Database(database_url)
-    upgrade(database)
-    downgrade(database, "0001")
+    database = migrated(database_url)
+    downgrade(database, "0001_core")
     database.close()
     monkeypatch.setenv("TOLLHOUSE_DATABASE_URL", database_url)
     monkeypatch.setenv("TOLLHOUSE_DATA_DIR", str(tmp_path))

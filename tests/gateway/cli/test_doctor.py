@@ -20,8 +20,9 @@ from gateway.cli.doctor import command as doctor
 from gateway.cli.doctor import dependencies, packages, storage
 from gateway.cli.doctor.check import Finding, Health, good, run_checks
 from gateway.cli.main import main
-from migrations.run import downgrade, upgrade
+from migrations.run import downgrade
 from moderation.classifiers import compiled
+from tests.migrated import migrated
 
 
 def settings(tmp_path: Path, **given: Any) -> Settings:
@@ -88,12 +89,11 @@ def test_a_classifier_without_its_extension_is_reported(
 
 def test_an_old_schema_is_told(database_url: str, tmp_path: Path) -> None:
     made = settings(tmp_path, database_url=database_url)
-    database = Database(database_url)
-    upgrade(database)
+    database = migrated(database_url)
     assert storage.database(made, SystemClock()).health is Health.GOOD
     assert storage.clock_skew(made, SystemClock()).health is Health.GOOD
     assert storage.failed_items(made, SystemClock()).health is Health.GOOD
-    downgrade(database, "0001_core")
+    downgrade(database, "0009_audit_log_erasure")
     found = storage.database(made, SystemClock())
     assert (found.health, found.next_step) == (Health.BAD, "Run `tollhouse migrate`.")
     database.close()
@@ -166,8 +166,7 @@ def test_every_kind_of_bad_usage_is_parked_and_told_with_its_reason(
 ) -> None:
     monkeypatch.setenv("TOLLHOUSE_DATA_DIR", str(tmp_path))
     made, clock = settings(tmp_path), SystemClock()
-    database = Database(made.effective_database_url)
-    upgrade(database)
+    database = migrated(made.effective_database_url)
     with database.transaction() as session:
         version = prices.ensure_default_prices(session, clock, "demo").id
         session.add(

@@ -18,6 +18,7 @@ import pytest
 from openai import OpenAI
 
 from engine.demo.paths import ADAPTERS
+from tests.journeys import test_scraped_metrics as scraped_metrics
 
 ROOT = Path(__file__).parents[3]
 COMMAND = [sys.executable, "-m", "gateway.cli.main", "serve"]
@@ -81,10 +82,15 @@ def test_the_screen_says_what_is_served_where_and_one_line_to_paste(
     assert str(data_dir / "demo-key") in screen and "tollhouse-demo:pirate" in screen
 
 
-def test_the_page_names_live_addresses(screen: str) -> None:
+def test_the_page_names_live_addresses_and_metrics_are_those_of_boards_and_alerts(
+    screen: str,
+) -> None:
     for name in ("docs", "metrics"):
         found = re.search(rf"^  {name} +(http\S+)$", screen, re.MULTILINE)
-        assert found and httpx.get(found.group(1), timeout=60).status_code == 200
+        assert found
+        answer = httpx.get(found.group(1), timeout=60)
+        assert answer.status_code == 200
+    scraped_metrics.check(answer.text, engines=1, shared=False)
 
 
 def test_the_demo_key_is_in_a_private_file_and_opens_every_demo_model(

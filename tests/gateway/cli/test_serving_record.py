@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from core.clock import SystemClock
-from core.database import Database
 from core.settings import Settings
 from engine.demo.paths import ADAPTERS
 from gateway.cli.main import main
 from gateway.cli.serve.startup import prepare
 from gateway.serving.record import names_here, read_record, write_record
 from tests.engine.checkpoints import save_adapter, save_checkpoint
+from tests.migrated import migrated
 
 
 def ended_pid() -> int:
@@ -33,7 +33,7 @@ def record(directory: Path, pid: int, *models: str) -> None:
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("TOLLHOUSE_DATA_DIR", str(tmp_path))
-    database = Database(Settings(data_dir=tmp_path).effective_database_url)
+    database = migrated(Settings(data_dir=tmp_path).effective_database_url)
     prepare(Settings(data_dir=tmp_path), database, SystemClock())
     database.close()
     return tmp_path

@@ -5,6 +5,7 @@ import asyncio
 import gc
 import json
 import weakref
+from collections.abc import Iterator
 
 import pytest
 
@@ -26,6 +27,14 @@ ANSWERS = {
 }
 
 
+@pytest.fixture(scope="module", autouse=True)
+def no_collector() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
 @pytest.mark.parametrize("ending", ANSWERS)
 def test_nothing_of_an_ended_call_waits_for_the_collector(ending: str) -> None:
     status, kind, body = ANSWERS[ending]
@@ -38,15 +47,10 @@ def test_nothing_of_an_ended_call_waits_for_the_collector(ending: str) -> None:
         await asyncio.sleep(5 if more else 0)
 
     async def _test(pool: HttpPool) -> None:
-        gc.collect()
-        gc.disable()
-        try:
-            ref, mailbox = await _ended_call(pool, leaves=bool(more))
-            await asyncio.sleep(0.05)  # the transport's own callbacks
-            assert ref() is None
-            assert (mailbox._error is not None) == (ending in ("refused", "malformed"))
-        finally:
-            gc.enable()
+        ref, mailbox = await _ended_call(pool, leaves=bool(more))
+        await asyncio.sleep(0.05)  # the transport's own callbacks
+        assert ref() is None
+        assert (mailbox._error is not None) == (ending in ("refused", "malformed"))
 
     against(_serve, _test)
 

@@ -95,6 +95,7 @@ def test_the_shipped_heads_guess_and_the_answer_is_the_same(tmp_path: Path) -> N
         assert receipt[field] == without[field]
 
 
+@pytest.mark.proof
 def test_heads_of_another_model_stop_the_start_by_name(tmp_path: Path) -> None:
     folder, data = tmp_path / "heads", tmp_path / "data"
     folder.mkdir()

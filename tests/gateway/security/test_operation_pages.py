@@ -105,12 +105,6 @@ def test_another_address_alone_serves_them(tmp_path: Path, workers: str) -> None
             assert read(f"http://{beside}{path}", ADMIN).status_code == 404
 
 
-@pytest.mark.slow
-def test_a_start_with_a_token_becomes_ready(tmp_path: Path) -> None:
-    with served(tmp_path, TOLLHOUSE_METRICS_TOKEN=TOKEN) as url:
-        assert read(f"{url}/metrics").status_code == 401
-
-
 @pytest.mark.parametrize("wrong", ["9102", ":9102", "here:", "::1:9102", "[::1]", "a:99999", "a:x"])
 def test_an_address_that_is_none_stops_the_start(
     monkeypatch: pytest.MonkeyPatch, wrong: str
