@@ -1,29 +1,23 @@
 """The answer of /v1/moderations against OpenAI's own document; images are refused, never zero."""
 
-from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
-import yaml
 
 from moderation.categories import OPENAI_CATEGORIES
 from moderation.errors import NotScored
 from moderation.openai_format import moderate, read_inputs
 from moderation.screener import Screener
-from tests.conftest import SPECS
 from tests.moderation.helpers import WordClassifier
+from tests.openai_document import openai_document
 
 SCREENER = Screener(WordClassifier(violence="poison", hate="vermin"))
 
 
 @pytest.fixture(scope="module")
 def schema() -> dict[str, Any]:
-    path = Path(SPECS) / "openai-openapi.yaml"
-    if not path.is_file():
-        pytest.skip(f"no {path}; set TOLLHOUSE_SPECS_DIR to the folder that holds it")
-    document = yaml.load(path.read_text(), Loader=yaml.CSafeLoader)
-    found: dict[str, Any] = document["components"]["schemas"]["CreateModerationResponse"]
+    found: dict[str, Any] = openai_document()["components"]["schemas"]["CreateModerationResponse"]
     return found
 
 

@@ -10,19 +10,17 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 import httpx
-import jsonschema
 import pytest
-import yaml
 from openai import OpenAI
 
 from billing.exports import schedules
 from billing.rating.rating_worker import rate_all
 from billing.stores import DirectoryStore
-from tests.conftest import SPECS
 from tests.gateway.deployment import MODEL, Deployment
 from tests.gateway.serving.test_batches import line
 from tests.gateway.serving.test_batches import start as start_batch
 from tests.gateway.serving.test_batches import wait as wait_for_batch
+from tests.openai_document import check
 
 ASK = [{"role": "user", "content": "How are tokens counted?"}]
 
@@ -63,7 +61,7 @@ def test_usage_is_what_the_answers_told(
 ) -> None:
     query = {"start_time": hour_ago, "bucket_width": width, "limit": 100, "group_by": "model"}
     page = get(deployment, "/v1/organization/usage/completions", **query).json()
-    _check("UsageResponse", page)
+    check("UsageResponse", page)
     results = [result for bucket in page["data"] for result in bucket["results"]]
     assert sum(r["num_model_requests"] for r in results) == told["requests"]
     assert sum(r["input_tokens"] for r in results) == told["input"]
@@ -79,8 +77,8 @@ def test_costs_are_the_same_money_as_the_export(
     lines = get(
         deployment, "/v1/organization/costs", start_time=hour_ago, group_by="line_item"
     ).json()
-    _check("UsageResponse", plain)
-    _check("UsageResponse", lines)
+    check("UsageResponse", plain)
+    check("UsageResponse", lines)
 
     def total(page: dict[str, Any]) -> float:
         return sum(r["amount"]["value"] for bucket in page["data"] for r in bucket["results"])
@@ -231,15 +229,6 @@ def test_nobody_reads_it_without_a_key(deployment: Deployment) -> None:
         "/v1/exports/schedules",
     ):
         assert httpx.get(deployment.url + path, timeout=60).status_code == 401
-
-
-def _check(schema: str, page: dict[str, Any]) -> None:
-    path = SPECS / "openai-openapi.yaml"
-    if not path.exists():
-        pytest.skip(f"no OpenAPI document at {path}; TOLLHOUSE_SPECS_DIR names its folder")
-    document = yaml.load(path.read_text(), Loader=yaml.CSafeLoader)
-    wanted = {"$ref": f"#/components/schemas/{schema}", "components": document["components"]}
-    jsonschema.Draft202012Validator(wanted).validate(page)
 
 
 def test_usage_tells_batches_from_the_rest(deployment: Deployment, told: dict[str, int]) -> None:

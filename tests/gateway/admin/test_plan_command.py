@@ -197,7 +197,7 @@ def test_a_running_engine_is_planned_by_its_own_steps(
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
         url = f"http://127.0.0.1:{server.server_port}/metrics"
-        asked = ("--engine", url, "--rate", "5", "--prompt", "100", "--output", "30")
+        asked = ("--engine", url, "--rate", "5", "--prompt", "40", "--output", "6")
         code, shown = _plan(capsys, *asked)
         again = _plan(capsys, *asked)[1]
     finally:

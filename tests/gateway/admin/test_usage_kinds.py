@@ -15,8 +15,8 @@ from core.ids import new_id
 from core.tenants import organisations
 from core.tenants.scope import scope_of_operator
 from gateway.admin.finance.usage_kinds import ALL
-from tests.gateway.admin.test_finance import _check
 from tests.gateway.deployment import MODEL, Deployment, running_deployment
+from tests.openai_document import check
 
 COUNTED = {
     UsageKind.EMBEDDING: ("input_tokens", 7),
@@ -90,7 +90,7 @@ def test_usage_of_a_kind_has_its_own_count(used: Deployment, width: str) -> None
         answer = httpx.get(url, params=query, headers=used.headers, timeout=60)
         assert answer.status_code == 200, answer.text
         page = answer.json()
-        _check("UsageResponse", page)
+        check("UsageResponse", page)
         name, count = COUNTED[each.kind]
         results = [result for bucket in page["data"] for result in bucket["results"]]
         found = {
