@@ -13,6 +13,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
+import argon2
 import hypothesis
 import psycopg
 import pytest
@@ -20,6 +21,7 @@ from hypothesis.database import DirectoryBasedExampleDatabase
 
 from core.clock import FakeClock
 from core.database import Database
+from core.tenants import passwords
 from tests.certificates import read_once
 from tests.postgres_copies import Copies
 from tests.shared_statements import share
@@ -48,6 +50,11 @@ for _library in ("httpx", "httpx2"):  # which of them an SDK uses depends on its
         setattr(_default, _part, 60.0)
 
 share()
+
+# A hash of a password takes 64 MiB and a sixth of a second on purpose. One test asks for that cost.
+hasher_of_the_product = passwords._hasher
+_cheapest = argon2.PasswordHasher.from_parameters(argon2.profiles.CHEAPEST)
+passwords._hasher = lambda: _cheapest  # type: ignore[assignment]
 
 # Modules make no garbage worth a search; looking for it was an eighth of the time of the collection.
 gc.disable()

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
 
+import argon2
 import pytest
 from sqlalchemy import select
 
@@ -22,6 +23,7 @@ from core.tenants.roles import Roles
 from core.tenants.scope import TenantScope, scope_of_operator
 from gateway.edge.auth.attempts import FailedAttempts
 from gateway.edge.auth.dashboard_auth import DashboardAuth
+from tests.conftest import hasher_of_the_product
 
 PASSWORD = "correct horse battery"
 HASH = passwords.hash_password(PASSWORD)
@@ -86,6 +88,13 @@ def test_a_password_opens_a_session_that_ends_with_time_or_sign_out(
     assert _role(sqlite_database, dashboard_auth, first) is None
     clock.advance(hours=12)
     assert _role(sqlite_database, dashboard_auth, second) is None
+
+
+def test_a_password_costs_what_rfc_9106_asks_and_another_cost_is_renewed() -> None:
+    least, full = argon2.profiles.RFC_9106_LOW_MEMORY, hasher_of_the_product()
+    assert (full.type, full.salt_len, full.hash_len) == (argon2.Type.ID, 16, 32)
+    assert full.time_cost >= least.time_cost and full.memory_cost >= least.memory_cost
+    assert full.check_needs_rehash(HASH) and not passwords.needs_rehash(HASH)
 
 
 def test_passwords_and_sessions_are_stored_as_hashes_alone(
