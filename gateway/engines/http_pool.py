@@ -67,6 +67,9 @@ class HttpPool:
         self._heads: dict[str, bytes] = {}  # of a request, by path, up to its length
         self._idle: list[Connection] = []
         self._connections: set[Connection] = set()
+        # Called with an answer's status, its headers of these names, and its retry-after.
+        self.watched: frozenset[bytes] = frozenset()
+        self.on_watched: Callable[[int, dict[bytes, bytes], str], None] | None = None
         self.last_byte_at = 0.0  # monotonic time of the last byte received
 
     async def post(
@@ -165,6 +168,7 @@ class Connection(asyncio.Protocol):
         self._received = False  # a byte of the response was received
         self._framed = False  # the response has a content-length or is chunked
         self._content_type = self._retry_after = ""
+        self._watched: dict[bytes, bytes] = {}
         self.idle_since = 0.0
 
     @property
@@ -212,8 +216,12 @@ class Connection(asyncio.Protocol):
 
     def on_message_begin(self) -> None:
         self._content_type = self._retry_after = ""
+        self._watched = {}
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        if self._pool.watched and (watched := name.lower()) in self._pool.watched:
+            self._watched[watched] = value
+            return
         if len(name) not in _LENGTHS_READ:
             return
         lowered = name.lower()
@@ -226,6 +234,8 @@ class Connection(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
+        if status >= 200 and self._pool.on_watched is not None:
+            self._pool.on_watched(status, self._watched, self._retry_after)
         if status >= 200 and self._call is not None and not self._call.over:
             self._call.receiver.on_headers(status, self._content_type, self._retry_after)
 

@@ -78,7 +78,9 @@ class OpenAIEngine:
         self._stats: EngineStats | None = None  # from its /metrics
         self._polled_at: float | None = None  # monotonic time of an unanswered state request
         clock = SystemClock()
-        self._limits = limits or UpstreamLimits(upstream, MemoryCounters(clock), clock)
+        if limits is None:
+            limits = UpstreamLimits(upstream, MemoryCounters(clock), clock)
+        self._limits = limits
         self._is_limited = bool(self._limits)
         self._report = reporting(self)
 

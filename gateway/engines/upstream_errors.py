@@ -71,8 +71,8 @@ def error_of_status(
         detail = answer.get("error", answer) if isinstance(answer, dict) else answer
     except ValueError:
         detail = body.decode("utf-8", "replace")
-    wait_s = _wait_s(retry_after, SystemClock().now())
-    error = _error(engine_id, request_id, status, detail, wait_s)
+    told = wait_s(retry_after, SystemClock().now())
+    error = _error(engine_id, request_id, status, detail, told)
     if shown is not None and error.code == "upstream_refused" and (text := shown(detail)):
         error.message = f"The upstream of this model refused the request: {text}"
     return error
@@ -144,7 +144,7 @@ def _number(found: re.Match[str] | None) -> int | None:
     return int(next(each for each in found.groups() if each)) if found is not None else None
 
 
-def _wait_s(retry_after: str, now: datetime) -> float | None:
+def wait_s(retry_after: str, now: datetime) -> float | None:
     """Seconds or a date, as HTTP has it; None for anything else."""
     if retry_after.isascii() and retry_after.isdigit() and len(retry_after) < 6:
         return float(retry_after)

@@ -33,6 +33,11 @@ class UpstreamLimits:
     def __bool__(self) -> bool:
         return bool(self._max_in_flight or self._per_minute)
 
+    @property
+    def counters(self) -> Counters:
+        """Those that all gateway processes share."""
+        return self._shared
+
     def start(self) -> None:
         if self._max_in_flight:
             self._renewal = asyncio.create_task(self._leases.run())

@@ -10,16 +10,18 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from core.clock import SystemClock
 from core.errors import MissingExtra, Unavailable
 from engine.protocol import AdapterState
 from gateway.catalog.upstreams import Upstream
+from gateway.engines.learned_limits import WATCHED, LearnedLimits
 from gateway.engines.openai import OpenAIEngine
 from gateway.engines.ports.parser import PortParser
 from gateway.engines.ports.registry import port_of
 from gateway.engines.refusal_texts import client_text
 from gateway.engines.upstream_limits import UpstreamLimits
 from gateway.engines.upstream_usage import CountTokens
-from gateway.request.engine import Job, Mailbox
+from gateway.request.engine import Generation, Job, Mailbox
 
 
 class ProviderEngine(OpenAIEngine):
@@ -34,12 +36,22 @@ class ProviderEngine(OpenAIEngine):
         super().__init__(replace(upstream, api_key=""), model, limits, count_tokens)
         self._port = port = port_of(upstream)
         self.capabilities = frozenset(upstream.capabilities) or port.capabilities
+        self._learned = LearnedLimits(upstream, model, self._limits.counters, SystemClock())
+        self._pool.watched, self._pool.on_watched = WATCHED, self._learned.learn
         if upstream.error_text is not False:  # providers write it about the request alone
             self._shown = partial(client_text, secrets=(upstream.api_key,))
 
     @property
     def parameters(self) -> frozenset[str]:
         return self._port.parameters | frozenset(self._upstream.parameters)
+
+    async def generate(self, job: Job) -> Generation:
+        await self._learned.take()
+        return await super().generate(job)
+
+    async def close(self) -> None:
+        await super().close()
+        await self._learned.close()
 
     def _call_of(self, job: Job) -> tuple[str, dict[str, Any], tuple[str, ...]]:
         call = self._port.call(job, self.upstream_model)
