@@ -182,16 +182,24 @@ async def _keep_file(attack: Attack, size: int = 4 << 20) -> None:
         await attack.client.post("/v1/files", data={"purpose": "batch"}, files=files)
 
 
-async def _idle_socket(attack: Attack) -> None:
+_ENDLESS = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n"
+
+
+async def _idle_socket(attack: Attack, sent: bytes = _ENDLESS) -> None:
     host, _, port = attack.site.url.removeprefix("http://").partition(":")
     with suppress(OSError):
         _, writer = await asyncio.open_connection(host, int(port))
         try:
-            writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n")
+            writer.write(sent)
             attack.accepted += 1
             await asyncio.sleep(600)
         finally:
             writer.close()
+
+
+async def _unread_export(attack: Attack) -> None:
+    request = "POST /admin/v1/tenant/export HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n"
+    await _idle_socket(attack, f"{request}Authorization: Bearer {attack.key}\r\n\r\n".encode())
 
 
 async def _webhook(attack: Attack) -> None:
@@ -245,6 +253,7 @@ HOSTILE = (
         "/v1/organization/usage/completions?start_time=1500000000&bucket_width=1m&limit=1440"
     ))),
     Hostile("disk bytes", "files", times(4, _keep_file)),
+    Hostile("temporary files", "exports that nobody reads", times(8, _unread_export)),
     Hostile("sockets", "requests whose heads never end", times(300, _idle_socket)),
     Hostile("log", "errors", times(16, lambda a: a.post("/v1/chat/completions", {"model": "x" * 900}))),
 )  # fmt: skip

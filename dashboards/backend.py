@@ -2,8 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import IO, Any, Protocol
+
+from starlette.responses import Response
 
 from billing.stores import Store
 from core.settings_in_force import SettingInForce
@@ -149,8 +150,8 @@ class DashboardBackend(Protocol):
         """The store of a scheduled export. BadRequest for an invalid destination."""
         ...
 
-    def export_tenant(self, scope: TenantScope) -> Path:
-        """A temporary ZIP archive of all that is stored of the tenant; the caller deletes it."""
+    def export_tenant(self, scope: TenantScope) -> Response:
+        """A ZIP archive of all that is stored of the tenant, as a download."""
         ...
 
     def erase_tenant(self, scope: TenantScope, confirm: str) -> None:

@@ -5,9 +5,8 @@ from datetime import timedelta
 from typing import Any
 
 from sqlalchemy import select
-from starlette.background import BackgroundTask
 from starlette.requests import Request
-from starlette.responses import FileResponse, Response, StreamingResponse
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from billing.exports import schedules as schedules_of
@@ -134,13 +133,7 @@ _EVERYTHING = Form(
 
 def everything(request: Request) -> Response:
     viewer, deps = viewer_of(request, "tenant", "write"), deps_of(request)
-    path = deps.backend.export_tenant(viewer.scope)
-    return FileResponse(
-        path,
-        media_type="application/zip",
-        filename=f"{viewer.scope.tenant_id}.zip",
-        background=BackgroundTask(path.unlink, missing_ok=True),
-    )
+    return deps.backend.export_tenant(viewer.scope)
 
 
 def _download(first: str, last: str) -> Form:

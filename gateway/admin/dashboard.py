@@ -6,10 +6,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from anyio import from_thread
+from starlette.responses import Response
 
 from billing.invoicing import invoice_run
 from billing.stores import Store, open_store
@@ -37,8 +37,8 @@ from gateway.admin.console import CommandContext
 from gateway.admin.keys.routes import KeyNames, check_names
 from gateway.admin.planning import service
 from gateway.admin.planning.question import PlanOptions
+from gateway.admin.stored_data.archives import download
 from gateway.admin.stored_data.end_users import MOST_ERASURES
-from gateway.admin.stored_data.routes import MOST_EXPORTS, export_file
 from gateway.admin.stored_data.stored_data import StoredData
 from gateway.admin.worker.dead_tasks import replay, run_now
 from gateway.catalog.adapter_archive import AdapterFiles
@@ -193,9 +193,8 @@ class DashboardBackend:
     def export_store(self, destination: str) -> Store:
         return open_store(destination, self.settings)
 
-    def export_tenant(self, scope: TenantScope) -> Path:
-        work = partial(export_file, self.stored_data, scope)
-        return from_thread.run(run_queued, Work.EXPORTS, scope.tenant_id, MOST_EXPORTS, work)
+    def export_tenant(self, scope: TenantScope) -> Response:
+        return from_thread.run(download, self.stored_data, scope)
 
     def erase_tenant(self, scope: TenantScope, confirm: str) -> None:
         work = partial(self.stored_data.erase_tenant, scope, confirm)

@@ -44,7 +44,8 @@ def _export(arguments: argparse.Namespace) -> int:
         with tools.database.read() as session:
             scope = scope_named(session, arguments.tenant)
         try:
-            counts = stored_data(tools).export(scope, part)
+            with part.open("wb") as file:
+                counts = stored_data(tools).export(scope, file)
             part.rename(target)
         except OSError as error:
             raise BadRequest(

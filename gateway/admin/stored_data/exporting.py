@@ -8,8 +8,8 @@ from base64 import b64encode
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
-from typing import Any
+from io import RawIOBase
+from typing import IO, Any
 
 from sqlalchemy import RowMapping, select
 from sqlalchemy.orm import Session
@@ -40,7 +40,7 @@ class TenantExport:
     settings: Settings
     sealer: Sealer
 
-    def write(self, scope: TenantScope, target: Path) -> dict[str, int]:
+    def write(self, scope: TenantScope, target: IO[bytes] | RawIOBase) -> dict[str, int]:
         """From one snapshot of the database. Returns the rows of each table that has some."""
         counts: dict[str, int] = {}
         with (

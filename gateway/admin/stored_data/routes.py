@@ -1,20 +1,16 @@
 """/admin/v1/tenant/export and /admin/v1/tenants/{tenant}/erase."""
 
-import os
-import tempfile
 from functools import partial
-from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends
-from fastapi.responses import FileResponse
-from starlette.background import BackgroundTask
+from starlette.responses import Response
 
 from core.tenants import organisations
 from core.tenants.access import scope_for
-from core.tenants.scope import TenantScope
 from gateway.admin.access import AdminContext, OperatorContext, RequireOperator, RequirePermission
 from gateway.admin.schemas import TenantErasureBody
+from gateway.admin.stored_data.archives import Download, download
 from gateway.admin.stored_data.end_users import MOST_ERASURES
 from gateway.admin.stored_data.erasing import kept
 from gateway.admin.stored_data.stored_data import StoredData
@@ -22,39 +18,18 @@ from gateway.edge.threads import Work, run_queued
 from gateway.serving.api.dependencies import OperatorToken, SettingsDep
 
 router = APIRouter(prefix="/admin/v1", tags=["tenants"])
-MOST_EXPORTS = 2  # of a tenant, running and waiting, in a process
 
 
-@router.post("/tenant/export", response_class=FileResponse)
+@router.post("/tenant/export", response_class=Download)
 async def export(
     ctx: Annotated[AdminContext, Depends(RequirePermission("tenant", "write"))],
     settings: SettingsDep,
     token: OperatorToken,
-) -> FileResponse:
+) -> Response:
     """All that is stored of the organisation, as a ZIP archive: a file of JSON Lines for each table, its
-    files and adapters. Secrets are not in it."""
-    stored = StoredData.of(ctx.database, settings, ctx.clock, token)
-    work = partial(export_file, stored, ctx.scope)
-    path = await run_queued(Work.EXPORTS, ctx.scope.tenant_id, MOST_EXPORTS, work)
-    return FileResponse(
-        path,
-        media_type="application/zip",
-        filename=f"{ctx.scope.tenant_id}.zip",
-        background=BackgroundTask(path.unlink, missing_ok=True),
-    )
-
-
-def export_file(stored: StoredData, scope: TenantScope) -> Path:
-    """A temporary file with the archive; the caller deletes it."""
-    descriptor, name = tempfile.mkstemp(prefix="tollhouse-export-", suffix=".zip")
-    os.close(descriptor)
-    path = Path(name)
-    try:
-        stored.export(scope, path)
-    except BaseException:
-        path.unlink(missing_ok=True)
-        raise
-    return path
+    files and adapters. Secrets are not in it. An organisation has two at a time in each process, and an
+    hour for each, writing and downloading."""
+    return await download(StoredData.of(ctx.database, settings, ctx.clock, token), ctx.scope)
 
 
 @router.post("/tenants/{name}/erase")

@@ -2,7 +2,8 @@
 stored of a tenant."""
 
 from dataclasses import dataclass
-from pathlib import Path
+from io import RawIOBase
+from typing import IO
 
 from core.clock import Clock
 from core.database import Database
@@ -28,7 +29,7 @@ class StoredData:
     ) -> "StoredData":
         return cls(database, settings, clock, Journal(settings, Sealer(operator_token)))
 
-    def export(self, scope: TenantScope, target: Path) -> dict[str, int]:
+    def export(self, scope: TenantScope, target: IO[bytes] | RawIOBase) -> dict[str, int]:
         """Writes a ZIP archive; returns the rows of each table in it."""
         return TenantExport(self.database, self.settings, self.journal.sealer).write(scope, target)
 

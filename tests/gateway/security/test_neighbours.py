@@ -26,6 +26,7 @@ from core.tenants import keys, secrets
 from core.tenants.models import Project
 from core.tenants.scope import scope_of_operator
 from gateway.admin.access import AdminContext, RequirePermission
+from gateway.admin.stored_data import archives
 from gateway.edge.memory import bound_threads
 from gateway.edge.threads import Work, current_tenant, run_as
 from tests.dashboards.browser_client import browser, with_role
@@ -157,6 +158,11 @@ def _large_prompt(place: Place) -> bool:
     return place.ask("POST", CHAT, json=body).status_code == 400
 
 
+def _export(place: Place) -> bool:
+    """Of all that is stored of it."""
+    return place.ask("POST", "/admin/v1/tenant/export").status_code == 200
+
+
 VICTIM = (
     _cached_key,
     _new_key,
@@ -167,6 +173,7 @@ VICTIM = (
     _admin,
     _page,
     _large_prompt,
+    _export,
 )
 
 Hold = Callable[[Place], AbstractContextManager[None]]
@@ -292,6 +299,18 @@ def _unread_streams(place: Place) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def _archives(place: Place) -> Iterator[None]:
+    """Exports that nobody reads; how many and how long is bounded."""
+    with ExitStack() as held:
+        for _ in range(archives.MOST_ARCHIVES):
+            held.enter_context(archives.Archive(place.hostile))
+        refused = place.ask("POST", "/admin/v1/tenant/export", place.hostile_key)
+        assert refused.status_code == 429 and refused.headers["retry-after"] == "60"
+        yield
+    assert place.ask("POST", "/admin/v1/tenant/export", place.hostile_key).status_code == 200
+
+
 HOLDS: dict[str, Hold] = {
     "threads of requests": _Threads(None),
     **{
@@ -304,6 +323,7 @@ HOLDS: dict[str, Hold] = {
     "sign-on without credentials": _sign_on,
     "outbox and write lock": _receivers,
     "event loop and sockets": _unread_streams,
+    "temporary files": _archives,
 }
 
 
