@@ -239,6 +239,12 @@ class Settings(BaseSettings):
         description="Fallback models for a model that no engine can serve: small=large,other; "
         "large=other. Charged at the price of the model that served; a tenant may turn it off.",
     )
+    virtual_models: str = Field(
+        "",
+        description="Names that stand for pools of models, as JSON or the path of a file with it: "
+        '{"fast": "small", "smart": {"choose": "weighted", "models": [{"model": "large", "weight": 9}, '
+        '"other"]}}.',
+    )
     response_cache_mb: int = Field(
         64,
         ge=0,

@@ -36,6 +36,7 @@ from gateway.catalog.adapter_registry import AdapterRegistry, CatalogRefresher
 from gateway.catalog.adapter_store import AdapterStore
 from gateway.catalog.catalog import Catalog
 from gateway.catalog.upstreams import Upstream, read_upstreams
+from gateway.catalog.virtual_models import read_virtual_models
 from gateway.edge.auth.attempts import FailedAttempts
 from gateway.edge.auth.authenticator import Authenticator
 from gateway.edge.auth.dashboard_auth import DashboardAuth
@@ -146,7 +147,7 @@ def _build_base(
     router = Router(clock, cold_start_s=settings.cold_start_s)
     receipts = ReceiptLog(spool, clock)
     upstreams = read_upstreams(settings.upstreams) if engines is None else []
-    catalog = Catalog(())
+    catalog = Catalog((), read_virtual_models(settings.virtual_models))
     make = partial(_make_engines, settings, router, catalog, receipts, counters=counters)
     if engines is None:
         router.canaries = canary_shares(upstreams)
@@ -240,7 +241,7 @@ def _build_request_path(base: _Base, moderator: Moderator | None) -> _RequestPat
         admission=admission,
         moderator=moderator,
         router=base.router,
-        fallbacks=Fallbacks(base.catalog, read_fallbacks(settings.fallbacks)),
+        fallbacks=Fallbacks(base.catalog, read_fallbacks(settings.fallbacks), prices.most_of),
         prompts=StoredPrompts(database, key_cache),
         cache=ResponseCache(admission, clock, database, key_cache, cache_bytes),
         metering=MeterServices(base.spool, clock, base.router.acknowledge_soon),

@@ -52,6 +52,18 @@ def configure(parser: argparse.ArgumentParser) -> None:
     reload_verb.add_argument("--url", default="", help="default: the gateway of the data directory")
     add_json(reload_verb)
     reload_verb.set_defaults(run=_reload)
+    trial = verbs.add_parser(
+        "route", help="show where recorded requests would go by a virtual model, and at what cost"
+    )
+    trial.add_argument(
+        "--pools", required=True, metavar="FILE", help="as TOLLHOUSE_VIRTUAL_MODELS has them"
+    )
+    trial.add_argument("--virtual", default="", metavar="NAME", help="where the file has several")
+    trial.add_argument("--model", required=True, help="whose recorded requests are tried")
+    trial.add_argument("--from", dest="start", metavar="DATE", help="default: 7 days before")
+    trial.add_argument("--to", dest="end", metavar="DATE", help="default: now")
+    add_json(trial)
+    trial.set_defaults(run=_route)
     for verb, run, help_text in (
         ("drain", _drain, "send no new requests to an engine, for example to replace it"),
         ("resume", _resume, "send requests to a drained engine again"),
@@ -92,6 +104,12 @@ def _reload(arguments: argparse.Namespace) -> int:
     from gateway.admin.engines.command import reload
 
     return reload(arguments)
+
+
+def _route(arguments: argparse.Namespace) -> int:
+    from gateway.admin.engines.route_trial import route
+
+    return route(arguments)
 
 
 def _fetch(arguments: argparse.Namespace) -> int:

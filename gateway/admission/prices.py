@@ -21,8 +21,9 @@ from billing.pricing.pricing import Counts, PriceBook, PriceVersion
 from billing.rating.unrated import UnratedUsage
 from core.clock import Clock
 from core.database import Database
-from core.errors import DependencyDown
+from core.errors import DependencyDown, NotFound
 from core.events import UsageEvent
+from core.tenants.keys import Principal
 from core.tenants.plans import BATCH_PRIORITY
 from gateway.admission.request import AdmissionRequest, MoneyLimit
 from gateway.edge.threads import Work, run_as
@@ -126,6 +127,19 @@ class PriceList:
         return self._book.pin_cached(
             request.tenant_id, request.model, request.adapter, at, request.currency
         )
+
+    def most_of(
+        self, principal: Principal, model: str, prompt_tokens: int, output_tokens: int
+    ) -> int | None:
+        """The most picounits that a request of this size may cost; None without a price."""
+        owner, at = (principal.tenant_id, model), self._clock.now()
+        price = self._book.pin_long(*owner, prompt_tokens, at, principal.currency)
+        if price is None:
+            try:
+                price = self._book.pin(*owner, None, at, principal.currency)
+            except NotFound:
+                return None
+        return price.upper_bound(prompt_tokens, output_tokens, adapter=False)
 
     def cost_of_event(self, event: UsageEvent) -> int:
         price = self._book.by_id.get(event.price_version)

@@ -10,6 +10,7 @@ from core.errors import BadRequest, Forbidden, ModelNotFound
 from core.tenants.keys import Principal
 from engine.model_spec import ModelSpec
 from gateway.catalog.codec.tokenizing import TextCodec
+from gateway.catalog.virtual_models import VirtualModel
 
 # For a model whose upstream reports no context length and applies its own. Above any real one.
 OPEN_CONTEXT = 1 << 24
@@ -57,13 +58,17 @@ class Target(Struct, frozen=True):
     public_name: str  # as the client wrote it; echoed in responses
     model: ServedModel
     adapter: NamedAdapter | None = None
+    virtual: VirtualModel | None = None  # whose pool the model belongs to
 
 
 class Catalog:
     """Look-ups are in memory; `set_adapters` replaces all adapters at once."""
 
-    def __init__(self, models: Iterable[ServedModel]) -> None:
+    def __init__(
+        self, models: Iterable[ServedModel], virtual: Mapping[str, VirtualModel] | None = None
+    ) -> None:
         self._models = {model.name: model for model in models}
+        self._virtual = virtual or {}
         self._adapters: Mapping[str, Mapping[str, NamedAdapter]] = {}
         self.on_adapters_changed: Callable[[], None] | None = None
 
@@ -96,6 +101,20 @@ class Catalog:
         allowed = principal.scopes.models
         return [m for m in self._models.values() if allowed is None or m.name in allowed]
 
+    def virtual(self, principal: Principal) -> list[Target]:
+        """The virtual models of which the key may use a model."""
+        found = [self._of_pool(principal, each) for each in self._virtual.values()]
+        return [each for each in found if each is not None]
+
+    def _of_pool(self, principal: Principal, virtual: VirtualModel) -> Target | None:
+        """With the first model of the pool that the key may use, for what needs no choice."""
+        allowed = principal.scopes.models
+        for each in virtual.members:
+            model = self._models.get(each.model)
+            if model is not None and (allowed is None or model.name in allowed):
+                return Target(virtual.name, model, virtual=virtual)
+        return None
+
     def served(self, name: str) -> ServedModel | None:
         return self._models.get(name)
 
@@ -122,7 +141,7 @@ class Catalog:
     def names(self, tenant_id: str) -> list[str]:
         """Every model and adapter name of the tenant, before a key's scopes."""
         own = self._adapters.get(tenant_id, {}).values()
-        return [*self._models, *(f"{each.base_model}:{each.name}" for each in own)]
+        return [*self._models, *self._virtual, *(f"{each.base_model}:{each.name}" for each in own)]
 
     def model_names(self) -> list[str]:
         return list(self._models)
@@ -147,10 +166,15 @@ class Catalog:
         )
 
     def resolve(self, principal: Principal, name: str) -> Target:
-        """Resolve `<base>`, `<base>:<adapter>` or an adapter's own name."""
+        """Resolve `<base>`, `<base>:<adapter>`, an adapter's own name or a virtual model."""
         own = self._adapters.get(principal.tenant_id, {})
         model = self._models.get(name)
         adapter = None
+        if model is None and name in self._virtual:
+            target = self._of_pool(principal, self._virtual[name])
+            if target is None:
+                raise self._unknown(principal, name)
+            return target
         if model is None:
             base, colon, short = name.rpartition(":")
             adapter = own.get(name) or (own.get(short) if colon else None)
@@ -182,6 +206,7 @@ class Catalog:
 
     def _unknown(self, principal: Principal, name: str) -> ModelNotFound:
         known = [m.name for m in self.models(principal)]
+        known += [each.public_name for each in self.virtual(principal)]
         known += [f"{a.base_model}:{a.name}" for a in self.adapters(principal)]
         listed = ", ".join(known[:8]) + (", …" if len(known) > 8 else "")
         return ModelNotFound(

@@ -116,6 +116,7 @@ class Meter:
     routed: str | None = None
     fallback_from: tuple[str, ...] = ()  # models that failed before this one
     canary_of = ""
+    virtual = ""  # the virtual model that was asked for
     approximated: tuple[str, ...] = ()  # what the upstream was only told approximately
     event: UsageEvent | None = None
 
@@ -138,11 +139,12 @@ class Meter:
         await self._spool.reopen(self.opened)
 
     def _route_note(self) -> str | None:
-        if not self.fallback_from and not self.canary_of:
+        if not (self.fallback_from or self.canary_of or self.virtual):
             return self.routed
+        virtual = f"of {self.virtual}; " if self.virtual else ""
         canary = f"canary of {self.canary_of}; " if self.canary_of else ""
         failed = f"fallback from {', '.join(self.fallback_from)}; " if self.fallback_from else ""
-        return f"{canary}{failed}{self.routed or ''}"[:120]
+        return f"{virtual}{canary}{failed}{self.routed or ''}"[:120]
 
     def begin_stream(self) -> StreamCount | None:
         return self._spool.begin_stream(self.opened.request_id)

@@ -75,6 +75,7 @@ class RequestContext(Context):
     delivery: "Delivery | None" = None  # of a request whose answer is recorded for its tenant
     lookup: Lookup | None = None  # in the response cache; None for a request that does not use it
     canary_of: str = ""  # the model that was asked for, of a conversation that a canary gets
+    virtual: str = ""  # the virtual model that was asked for
 
     @property
     def route(self) -> str:

@@ -22,7 +22,7 @@ from gateway.answers.surface import ResponseInfo, Surface
 from gateway.edge.auth.authenticator import Authenticator
 from gateway.edge.decoding import nested_too_deeply
 from gateway.engines.ports.port import APPROXIMATED_HEADER
-from gateway.engines.routing.fallbacks import CANARY_HEADER, fallback_headers
+from gateway.engines.routing.fallbacks import CANARY_HEADER, VIRTUAL_HEADER, fallback_headers
 from gateway.metering.meter import Meter
 from gateway.prompts.prompt import TRUNCATION_HEADER, Prompt
 from gateway.request.exchange import ClientDisconnected, Exchange, Headers
@@ -136,6 +136,9 @@ class Responses:
         if ctx.canary_of:
             moved = f"{ctx.canary_of} -> {(*ctx.fallback_from, ctx.target.model.name)[0]}"
             extra.append((CANARY_HEADER.encode(), moved.encode("ascii", "replace")))
+        if ctx.virtual:
+            moved = f"{ctx.virtual} -> {(*ctx.fallback_from, ctx.target.model.name)[0]}"
+            extra.append((VIRTUAL_HEADER.encode(), moved.encode("ascii", "replace")))
         return extra + fallback_headers(ctx)
 
     def _elapsed_ms(self, ctx: RequestContext) -> int:

@@ -101,6 +101,7 @@ def meter_of(ctx: RequestContext, services: MeterServices, engine_id: str) -> Me
     meter.truncated = request.dropped
     meter.fallback_from = tuple(ctx.fallback_from)
     meter.canary_of = ctx.canary_of
+    meter.virtual = ctx.virtual
     return meter
 
 

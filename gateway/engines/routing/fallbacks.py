@@ -8,19 +8,27 @@ The usage event names the model that answered, and its price applies.
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from core import metrics
-from core.errors import SettingError, TollhouseError
+from core import labels, metrics
+from core.errors import BadRequest, SettingError, TollhouseError
 from core.tenants.key_routing import CANARY, FALLBACK, OFF
 from core.tenants.keys import Principal
 from gateway.catalog.catalog import Catalog, Target
+from gateway.catalog.virtual_models import Facts, VirtualModel
 from gateway.engines.routing.canaries import point_of
+from gateway.request.exchange import Exchange
 from gateway.request.inference import InferenceRequest
 
 log = logging.getLogger("tollhouse.pipeline")
 HEADER = "x-tollhouse-fallback"
+VIRTUAL_HEADER = "x-tollhouse-virtual-model"
+_LABELS = labels.HEADER.encode()
+_CHARACTERS = 4  # of a prompt's text, for one token
+_USUAL_OUTPUT = 256  # tokens of an answer without a bound, for comparing costs
+# The most that a request may cost: of whom, at which model, prompt and output tokens.
+Cost = Callable[[Principal, str, int, int], int | None]
 CANARY_HEADER = "x-tollhouse-canary"
 
 
@@ -44,12 +52,16 @@ class Chosen(Chain, Protocol):
     """What the first choice reads of a request, and the canary that it may set."""
 
     canary_of: str
+    virtual: str
 
     @property
     def principal(self) -> Principal: ...
 
     @property
     def request(self) -> InferenceRequest: ...
+
+    @property
+    def exchange(self) -> Exchange: ...
 
 
 def fall_back(ctx: Chain, failure: TryFallback) -> None:
@@ -69,14 +81,47 @@ def fallback_headers(ctx: Chain) -> list[tuple[bytes, bytes]]:
     return [(HEADER.encode(), chain.encode("ascii", "replace"))]
 
 
+def _facts_of(ctx: Chosen) -> Facts:
+    principal, request = ctx.principal, ctx.request
+    named = dict(request.metadata or {})
+    if (header := ctx.exchange.header(_LABELS)) is not None:
+        named |= labels.parse_header(header)
+    tokens, images = 0, False
+    for message in request.messages or ():
+        content = message.get("content")
+        if isinstance(content, list):
+            images |= any("image" in str(part.get("type")) for part in content)
+            texts = [str(part.get("text") or "") for part in content]
+        else:
+            texts = [str(content or "")]
+        tokens += sum(map(len, texts)) // _CHARACTERS
+    for prompt in (*request.prompts, *(request.inputs or ())):
+        tokens += len(prompt) // _CHARACTERS if isinstance(prompt, str) else len(prompt)
+    return Facts(
+        frozenset((principal.tenant_id, principal.tenant_name)),
+        frozenset(f"{k}={v}" for k, v in named.items() if k in principal.label_keys),
+        tokens,
+        bool(request.tools),
+        images,
+    )
+
+
 class Fallbacks:
-    def __init__(self, catalog: Catalog, chains: Mapping[str, tuple[str, ...]]) -> None:
+    def __init__(
+        self, catalog: Catalog, chains: Mapping[str, tuple[str, ...]], cost: Cost | None = None
+    ) -> None:
+        """`cost` is what a request would cost at most, of a virtual model's pool."""
         self._catalog = catalog
         self._chains = chains
+        self._cost = cost
 
     def choose(self, ctx: Chosen, target: Target) -> None:
         """Set the target and its fallbacks. Of a canary, the model itself is the first one."""
         principal = ctx.principal
+        if target.virtual is not None:
+            ctx.virtual = target.public_name
+            ctx.target, *ctx.fallbacks = self._of_pool(ctx, target.virtual)
+            return
         ctx.target, ctx.fallbacks = target, self.after(principal, target)
         if CANARY not in principal.settings or target.adapter is not None:
             return
@@ -85,6 +130,35 @@ class Fallbacks:
             others = [each for each in ctx.fallbacks if each.model is not chosen.model]
             ctx.canary_of = target.model.name
             ctx.target, ctx.fallbacks = chosen, [target, *others]
+
+    def _of_pool(self, ctx: Chosen, virtual: VirtualModel) -> list[Target]:
+        """The models of its pool for this request, the chosen one first, of those that the key may
+        use. BadRequest if no condition holds."""
+        principal, request = ctx.principal, ctx.request
+        facts = _facts_of(ctx)
+        opening = request.prompts[0] if request.prompts else str(request.inputs)[:1_000]
+        ids = list(opening[:1_000]) if not isinstance(opening, str) else [opening[:1_000]]
+        point = point_of(f"{principal.tenant_id}\0{virtual.name}", request.messages, ids)
+
+        def _cost(model: str) -> int | None:
+            if self._cost is None:
+                return None
+            return self._cost(principal, model, facts.tokens, request.max_tokens or _USUAL_OUTPUT)
+
+        ranked = virtual.ranked(facts, point, _cost)
+        found = [self._allowed(principal, name) for name in ranked]
+        targets = [
+            Target(virtual.name, each.model) for each in found if each and each.adapter is None
+        ]
+        if not targets:
+            raise BadRequest(
+                f"No model of {virtual.name} takes this request: the conditions of its pool do not hold.",
+                next_step="Name a model itself; GET /v1/models lists them.",
+                param="model",
+            )
+        if principal.settings and principal.settings.get(FALLBACK) == OFF:
+            return targets[:1]
+        return targets
 
     def _canary(
         self, principal: Principal, target: Target, request: InferenceRequest

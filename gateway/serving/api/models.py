@@ -12,9 +12,16 @@ from gateway.serving.api.errors import ANTHROPIC_VERSION
 router = APIRouter(prefix="/v1", tags=["models"])
 
 
+# Of a pool's model: what its models differ in is not said.
+_VIRTUAL = {"context_length": None, "max_model_len": None, "root": None}
+
+
 @router.get("/models")
 async def list_models(request: Request, catalog: CatalogDep, caller: Caller) -> dict[str, Any]:
     listed = [_model(each) for each in catalog.models(caller)]
+    listed += [
+        _model(each.model) | _VIRTUAL | {"id": each.public_name} for each in catalog.virtual(caller)
+    ]
     listed += [_adapter(each) for each in catalog.adapters(caller)]
     if ANTHROPIC_VERSION in request.headers:
         ids = [each["id"] for each in listed]
@@ -29,6 +36,8 @@ async def get_model(
 ) -> dict[str, Any]:
     target = catalog.resolve(caller, model)
     result = _adapter(target.adapter) if target.adapter else _model(target.model)
+    if target.virtual is not None:
+        result |= _VIRTUAL | {"id": target.public_name}
     return _for_anthropic(result) if ANTHROPIC_VERSION in request.headers else result
 
 
