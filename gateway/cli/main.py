@@ -25,6 +25,7 @@ COMMANDS = {
     "doctor": "gateway.cli.doctor.command",
     "engine": "gateway.admin.engines.command",
     "export": "gateway.admin.exports.command",
+    "import": "gateway.admin.imports.command",
     "invoice": "gateway.admin.invoices",
     "key": "gateway.admin.keys.command",
     "limit": "gateway.admin.limits.command",

@@ -1,0 +1,1 @@
+"""`tollhouse import`: configurations of other gateways, as ours."""
