@@ -95,6 +95,10 @@ class DashboardBackend(Protocol):
         """BadRequest for a model, an adapter or a route of a key that does not exist."""
         ...
 
+    def check_issuer(self, url: str) -> None:
+        """BadRequest for an issuer of single sign-on that could never be reached."""
+        ...
+
     def residency(self) -> Mapping[str, Mapping[str, int]]:
         """Adapter digest -> state -> number of engines."""
         ...

@@ -30,6 +30,7 @@ SECTIONS = (
     Section("Projects", "/projects", "projects", "Admin"),
     Section("Keys", "/keys", "keys", "Admin"),
     Section("Team", "/team", "members", "Admin"),
+    Section("Single sign-on", "/single-sign-on", "members", "Admin"),
     Section("Request settings", "/request-settings", "tenant", "Admin"),
     Section("Webhooks", "/webhooks", "exports", "Admin"),
     Section("Health", "/operator/health", "operations", "Operations", operator=True),

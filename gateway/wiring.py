@@ -40,7 +40,8 @@ from gateway.catalog.virtual_models import read_virtual_models
 from gateway.edge.auth.attempts import FailedAttempts
 from gateway.edge.auth.authenticator import Authenticator
 from gateway.edge.auth.dashboard_auth import DashboardAuth
-from gateway.edge.auth.single_sign_on import SingleSignOn
+from gateway.edge.auth.sign_on_directory import SignOnDirectory
+from gateway.edge.auth.single_sign_on import FlowCookies, IssuerClient, SingleSignOn
 from gateway.engines.clients import NOTHING_KEPT, Engines, Kept, make_engines, shared_by
 from gateway.engines.openai import OpenAIEngine
 from gateway.engines.reloading import UpstreamReload
@@ -328,7 +329,7 @@ def _build_services(base: _Base, path: _RequestPath) -> Services:
         roles=roles,
         operator_token=base.token,
         dashboard_auth=DashboardAuth(roles, pipeline.auth.attempts, clock, base.token),
-        single_sign_on=_single_sign_on(settings, clock, base.token),
+        sign_on=_sign_on(settings, clock, base.database, base.token),
         counters=base.counters,
         limiter=path.limiter,
         rejections=path.rejections,
@@ -376,12 +377,14 @@ def _stored_counts(
     return stored_counts(database, names, engine_id)
 
 
-def _single_sign_on(settings: Settings, clock: Clock, token: str) -> SingleSignOn | None:
-    if not settings.oidc_issuer:
-        return None
-    from gateway.edge.auth.open_id_connect import OpenIdConnect
+def _sign_on(settings: Settings, clock: Clock, database: Database, token: str) -> SignOnDirectory:
+    def _make(own: IssuerClient) -> SingleSignOn:
+        from gateway.edge.auth.open_id_connect import OpenIdConnect
 
-    return OpenIdConnect(settings, clock, token)
+        return OpenIdConnect(own, clock, token, networks=settings.webhook_networks)
+
+    own = _make(IssuerClient.of(settings)) if settings.oidc_issuer else None
+    return SignOnDirectory(database, clock, own, _make, FlowCookies(clock, token))
 
 
 def make_tasks(

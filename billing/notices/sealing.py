@@ -8,12 +8,14 @@ from sqlalchemy.orm import InstrumentedAttribute
 from billing.notices.tables import Budget, WebhookEndpoint
 from core.database import Database
 from core.sealed_columns import SealedText, is_sealed, keys_in_force
+from core.tenants.models import SignOnConnection
 
 _AT_ONCE = 200
 COLUMNS: tuple[tuple[type[Any], InstrumentedAttribute[Any]], ...] = (
     (WebhookEndpoint, WebhookEndpoint.secret),
     (WebhookEndpoint, WebhookEndpoint.authorization),
     (Budget, Budget.webhook_secret),
+    (SignOnConnection, SignOnConnection.client_secret),
 )
 
 

@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 
 from core.clock import Clock
 from core.errors import Conflict, Unauthenticated
-from core.tenants import audit, key_bounds, members, sessions
+from core.tenants import audit, key_bounds, members, sessions, sign_on_connections
 from core.tenants.access import Actor, scope_for
 from core.tenants.models import Member, Tenant
 from core.tenants.passwords import PasswordHash
@@ -93,6 +93,7 @@ def accept_with_password(
     """Set the password of the link's member, which ends the link and all sessions. `password_hash` is
     what `members.hash_for` returned."""
     member = member_of(session, clock, token)
+    sign_on_connections.require_other_way(session, member.tenant_id, member.id)
     member.password_hash = password_hash
     # Who saw the link may have set this password.
     member.password_by = member.invitation_by

@@ -11,7 +11,7 @@ from core.clock import Clock
 from core.database import Database
 from core.errors import BadRequest, Conflict, Forbidden, NotFound, Unauthenticated
 from core.ids import MEMBER, new_id
-from core.tenants import audit, key_bounds, keys, passwords, sessions
+from core.tenants import audit, key_bounds, keys, passwords, sessions, sign_on_connections
 from core.tenants.models import Member, Tenant
 from core.tenants.passwords import PasswordHash
 from core.tenants.roles import MEMBER_ROLES, may_grant
@@ -206,6 +206,7 @@ def authenticate_password(session: Session, clock: Clock, proof: PasswordProof) 
     found = session.scalars(query.where(*known, *_MAY_SIGN_IN)).first()
     if found is None:
         raise _wrong_credentials()
+    sign_on_connections.require_other_way(session, found.tenant_id, found.id)
     if proof.renewed is not None:
         found.password_hash = proof.renewed
     found.last_seen_at = clock.now()

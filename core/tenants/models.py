@@ -10,6 +10,7 @@ from sqlalchemy import BigInteger, CheckConstraint, ForeignKey, Index, String, U
 from sqlalchemy.orm import Mapped, mapped_column
 
 from core.database import Base, BigKey, Json, UtcDateTime
+from core.sealed_columns import SealedText
 
 ID = String(40)
 NAME = String(120)
@@ -136,6 +137,23 @@ class TenantDomain(Base):
     domain: Mapped[str] = mapped_column(String(253), primary_key=True)  # lower case
     tenant_id: Mapped[str] = mapped_column(ID, ForeignKey("tenants.id"))
     proved_at: Mapped[datetime] = mapped_column(UtcDateTime)
+
+
+class SignOnConnection(Base):
+    """A tenant's own issuer of OpenID Connect."""
+
+    __tablename__ = "sign_on_connections"
+
+    id: Mapped[str] = mapped_column(ID, primary_key=True)
+    tenant_id: Mapped[str] = mapped_column(ID, ForeignKey("tenants.id"), unique=True)
+    issuer: Mapped[str] = mapped_column(String(1024))
+    client_id: Mapped[str] = mapped_column(String(400))
+    client_secret: Mapped[str] = mapped_column(SealedText("sign_on_connections.client_secret"))
+    new_member_role: Mapped[str | None] = mapped_column(String(20))  # None: members are invited
+    forced: Mapped[bool] = mapped_column(default=False)  # the only way in, but for one owner
+    break_glass_id: Mapped[str | None] = mapped_column(ID)  # that owner
+    created_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    tested_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
 
 
 class DashboardSession(Base):

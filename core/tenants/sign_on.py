@@ -12,9 +12,12 @@ from sqlalchemy.orm import Session
 
 from core.clock import Clock
 from core.errors import BadRequest, Conflict, NotFound, Unauthenticated
-from core.tenants import audit, invitations, sessions
+from core.tenants import audit, invitations, members, sessions, sign_on_connections
+from core.tenants.access import Actor, scope_for
 from core.tenants.models import Member, Tenant, TenantDomain
 from core.tenants.scope import TenantScope
+
+_ACTOR = "single sign-on"  # of members that it adds
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +28,9 @@ class ExternalIdentity:
     email: str  # empty if the issuer has not verified it
     invitation: str = ""  # a token of `invitations.invite`
     tenant: str = ""  # name or id, to choose among several memberships
+    name: str = ""
+    connection: str = ""  # the tenant whose own issuer it was; empty: the deployment's
+    test: bool = False  # whether only the connection is tested
 
 
 def authenticate(session: Session, clock: Clock, identity: ExternalIdentity) -> Member:
@@ -32,8 +38,12 @@ def authenticate(session: Session, clock: Clock, identity: ExternalIdentity) -> 
     found: Member | None
     if identity.invitation:
         found = _accept(session, clock, identity)
+    elif identity.connection:
+        found = _of_connection(session, clock, identity)
     else:
         found = _linked(session, identity) or _of_own_domain(session, identity)
+        if found is not None:
+            sign_on_connections.require_other_way(session, found.tenant_id, found.id)
     if found is None:
         raise Unauthenticated(
             f"{identity.email or 'This account'} is not linked to a member.",
@@ -47,6 +57,14 @@ def authenticate(session: Session, clock: Clock, identity: ExternalIdentity) -> 
 
 def _accept(session: Session, clock: Clock, identity: ExternalIdentity) -> Member:
     member = invitations.member_of(session, clock, identity.invitation)
+    if identity.connection not in ("", member.tenant_id):
+        raise Unauthenticated(
+            "The invitation is of another organisation.",
+            next_step="Open its link again.",
+            code="not_a_member",
+        )
+    if not identity.connection:
+        sign_on_connections.require_other_way(session, member.tenant_id, member.id)
     other = select(Member.id).where(
         Member.tenant_id == member.tenant_id,
         Member.oidc_subject == identity.subject,
@@ -75,6 +93,35 @@ def _linked(session: Session, identity: ExternalIdentity) -> Member | None:
     return session.scalars(
         query.order_by(Member.last_seen_at.desc().nulls_last(), Member.id)
     ).first()
+
+
+def _of_connection(session: Session, clock: Clock, identity: ExternalIdentity) -> Member | None:
+    """A member of the connection's tenant: the linked one, one of the same address, or a new one."""
+    tenant_id = identity.connection
+    own = invitations.active().where(Member.tenant_id == tenant_id)
+    linked = session.scalars(own.where(Member.oidc_subject == identity.subject)).first()
+    if linked is not None:
+        return linked
+    email = identity.email.strip().lower()
+    domain = session.get(TenantDomain, email.rpartition("@")[2]) if email else None
+    if domain is None or domain.tenant_id != tenant_id:
+        return None
+    known = session.scalars(
+        select(Member).where(Member.tenant_id == tenant_id, Member.email == email)
+    ).first()
+    connection = sign_on_connections.of_tenant(session, tenant_id)
+    if known is not None and connection is not None:
+        # Another account of this issuer is another person; one of an earlier issuer is replaced.
+        same = (known.oidc_subject or "").startswith(f"{connection.issuer}#")
+        return known if known.disabled_at is None and not same else None
+    tenant = session.get(Tenant, tenant_id)
+    if connection is None or connection.new_member_role is None or tenant is None:
+        return None
+    if tenant.status == "closed":
+        return None
+    scope = scope_for(Actor(_ACTOR, "owner", tenant_id), tenant_id)
+    role, name = connection.new_member_role, identity.name
+    return members.add(session, scope, clock, email=email, role=role, name=name)
 
 
 def _of_own_domain(session: Session, identity: ExternalIdentity) -> Member | None:

@@ -10,7 +10,7 @@ from starlette.routing import Route
 from billing.notices import member_mails
 from billing.notices.mail_text import RESET
 from core.errors import BadRequest, RateLimited
-from core.tenants import invitations, members, passwords
+from core.tenants import invitations, members, passwords, sign_on_connections
 from core.tenants.models import Tenant
 from dashboards.pages.common import address_of, base_of, deps_of, root_of
 from dashboards.pages.sign_in import with_session
@@ -18,7 +18,7 @@ from dashboards.render import page
 from dashboards.viewer import SignedIn
 
 _LONGEST_TOKEN = 100
-_Invited = tuple[str, str]  # e-mail address and organisation
+_Invited = tuple[str, str, bool]  # address, organisation, whether it has an issuer of its own
 
 
 async def form(request: Request) -> Response:
@@ -32,10 +32,11 @@ async def _form(request: Request, token: str, problem: str = "", status: int = 2
     def _find() -> _Invited:
         with deps.database.read() as session:
             member = invitations.member_of(session, deps.clock, token)
-            return member.email, session.get_one(Tenant, member.tenant_id).display_name
+            own = sign_on_connections.of_tenant(session, member.tenant_id) is not None
+            return member.email, session.get_one(Tenant, member.tenant_id).display_name, own
 
     async with deps.auth.attempt(address_of(request)):
-        email, organisation = await run_in_threadpool(_find)
+        email, organisation, has_own = await run_in_threadpool(_find)
     return _outside(
         request,
         "invitation.html",
@@ -45,7 +46,7 @@ async def _form(request: Request, token: str, problem: str = "", status: int = 2
         organisation=organisation,
         problem=problem,
         least=passwords.MIN_LENGTH,
-        sso=deps.single_sign_on,
+        sso=deps.single_sign_on or has_own,
     )
 
 

@@ -45,6 +45,7 @@ from gateway.catalog.adapter_archive import AdapterFiles
 from gateway.catalog.adapter_registry import AdapterRegistry
 from gateway.catalog.adapter_store import AdapterStore
 from gateway.edge import own_metrics
+from gateway.edge.auth.sign_on_directory import check_issuer
 from gateway.edge.threads import Work, run_queued
 from gateway.engines.reloading import UpstreamReload
 from gateway.engines.routing.replicas import Replica
@@ -99,6 +100,9 @@ class DashboardBackend:
 
     def base_models(self) -> Sequence[str]:
         return self.adapters.catalog.model_names()
+
+    def check_issuer(self, url: str) -> None:
+        check_issuer(url, self.settings.webhook_networks)
 
     def residency(self) -> Mapping[str, Mapping[str, int]]:
         result: dict[str, Counter[str]] = {}

@@ -37,6 +37,7 @@ ROUTERS = (
     audit.router,
     policies.router,
     members.role_router,
+    members.sign_on_router,
     billing.router,
     payments.router,
     bank.router,

@@ -124,6 +124,24 @@ class MemberChange(_Body):
     )
 
 
+class SignOnBody(_Body):
+    issuer: str = Field(max_length=1_000, description="Such as https://login.example.com.")
+    client_id: str = Field(max_length=400)
+    client_secret: str | None = Field(None, max_length=400, description="Null: as it is.")
+    new_member_role: str | None = Field(
+        None,
+        max_length=20,
+        description="Of people who are not members yet; null: members are invited.",
+    )
+
+
+class SignOnForce(_Body):
+    forced: bool
+    break_glass: str = Field(
+        "", max_length=320, description="E-mail address of an owner who keeps a password."
+    )
+
+
 class NewPassword(_Body):
     password: str = Field(min_length=10, max_length=1024)
 

@@ -23,7 +23,7 @@ from gateway.admission.rejections import RejectionCounter
 from gateway.catalog.adapter_registry import AdapterRegistry
 from gateway.catalog.catalog import Catalog
 from gateway.edge.auth.dashboard_auth import DashboardAuth
-from gateway.edge.auth.single_sign_on import SingleSignOn
+from gateway.edge.auth.sign_on_directory import SignOnDirectory
 from gateway.edge.refresh import refresh_on_change
 from gateway.engines.reloading import UpstreamReload
 from gateway.engines.routing.adapter_preloader import AdapterPreloader
@@ -60,7 +60,7 @@ class Services:
     roles: Roles
     operator_token: str
     dashboard_auth: DashboardAuth
-    single_sign_on: SingleSignOn | None
+    sign_on: SignOnDirectory
     counters: Counters
     limiter: Limiter
     rejections: RejectionCounter

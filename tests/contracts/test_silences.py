@@ -34,6 +34,7 @@ from core.settings import Settings
 from engine.errors import ConnectionLost
 from engine.worker.client import EngineClient
 from gateway.edge.auth.open_id_connect import OpenIdConnect
+from gateway.edge.auth.single_sign_on import IssuerClient
 from gateway.metering.streams.base import Message, StreamDown
 from tests.billing.notices.mailbox import Mailbox
 from tests.conftest import NATS, POSTGRES, REDIS, need_nats, need_postgres, need_redis
@@ -238,7 +239,7 @@ def _issuer_tokens(path: Path) -> AbstractContextManager[tuple[ThreadedProxy, Us
 
 def _sign_in(path: Path, issuer: str) -> None:
     settings = Settings(data_dir=path, oidc_issuer=issuer, oidc_client_id="c")
-    sign_on = OpenIdConnect(settings, SystemClock(), "secret", timeout_s=1.0)
+    sign_on = OpenIdConnect(IssuerClient.of(settings), SystemClock(), "secret", timeout_s=1.0)
     flow = sign_on.begin("http://localhost/back")
     state = flow.url.partition("state=")[2].partition("&")[0]
     with pytest.raises(Unauthenticated):  # the issuer answered, and knows no such code

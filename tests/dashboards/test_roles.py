@@ -28,7 +28,8 @@ ALLOWED = {
     "viewer": VIEWER,
     "developer": DEVELOPER,
     "finance": VIEWER | {"/costs", "/organisations", "/invoices", "/exports", "/webhooks"},
-    "admin": DEVELOPER | {"/costs", "/organisations", "/team", "/exports", "/webhooks"},
+    "admin": DEVELOPER
+    | {"/costs", "/organisations", "/team", "/exports", "/webhooks", "/single-sign-on"},
     "owner": {section.path for section in SECTIONS if not section.operator},
 }
 OPERATORS = [section.path for section in SECTIONS if section.operator]

@@ -9,11 +9,20 @@ from sqlalchemy.orm import Session
 from billing.notices import member_mails
 from billing.notices.alert_targets import AlertTargets
 from core.settings import Settings
-from core.tenants import invitations, members, permissions
+from core.tenants import invitations, members, permissions, sign_on, sign_on_connections
 from core.tenants.roles import ensure_policy
+from core.tenants.sign_on_connections import ConnectionDraft
 from gateway.admin.access import AdminContext, OperatorContext, RequireOperator, RequirePermission
-from gateway.admin.schemas import MemberChange, NewMember, NewPassword, Permission
-from gateway.serving.api.dependencies import AlertTargetsDep
+from gateway.admin.schemas import (
+    MemberChange,
+    NewMember,
+    NewPassword,
+    Permission,
+    SignOnBody,
+    SignOnForce,
+)
+from gateway.edge.auth.sign_on_directory import check_issuer
+from gateway.serving.api.dependencies import AlertTargetsDep, SettingsDep
 
 router = APIRouter(prefix="/admin/v1/members", tags=["members"])
 ReadAccess = Annotated[AdminContext, Depends(RequirePermission("members", "read"))]
@@ -122,3 +131,45 @@ def withdraw(ctx: RoleAccess, role: str, obj: str, act: str) -> dict[str, Any]:
     with ctx.database.transaction() as session:
         permissions.withdraw(session, ctx.clock, ctx.actor.id, role, obj, act)
     return {"role": role, "obj": obj, "act": act}
+
+
+sign_on_router = APIRouter(prefix="/admin/v1/single-sign-on", tags=["members"])
+OwnerAccess = Annotated[AdminContext, Depends(RequirePermission("tenant", "write"))]
+
+
+@sign_on_router.get("")
+def get_sign_on(ctx: ReadAccess) -> dict[str, Any]:
+    """The organisation's own issuer, without its secret, and the domains that it speaks for."""
+    with ctx.database.read() as session:
+        found = sign_on_connections.of_tenant(session, ctx.scope.tenant_id)
+        domains = [each.domain for each in sign_on.domains(session, ctx.scope)]
+    shown = sign_on_connections.describe(found) if found is not None else {"issuer": None}
+    return {"object": "single_sign_on", **shown, "domains": domains}
+
+
+@sign_on_router.put("")
+def set_sign_on(body: SignOnBody, ctx: OwnerAccess, settings: SettingsDep) -> dict[str, Any]:
+    """Set the issuer and our client there. Another issuer or client has to be tested again, at
+    `/dashboard/sso/start?tenant=…&test=true`, before it can be forced."""
+    check_issuer(body.issuer, settings.webhook_networks)
+    draft = ConnectionDraft(**body.model_dump())
+    with ctx.database.transaction() as session:
+        row = sign_on_connections.put(session, ctx.scope, ctx.clock, draft)
+        return {"object": "single_sign_on", **sign_on_connections.describe(row)}
+
+
+@sign_on_router.post("/force")
+def force_sign_on(body: SignOnForce, ctx: OwnerAccess) -> dict[str, Any]:
+    """With `forced`, members sign in at the issuer alone, but for the owner `break_glass`."""
+    with ctx.database.transaction() as session:
+        row = sign_on_connections.force(
+            session, ctx.scope, ctx.clock, body.forced, body.break_glass
+        )
+        return {"object": "single_sign_on", **sign_on_connections.describe(row)}
+
+
+@sign_on_router.delete("")
+def remove_sign_on(ctx: OwnerAccess) -> dict[str, Any]:
+    with ctx.database.transaction() as session:
+        sign_on_connections.remove(session, ctx.scope, ctx.clock)
+    return {"object": "single_sign_on", "issuer": None}

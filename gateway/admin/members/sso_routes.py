@@ -6,12 +6,13 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import RedirectResponse
 
-from core.errors import BadRequest, NotFound, Unauthenticated
+from core.errors import BadRequest, Unauthenticated
 from core.settings import Settings
 from core.tenants import sign_on as members
 from core.tenants.sign_on import ExternalIdentity
 from dashboards.viewer import SignedIn
-from gateway.edge.auth.single_sign_on import SIGN_IN_TIMEOUT_S, SingleSignOn
+from gateway.edge.auth.sign_on_directory import SignOnDirectory
+from gateway.edge.auth.single_sign_on import SIGN_IN_TIMEOUT_S, SignInFlow, SignInRequest
 from gateway.edge.threads import Work, run_as
 from gateway.serving.api.dependencies import (
     AuthDep,
@@ -19,7 +20,7 @@ from gateway.serving.api.dependencies import (
     DashboardAuthDep,
     DatabaseDep,
     SettingsDep,
-    SingleSignOnDep,
+    SignOnDep,
 )
 
 router = APIRouter(prefix="/dashboard/sso", include_in_schema=False)
@@ -43,24 +44,30 @@ class _Sessions:
 @router.get("/start")
 async def start(
     request: Request,
-    sign_on: SingleSignOnDep,
+    sign_on: SignOnDep,
     settings: SettingsDep,
     auth: AuthDep,
     *,
     invitation: str = "",
     tenant: str = "",
+    test: bool = False,
 ) -> RedirectResponse:
-    """`invitation` links the account to the invited member; `tenant` chooses a membership."""
-    sso = _configured(sign_on)
-    if max(len(invitation), len(tenant)) > 100:  # they travel in a cookie
+    """`invitation` links the account to the invited member; `tenant` (a name, an id or an e-mail
+    address) chooses the issuer and a membership; `test` signs nobody in."""
+    if len(invitation) > 100 or len(tenant) > 320:  # they travel in a cookie
         raise BadRequest("The invitation or the tenant is too long.", next_step="Copy the link.")
     # The caller has no credentials yet, and the issuer may take seconds to answer.
     address = request.client.host if request.client else ""
     auth.sign_ins.check(address)
     await auth.sign_ins.failed(address)
-    flow = await run_as(
-        Work.SIGN_ON, sso.begin, _redirect_uri(request, settings), invitation, tenant
-    )
+
+    def _begin() -> SignInFlow:
+        connection = sign_on.choose(invitation, tenant)
+        chosen = "" if "@" in tenant else tenant
+        asked = SignInRequest(invitation, chosen, test and bool(connection))
+        return sign_on.of(connection).begin(_redirect_uri(request, settings), asked)
+
+    flow = await run_as(Work.SIGN_ON, _begin)
     answer = RedirectResponse(flow.url, 303)
     answer.set_cookie(
         _FLOW_COOKIE,
@@ -78,7 +85,7 @@ async def start(
 async def callback(
     request: Request,
     sessions: Annotated[_Sessions, Depends(_Sessions)],
-    sign_on: SingleSignOnDep,
+    sign_on: SignOnDep,
     auth: AuthDep,
     settings: SettingsDep,
     *,
@@ -94,9 +101,14 @@ async def callback(
             raise Unauthenticated("The issuer refused the sign-in.", next_step="Try again.")
         cookie = request.cookies.get(_FLOW_COOKIE, "")
         redirect_uri = _redirect_uri(request, settings)
-        identity = await run_as(
-            Work.SIGN_ON, _configured(sign_on).finish, redirect_uri, state, code, cookie
-        )
+
+        def _finish() -> ExternalIdentity:
+            issuer = sign_on.of(sign_on.started_with(cookie))
+            return issuer.finish(redirect_uri, state, code, cookie)
+
+        identity = await run_as(Work.SIGN_ON, _finish)
+        if identity.test:
+            return await _tested(sign_on, identity)
         signed_in = await run_as(Work.SIGN_ON, sessions.begin, identity)
     except Unauthenticated:
         await attempts.failed(address)
@@ -115,10 +127,17 @@ async def callback(
     return answer
 
 
-def _configured(sign_on: SingleSignOn | None) -> SingleSignOn:
-    if sign_on is None:
-        raise NotFound("Single sign-on is not configured.", next_step="Sign in with a password.")
-    return sign_on
+async def _tested(sign_on: SignOnDirectory, identity: ExternalIdentity) -> RedirectResponse:
+    """Back to the page of the connection, which was tested if it names a verified address."""
+    if not identity.email:
+        raise Unauthenticated(
+            "The issuer answered, but names no verified e-mail address.",
+            next_step="Let it send the claim `email`, then test again.",
+        )
+    await run_as(Work.SIGN_ON, sign_on.tested, identity.connection)
+    answer = RedirectResponse(f"{_HOME}/single-sign-on?notice=sign-on-tested", 303)
+    answer.delete_cookie(_FLOW_COOKIE, path=f"{_HOME}/sso")
+    return answer
 
 
 def _redirect_uri(request: Request, settings: Settings) -> str:

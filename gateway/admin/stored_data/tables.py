@@ -131,6 +131,7 @@ FATES: dict[str, Fate] = {
     "top_ups": Deleted(),
     # Whole sums are in `usage_hourly`; these have the tenant's own words.
     "usage_label_hourly": Deleted(),
+    "sign_on_connections": Deleted(),
     "webhook_endpoints": Deleted(),
     **dict.fromkeys(
         (

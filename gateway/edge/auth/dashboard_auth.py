@@ -9,7 +9,15 @@ from sqlalchemy.orm import Session
 from billing.accounts.accounts import timezone_of
 from core.clock import Clock
 from core.errors import Forbidden, Unauthenticated
-from core.tenants import audit, keys, members, operators, organisations, sessions
+from core.tenants import (
+    audit,
+    keys,
+    members,
+    operators,
+    organisations,
+    sessions,
+    sign_on_connections,
+)
 from core.tenants.access import Actor, scope_for
 from core.tenants.members import PasswordProof
 from core.tenants.models import ApiKey, Member, Tenant
@@ -93,6 +101,7 @@ class DashboardAuth:
             return sessions.begin(session, self._clock, operator=True, operator_name=named.name)
         key = keys.find(session, secret, self._clock.now())
         sessions.check_key(key, address)
+        sign_on_connections.require_other_way(session, key.tenant_id, None)
         return sessions.begin(session, self._clock, key_id=key.key_id)
 
     def _signed_in(self, session: Session, cookie: str, address: str = "") -> SignedIn:

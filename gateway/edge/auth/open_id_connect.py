@@ -4,12 +4,10 @@ The state, nonce and verifier of a sign-in are kept in a signed cookie, so any w
 sign-in that another worker began.
 """
 
-import base64
 import hashlib
-import hmac
-import json
 import secrets
 import threading
+from collections.abc import Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -21,13 +19,19 @@ from joserfc.errors import JoseError
 from joserfc.jwk import KeySet
 
 from core.clock import Clock
-from core.errors import SettingError, Unauthenticated, Unavailable
-from core.settings import Settings
+from core.errors import SettingError, Unavailable
 from core.tenants.sign_on import ExternalIdentity
 from gateway.edge.auth.issuer_http import limited
-from gateway.edge.auth.single_sign_on import SIGN_IN_TIMEOUT_S, SignInFlow
+from gateway.edge.auth.single_sign_on import (
+    FlowCookies,
+    IssuerClient,
+    SignInFlow,
+    SignInRequest,
+    refused,
+)
 
 TIMEOUT_S = 5.0
+_GOOGLE = "https://accounts.google.com"
 _METADATA_TTL_S = 3_600.0
 _FAILURE_TTL_S = 10.0  # for how long an issuer that did not answer is not asked again
 _ALGORITHMS = [
@@ -46,19 +50,23 @@ class OpenIdConnect:
 
     def __init__(
         self,
-        settings: Settings,
+        own: IssuerClient,
         clock: Clock,
         signing_secret: str,
         *,
         timeout_s: float = TIMEOUT_S,
+        networks: Sequence[str] = (),
     ) -> None:
-        """`timeout_s` is the limit of a whole exchange with the issuer."""
-        self._issuer = settings.oidc_issuer.rstrip("/")
-        self._client_id = settings.oidc_client_id
-        self._client_secret = settings.oidc_client_secret
+        """`timeout_s` is the limit of a whole exchange with the issuer. That of a tenant is reached at
+        public addresses and in `networks` alone."""
+        self._issuer = own.issuer
+        self._client_id = own.client_id
+        self._client_secret = own.client_secret
+        self._tenant_id = own.tenant_id
+        self._networks = networks if own.tenant_id else None
         self._clock = clock
         self._timeout_s = timeout_s
-        self._signing_key = hashlib.sha256(f"single sign-on:{signing_secret}".encode()).digest()
+        self._cookies = FlowCookies(clock, signing_secret)
         self._lock = threading.Lock()
         self._metadata: dict[str, Any] = {}
         self._keys: KeySet | None = None
@@ -69,24 +77,29 @@ class OpenIdConnect:
                 next_step="Set both, or neither.",
             )
 
-    def begin(self, redirect_uri: str, invitation: str = "", tenant: str = "") -> SignInFlow:
+    def begin(self, redirect_uri: str, asked: SignInRequest = SignInRequest()) -> SignInFlow:
         verifier, nonce = secrets.token_urlsafe(48), secrets.token_urlsafe(24)
         with self._client(redirect_uri) as client:
             url, state = client.create_authorization_url(
                 self._endpoint("authorization_endpoint"), code_verifier=verifier, nonce=nonce
             )
-        expires_at = int(self._clock.now().timestamp()) + SIGN_IN_TIMEOUT_S
-        flow = {"s": state, "n": nonce, "v": verifier, "e": expires_at}
-        return SignInFlow(url, self._signed_cookie(flow | {"i": invitation, "t": tenant}))
+        flow = {"s": state, "n": nonce, "v": verifier, "o": self._tenant_id}
+        flow |= {"i": asked.invitation, "t": asked.tenant, "c": asked.test}
+        return SignInFlow(url, self._cookies.write(flow))
 
     def finish(self, redirect_uri: str, state: str, code: str, cookie: str) -> ExternalIdentity:
         """Raises Unauthenticated if the sign-in is invalid, Unavailable if the issuer is down."""
-        flow = self._verify_cookie(cookie)
+        flow = self._cookies.read(cookie)
+        if flow["o"] != self._tenant_id:
+            raise refused("it was started with another issuer")
         if not secrets.compare_digest(flow["s"].encode(), state.encode()):
-            raise _refused("it was not started in this browser")
+            raise refused("it was not started in this browser")
         endpoint = self._endpoint("token_endpoint")
         try:
-            with self._client(redirect_uri) as client, limited(client, self._timeout_s):
+            with (
+                self._client(redirect_uri) as client,
+                limited(client, self._timeout_s, self._networks),
+            ):
                 token = client.fetch_token(
                     endpoint,
                     code=code,
@@ -95,7 +108,7 @@ class OpenIdConnect:
                     allow_redirects=False,
                 )
         except AuthlibBaseError:
-            raise _refused("the issuer did not accept the code") from None
+            raise refused("the issuer did not accept the code") from None
         except (requests.RequestException, ValueError):
             raise _issuer_down() from None
         return self._identity(str(token.get("id_token", "")), flow)
@@ -104,13 +117,29 @@ class OpenIdConnect:
         try:
             claims = self._verified(id_token, flow["n"])
         except (JoseError, ValueError) as error:
-            raise _refused(f"the issuer's ID token is invalid ({type(error).__name__})") from None
+            raise refused(f"the issuer's ID token is invalid ({type(error).__name__})") from None
         subject = f"{self._issuer}#{claims['sub']}"
         if len(subject) > 255:
             subject = hashlib.sha256(subject.encode()).hexdigest()
-        verified = claims.get("email_verified") is True
-        email = str(claims.get("email", "")) if verified else ""
-        return ExternalIdentity(subject, email, flow["i"], flow["t"])
+        return ExternalIdentity(
+            subject,
+            self._email(claims),
+            flow["i"],
+            flow["t"],
+            name=str(claims.get("name", ""))[:200],
+            connection=self._tenant_id,
+            test=bool(flow["c"]),
+        )
+
+    def _email(self, claims: dict[str, Any]) -> str:
+        """Empty if it is not verified. A tenant's own issuer may say nothing of that, as Entra does; one
+        that serves everybody, as Google does, names the organisation of a managed account."""
+        email = str(claims.get("email", ""))
+        if self._issuer == _GOOGLE and self._tenant_id:
+            hosted = str(claims.get("hd", ""))
+            return email if hosted and hosted == email.rpartition("@")[2] else ""
+        unsaid = True if self._tenant_id else None
+        return email if claims.get("email_verified", unsaid) is True else ""
 
     def _verified(self, id_token: str, nonce: str) -> dict[str, Any]:
         try:
@@ -133,7 +162,7 @@ class OpenIdConnect:
         return OAuth2Session(
             self._client_id,
             self._client_secret or None,
-            scope="openid email",
+            scope="openid email profile" if self._tenant_id else "openid email",
             redirect_uri=redirect_uri,
             code_challenge_method="S256",
             token_endpoint_auth_method="client_secret_basic" if self._client_secret else "none",
@@ -149,7 +178,7 @@ class OpenIdConnect:
             raise _issuer_down()
         try:
             if self._keys is None or fresh:
-                found = _fetch_json(self._metadata["jwks_uri"], self._timeout_s)
+                found = _fetch_json(self._metadata["jwks_uri"], self._timeout_s, self._networks)
                 self._keys = KeySet.import_key_set(found)  # type: ignore[arg-type]
             return self._keys
         finally:
@@ -181,7 +210,8 @@ class OpenIdConnect:
             self._lock.release()
 
     def _fetch_metadata(self) -> None:
-        document = _fetch_json(f"{self._issuer}/.well-known/openid-configuration", self._timeout_s)
+        url = f"{self._issuer}/.well-known/openid-configuration"
+        document = _fetch_json(url, self._timeout_s, self._networks)
         names = ("authorization_endpoint", "token_endpoint", "jwks_uri")
         secure = urlsplit(self._issuer).scheme == "https"
         for name in names:
@@ -193,28 +223,10 @@ class OpenIdConnect:
         self._metadata, self._keys = document, None
         self._fetched_at = self._clock.monotonic()
 
-    def _signed_cookie(self, flow: dict[str, Any]) -> str:
-        body = base64.urlsafe_b64encode(json.dumps(flow).encode()).decode()
-        return f"{body}.{self._signature(body)}"
 
-    def _verify_cookie(self, cookie: str) -> dict[str, Any]:
-        body, _, signature = cookie.partition(".")
-        if not hmac.compare_digest(
-            self._signature(body).encode(), signature.encode("utf-8", "replace")
-        ):
-            raise _refused("its cookie is missing")
-        flow: dict[str, Any] = json.loads(base64.urlsafe_b64decode(body))
-        if flow["e"] < self._clock.now().timestamp():
-            raise _refused("it took too long")
-        return flow
-
-    def _signature(self, body: str) -> str:
-        return hmac.new(self._signing_key, body.encode("utf-8", "replace"), "sha256").hexdigest()
-
-
-def _fetch_json(url: str, timeout_s: float) -> dict[str, Any]:
+def _fetch_json(url: str, timeout_s: float, networks: Sequence[str] | None) -> dict[str, Any]:
     try:
-        with requests.Session() as session, limited(session, timeout_s):
+        with requests.Session() as session, limited(session, timeout_s, networks):
             answer = session.get(url, timeout=timeout_s, allow_redirects=False)
         document = answer.json() if answer.status_code == 200 else None
     except (requests.RequestException, ValueError):
@@ -224,15 +236,9 @@ def _fetch_json(url: str, timeout_s: float) -> dict[str, Any]:
     return document
 
 
-def _refused(reason: str) -> Unauthenticated:
-    return Unauthenticated(
-        f"The sign-in was refused: {reason}.", next_step="Sign in again.", code="sso_refused"
-    )
-
-
 def _issuer_down() -> Unavailable:
     return Unavailable(
         "The single sign-on issuer does not answer, or not as OpenID Connect requires.",
-        next_step="Sign in with a password, or try again; operators: check TOLLHOUSE_OIDC_ISSUER.",
+        next_step="Sign in with a password, or try again; admins: check the issuer's URL.",
         code="sso_unavailable",
     )

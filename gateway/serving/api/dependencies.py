@@ -25,7 +25,7 @@ from gateway.catalog.adapter_registry import AdapterRegistry
 from gateway.catalog.catalog import Catalog
 from gateway.edge.auth.authenticator import Authenticator
 from gateway.edge.auth.dashboard_auth import DashboardAuth
-from gateway.edge.auth.single_sign_on import SingleSignOn
+from gateway.edge.auth.sign_on_directory import SignOnDirectory
 from gateway.edge.tenant_slots import take_slot
 from gateway.engines.reloading import UpstreamReload
 from gateway.engines.routing.engine_view import EngineView
@@ -57,7 +57,7 @@ RolesDep = Annotated[Roles, _from(lambda services: services.roles)]
 OperatorToken = Annotated[str, _from(lambda services: services.operator_token)]
 AuthDep = Annotated[Authenticator, _from(lambda services: services.pipeline.auth)]
 DashboardAuthDep = Annotated[DashboardAuth, _from(lambda services: services.dashboard_auth)]
-SingleSignOnDep = Annotated[SingleSignOn | None, _from(lambda services: services.single_sign_on)]
+SignOnDep = Annotated[SignOnDirectory, _from(lambda services: services.sign_on)]
 CatalogDep = Annotated[Catalog, _from(lambda services: services.catalog)]
 AdaptersDep = Annotated[AdapterRegistry, _from(lambda services: services.adapters)]
 LimitsDep = Annotated[RequestLimits, _from(lambda services: services.pipeline.limits)]

@@ -12,6 +12,7 @@ from core.errors import Unavailable
 from core.tenants import members, sign_on
 from core.tenants.scope import scope_of_operator
 from gateway.edge.auth.open_id_connect import OpenIdConnect
+from gateway.edge.auth.single_sign_on import IssuerClient
 from tests.gateway.admin.issuer import CLIENT, SECRET, Issuer, generate_key, running
 from tests.gateway.deployment import Deployment, running_deployment
 
@@ -144,6 +145,8 @@ def test_an_issuer_cannot_send_the_gateway_elsewhere(
     place.issuer.described = described
     try:
         with pytest.raises(Unavailable):
-            OpenIdConnect(settings, SystemClock(), "seal").begin("http://gateway.example/back")
+            OpenIdConnect(IssuerClient.of(settings), SystemClock(), "seal").begin(
+                "http://gateway.example/back"
+            )
     finally:
         place.issuer.described = {}
