@@ -78,9 +78,9 @@ def empty_deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deplo
         yield made
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def chromium() -> Iterator[Browser]:
-    """Of one file of tests: while it lives, an event loop runs, and asyncio tests would meet it."""
+    """Of this folder alone: while it lives, an event loop runs, and asyncio tests would meet it."""
     if not CHROMIUM:
         pytest.skip("no Chromium; Debian's package `chromium-headless-shell` has it")
     with sync_playwright() as playwright:

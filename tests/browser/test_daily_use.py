@@ -5,34 +5,9 @@ import re
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.page_checks import OPERATOR_PATHS, TENANT_PATHS
 from tests.gateway.deployment import Deployment
 
 pytestmark = pytest.mark.slow
-# Empty tables with nothing to do: they fill by themselves, or nothing in them is good news.
-NOTHING_TO_DO = {
-    *(
-        "Payments",
-        "Export runs",
-        "Messages",
-        "Budget alerts",
-        "Appeals",
-        "Versions",
-        "Signatures",
-        "Adapters in quarantine",
-    ),
-    *("Rejected and delayed requests, last seven days", "Decisions", "By category", "Open appeals"),
-    *("Suspended keys", "Usage by organisation", "Parked events, oldest first", "Differences"),
-    *("Alerts that hold now", "Errors by cause", "Errors by cause, last hour", "On file"),
-    *("Models", "Engines", "Adapters", "Adapters by state", "Use by tenant, yesterday and today"),
-    *(
-        "Waiting for a second operator",
-        "Outstanding by age, in days past due",
-        "Revenue by currency",
-    ),
-    *("Trial balance", "Fees billed ahead, by the month that earns them"),
-    *("The newest 200 transactions", "Margin by model", "The oldest 0 of 0"),
-}
 
 
 def test_a_long_navigation_shows_the_page(deployment: Deployment, operator_page: Page) -> None:
@@ -127,25 +102,6 @@ def test_a_decision_leads_to_its_request(deployment: Deployment, page: Page) -> 
     expect(decisions.locator("tbody summary").first).to_have_text("Appeal")
     link.click()
     expect(page.locator("p.lead code")).to_have_text(str(request_id))
-
-
-def test_every_empty_table_says_what_to_do_with_one_button(
-    empty_deployment: Deployment, empty_page: Page
-) -> None:
-    page, without, broken = empty_page, [], []
-    for path in [*TENANT_PATHS, *OPERATOR_PATHS]:
-        page.goto(f"{empty_deployment.url}/dashboard{path}")
-        found = page.locator(".empty:not(noscript *)").evaluate_all(
-            """all => all.map((it) => [it.previousElementSibling?.textContent ?? "",
-              [...it.querySelectorAll("a.button")].map((link) => link.getAttribute("href"))])"""
-        )
-        for caption, links in found:
-            if caption not in NOTHING_TO_DO and len(links) != 1:
-                without.append(f"{path}: {caption}")
-            for link in links:
-                if link.startswith("#") and page.locator(f"form{link}").count() != 1:
-                    broken.append(f"{path}: {link}")
-    assert (without, broken) == ([], [])
 
 
 def test_the_button_of_an_empty_table_leads_to_its_form(

@@ -16,6 +16,7 @@ import psycopg
 import pytest
 
 from core.queue import QUEUES
+from core.settings import Settings
 from tests.conftest import RABBITMQ, REDIS, need_rabbitmq, need_redis
 from tests.journeys.deployments import (
     Command,
@@ -26,6 +27,7 @@ from tests.journeys.deployments import (
     start_worker,
     sweep,
 )
+from tests.migrated import migrated
 
 PROTECTS = ("gateway/admin/worker", "core/celery_queue.py", "core/worker_liveness.py")
 TOKEN = secrets.token_hex(16)
@@ -105,7 +107,7 @@ def test_the_scheduler_has_metrics_and_its_death_is_seen(tmp_path: Path, postgre
 def test_a_worker_says_what_it_is_ready_for(tmp_path: Path) -> None:
     need_rabbitmq()
     command = Command(tmp_path, {"TOLLHOUSE_BROKER_URL": RABBITMQ})
-    assert command.run("migrate").returncode == 0
+    migrated(Settings(data_dir=tmp_path).effective_database_url).close()
     prefix, port = f"test-{uuid.uuid4().hex[:10]}", free_port()
     worker = start_worker(command, prefix, "--concurrency", "1", metrics_port=port)
     log, url = tmp_path / "worker.txt", f"http://127.0.0.1:{port}"

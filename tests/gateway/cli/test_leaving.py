@@ -19,6 +19,7 @@ import pytest
 from tests.conftest import REDIS, need_redis
 from tests.gateway.fake_upstream import upstream as running_upstream
 from tests.journeys.deployments import free_port
+from tests.migrated import migrated
 
 ROOT = Path(__file__).parents[3]
 PROTECTS = ("gateway/cli/serve", "gateway/edge/listening.py")
@@ -73,6 +74,7 @@ class Served:
 @contextmanager
 def served(tmp_path: Path, upstream: str, **settings: str) -> Iterator[Served]:
     """From its first moment on."""
+    migrated(f"sqlite:///{tmp_path}/tollhouse.db").close()  # test_serve.py starts from nothing
     kept = {k: v for k, v in os.environ.items() if not k.startswith("TOLLHOUSE_")}
     port = free_port()
     own = {

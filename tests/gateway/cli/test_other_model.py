@@ -18,11 +18,11 @@ from openai import OpenAI
 from sqlalchemy import select
 
 from core.clock import SystemClock
-from core.database import Database
 from core.settings import Settings
 from core.tenants.models import Adapter
 from engine.demo.paths import ADAPTERS, MODEL_DIR
 from gateway.cli.serve.startup import prepare
+from tests.migrated import migrated
 
 ROOT = Path(__file__).parents[3]
 TOLLHOUSE = [sys.executable, "-m", "gateway.cli.main"]
@@ -31,6 +31,7 @@ TOLLHOUSE = [sys.executable, "-m", "gateway.cli.main"]
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     data = tmp_path_factory.mktemp("other")
+    migrated(f"sqlite:///{data}/data/tollhouse.db").close()  # test_serve.py starts from nothing
     kept = {k: v for k, v in os.environ.items() if not k.startswith("TOLLHOUSE_")}
     own = {"TOLLHOUSE_DATA_DIR": str(data / "data"), "TOLLHOUSE_PORT": "0", "OMP_NUM_THREADS": "1"}
     return kept | own | {"TOLLHOUSE_DRAIN_TIMEOUT_S": "2"}
@@ -139,7 +140,7 @@ def test_the_log_says_that_it_connected_not_how_long_a_model_loaded(
 
 
 def adapters_of(settings: Settings) -> dict[str, str]:
-    database = Database(settings.effective_database_url)
+    database = migrated(settings.effective_database_url)
     try:
         info = prepare(settings, database, SystemClock())
         with database.read() as session:

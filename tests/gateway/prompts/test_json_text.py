@@ -23,7 +23,7 @@ values = st.recursive(
 )
 
 
-@settings(max_examples=1_000)
+@settings(max_examples=300)
 @given(values)
 def test_the_text_is_that_of_the_standard_library(value: Any) -> None:
     assert json_text(value) == json.dumps(value, ensure_ascii=False)

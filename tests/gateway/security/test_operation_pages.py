@@ -19,6 +19,7 @@ from core.settings import load_settings
 from tests.conftest import REDIS, need_redis
 from tests.gateway.deployment import running_deployment
 from tests.gateway.fake_upstream import upstream
+from tests.migrated import migrated
 
 PROTECTS = (
     "gateway/edge/own_metrics.py",
@@ -53,6 +54,7 @@ def test_metrics_and_the_parts_of_readiness_need_the_token(
 @contextmanager
 def served(folder: Path, **settings: str) -> Iterator[str]:
     """The URL of `tollhouse serve`."""
+    migrated(f"sqlite:///{folder}/tollhouse.db").close()  # test_serve.py starts from nothing
     kept = {k: v for k, v in os.environ.items() if not k.startswith("TOLLHOUSE_")}
     with upstream() as server:
         answer = {"message": {"content": "Hello."}, "index": 0, "finish_reason": "stop"}
