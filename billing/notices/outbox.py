@@ -13,7 +13,7 @@ import ssl
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from email.message import EmailMessage
 from typing import Any, Protocol
@@ -23,6 +23,7 @@ from sqlalchemy import Select, select
 from sqlalchemy.orm import Session
 
 from billing.notices import mail_text, signing
+from billing.notices.message_shapes import FORMATS, Shape
 from billing.notices.tables import Budget, OutboxMessage, WebhookEndpoint
 from core import lengths
 from core.clock import Clock, SystemClock
@@ -55,6 +56,7 @@ class Outgoing:
     dedupe: str
     attempt: int
     secret: str | None = None
+    shape: Shape = field(default_factory=Shape)
 
 
 class Sender(Protocol):
@@ -187,11 +189,14 @@ def _next_due(
 
 
 def _outgoing(session: Session, message: OutboxMessage) -> Outgoing:
-    secret, signer = None, message.endpoint_id
+    secret, signer, shape = None, message.endpoint_id, Shape()
     if signer is not None and signer.startswith(BUDGET):
         secret = session.get_one(Budget, signer).webhook_secret
     elif signer is not None:
-        secret = session.get_one(WebhookEndpoint, signer).secret
+        endpoint = session.get_one(WebhookEndpoint, signer)
+        secret = endpoint.secret
+        if endpoint.format in FORMATS:  # those of request records are of other receivers
+            shape = Shape(endpoint.format, endpoint.authorization)
     return Outgoing(
         message.id,
         message.tenant_id,
@@ -202,6 +207,7 @@ def _outgoing(session: Session, message: OutboxMessage) -> Outgoing:
         message.dedupe,
         message.attempts,
         secret,
+        shape,
     )
 
 
@@ -259,12 +265,13 @@ class NetworkSender:
 
     def _post(self, message: Outgoing) -> None:
         headers = {"idempotency-key": message.dedupe}
+        payload = message.shape.body(message.subject, message.payload, message.dedupe)
         if message.secret is not None:
-            body = encode_json(message.payload)
+            body = encode_json(payload)
             headers |= signing.headers(message.secret, message.dedupe, self._clock.now(), body)
         status = post_json(
             message.target,
-            message.payload,
+            payload,
             headers,
             timeout_s=self._timeout_s,
             private=self._networks,

@@ -12,6 +12,7 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from billing.notices import outbox, signing
+from billing.notices.message_shapes import Shape
 from billing.notices.tables import OutboxMessage, WebhookEndpoint
 from core.clock import Clock
 from core.errors import BadRequest, Conflict, NotFound
@@ -53,10 +54,12 @@ def add(
     *,
     known: Iterable[str] = EVENTS,
     check: Callable[[str], None] = check_address,
+    shape: Shape = Shape(),
 ) -> WebhookEndpoint:
     """Add an endpoint. Show its `secret` once, now. No `events` subscribes to all of EVENTS. `known`
     are the names that may be subscribed to, and `check` refuses a malformed `url`."""
     check(url)
+    shape.check()
     for name in events:
         if name not in known:
             raise BadRequest(
@@ -75,6 +78,8 @@ def add(
         url=url,
         secret=signing.new_secret(),
         events=list(events),
+        format=shape.format,
+        authorization=shape.routing_key,
         created_at=clock.now(),
     )
     session.add(created)

@@ -8,6 +8,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from billing.notices import webhooks
+from billing.notices.message_shapes import FORMATS, JSON, PAGERDUTY_URL, Shape
 from billing.notices.tables import Budget, OutboxMessage, WebhookEndpoint
 from core.errors import BadRequest, NotFound
 from dashboards.once import redirect_with_secret
@@ -27,6 +28,7 @@ PATH = "/webhooks"
 PAGE_ROWS = 50
 ENDPOINTS = [
     Column("url", "URL"),
+    Column("format", "Format"),
     Column("events", "Events"),
     Column("at", "Added", "moment"),
     Column("last", "Last message", "badge"),
@@ -118,7 +120,9 @@ def _pager(before: str, messages: list[OutboxMessage]) -> list[tuple[str, str]]:
 
 def _new() -> Form:
     inputs = [
-        Input("url", "URL", "url"),
+        Input("url", "URL", "url", hint=f"of PagerDuty: {PAGERDUTY_URL}"),
+        Input("format", "Format", "select", JSON, list(FORMATS.items())),
+        Input("routing_key", "Routing key of PagerDuty", required=False),
         Input("events", "Events", "select", _ALL, [(_ALL, "everything"), *_kinds()]),
     ]
     about = "The signing secret is shown once, after the endpoint is added."
@@ -141,6 +145,7 @@ def _endpoint(each: WebhookEndpoint, last: OutboxMessage | None, can_edit: bool)
     ]
     return {
         "url": each.url,
+        "format": FORMATS.get(each.format, each.format),
         "events": ", ".join(each.events) or "everything",
         "at": each.created_at,
         "last": _state(last) if last else None,
@@ -192,7 +197,8 @@ def _add(request: Request, form_fields: Fields) -> Response:
     url = form_fields.get("url", "")
     deps.alert_targets.check([url])
     with deps.database.transaction() as session:
-        created = webhooks.add(session, viewer.scope, deps.clock, url, events)
+        shape = Shape(form_fields.get("format") or JSON, form_fields.get("routing_key") or None)
+        created = webhooks.add(session, viewer.scope, deps.clock, url, events, shape=shape)
         webhooks.test(session, viewer.scope, deps.clock, created.id)
         secret = created.secret
     return redirect_with_secret(request, PATH, "endpoint-added", secret)

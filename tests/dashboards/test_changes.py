@@ -325,6 +325,24 @@ def test_the_operator_chooses_whose_pages_are_shown(
     send(operator, "/operator/look", act="look", tenant=deployment.tenant_id)
 
 
+def test_an_endpoint_takes_messages_as_its_receiver_reads_them(owner: httpx.Client) -> None:
+    url = "https://1.1.1.1/services/T0"
+    for wrong, said in (
+        ({"format": "irc"}, "There is no format"),
+        ({"format": "pagerduty"}, "which needs one"),
+        ({"format": "slack", "routing_key": "R0"}, "is for PagerDuty"),
+    ):
+        refused = send(owner, "/webhooks", act="add", url=url, **wrong)
+        assert refused.status_code == 400 and said in refused.text
+    key = "R0123456789"
+    made = send(owner, "/webhooks", act="add", url=url, format="pagerduty", routing_key=key)
+    assert made.status_code == 200 and key not in made.text
+    page = owner.get("/dashboard/webhooks").text
+    assert "PagerDuty (Events API v2)</td>" in page and key not in page
+    removed = send(owner, "/webhooks", act="remove", endpoint=field(page, "endpoint"), confirm=url)
+    assert "was removed" in removed.text
+
+
 def test_an_endpoint_is_added_tested_and_removed_by_name(
     owner: httpx.Client, deployment: Deployment
 ) -> None:
