@@ -97,7 +97,7 @@ $(VENV)/.torch: constraints.txt
 	touch $@
 
 # The extensions are built anew where their source has changed.
-EXTENSIONS := $(wildcard moderation/classifiers/*.[ch]) $(wildcard engine/backends/compiled/*.[ch])
+EXTENSIONS := $(wildcard core/*.[ch]) $(wildcard moderation/classifiers/*.[ch]) $(wildcard engine/backends/compiled/*.[ch])
 
 $(VENV)/.installed: $(VENV)/.torch pyproject.toml $(EXTENSIONS)
 	@echo "== Tollhouse with $(EXTRAS) (2 of 2) =="

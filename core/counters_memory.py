@@ -19,7 +19,7 @@ from core.counters import (
     Take,
 )
 from core.expiries import Expiries
-from core.token_buckets import BucketTakes, TokenBuckets, change_amounts, give_back, take_all
+from core.token_buckets import BucketTakes, TokenBuckets, give_back
 
 _SWEEP_EVERY = 5_000  # reservations
 
@@ -169,7 +169,7 @@ class MemoryCounters:
         if self._writes % _SWEEP_EVERY == 0:
             self._sweep(now)
         taken = self._buckets.of(group, takes, now)
-        over, remaining, reset_ms = take_all(taken, now)
+        over, remaining, reset_ms = taken.rows.take(now)
         full: list[Take | Slot] = [*over]
         holders = []
         for slot in bucket_request.slots:
@@ -209,7 +209,7 @@ class MemoryCounters:
         for account in accounts:
             account.held += granted
         used = tuple([len(held) for held in holders])
-        grant = BucketGrant(tuple(remaining), tuple(reset_ms), granted, used, shadow, takes)
+        grant = BucketGrant(remaining, reset_ms, granted, used, shadow, takes)
         if bucket_request.lease_ms == 0:
             return grant
         expires = now + bucket_request.lease_ms
@@ -255,7 +255,7 @@ class MemoryCounters:
     def _set_amounts(self, group: str, record: _Record, amounts: Sequence[int], now: int) -> None:
         """Set the takes to `amounts`; takes beyond its length are unchanged."""
         taken = record.taken or self._buckets.of(group, record.bucket_request.takes, now)
-        change_amounts(taken, record.amounts, amounts, now)
+        taken.rows.change(record.amounts, amounts, now)
         record.amounts = [*amounts, *record.amounts[len(amounts) :]]
 
     def _end_leases(self) -> int:

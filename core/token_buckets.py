@@ -3,9 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import sub
+from typing import Any
 
 from msgspec import Struct
 
+from core import compiled
 from core.counters import DAY_MS, BucketState, Take
 
 _IDLE_MS = 2 * DAY_MS
@@ -13,7 +15,7 @@ _MAX_TUPLES = 4_096  # of takes whose buckets are known
 
 
 @dataclass(slots=True)
-class _Bucket:
+class PlainBucket:
     """`debt` is the amount taken and not yet refilled, in units times the period's milliseconds:
     each millisecond refills exactly `capacity` of it, without rounding."""
 
@@ -23,21 +25,69 @@ class _Bucket:
 
 # Bucket, capacity, period in ms, amount in the bucket's unit, the most debt, take. Of two
 # takes from one bucket each is measured against what was taken before both.
-_Row = tuple[_Bucket, int, int, int, int, Take]
+_Row = tuple[PlainBucket, int, int, int, int, Take]
+
+
+class PlainRows:
+    """What is reckoned with of each bucket of a request."""
+
+    __slots__ = ("rows",)
+
+    def __init__(self, rows: tuple[_Row, ...]) -> None:
+        self.rows = rows
+
+    def take(self, now: int) -> tuple[list[Take], tuple[int, ...], tuple[int, ...]]:
+        """Take from every bucket. Returns the takes that do not fit, because of which `give_back` may
+        follow, and by bucket what remains and the milliseconds until it is full again."""
+        full: list[Take] = []
+        remaining: list[int] = []
+        reset_ms: list[int] = []
+        for bucket, capacity, period_ms, amount, most, take in self.rows:
+            debt = _refilled(bucket, capacity, now)
+            if debt > most:
+                full.append(take)
+            bucket.debt = debt = debt + amount
+            left = capacity + -debt // period_ms
+            remaining.append(left if left > 0 else 0)
+            reset_ms.append(-(-debt // capacity))
+        return full, tuple(remaining), tuple(reset_ms)
+
+    def change(self, before: Sequence[int], amounts: Sequence[int], now: int) -> None:
+        """Set the first takes to `amounts`, of which so much was taken before."""
+        for row, more in zip(self.rows, map(sub, amounts, before), strict=False):
+            if more == 0:
+                continue
+            bucket, capacity, period_ms = row[:3]
+            debt = _refilled(bucket, capacity, now) + more * period_ms
+            bucket.debt = debt if debt > 0 else 0
+
+
+def _refilled(bucket: PlainBucket, capacity: int, now: int) -> int:
+    """What the bucket owes at this moment, which it keeps."""
+    debt = bucket.debt
+    if bucket.at < now:
+        debt -= (now - bucket.at) * capacity
+        debt, bucket.at = debt if debt > 0 else 0, now
+    return debt
+
+
+# Which are made: those of the extension where it is built.
+_NewBucket: Any = PlainBucket if compiled.Bucket is None else compiled.Bucket
+_NewRows: Any = PlainRows if compiled.Rows is None else compiled.Rows
 
 
 class BucketTakes(Struct, frozen=True):
-    """Takes with their buckets, and what is reckoned with of each."""
+    """Takes with their buckets."""
 
     group: str
     takes: tuple[Take, ...]
     amounts: tuple[int, ...]
-    rows: tuple[_Row, ...]
+    rows: PlainRows
 
 
 class TokenBuckets:
     def __init__(self) -> None:
-        self._buckets: dict[str, dict[str, _Bucket]] = {}  # by group and key
+        self._buckets: dict[str, dict[str, PlainBucket]] = {}  # by group and key
         # By group and takes, which requests of one size share.
         self._of_takes: dict[tuple[str, tuple[Take, ...]], BucketTakes] = {}
 
@@ -51,7 +101,7 @@ class TokenBuckets:
         for take in takes:
             bucket = of_group.get(take.key)
             if bucket is None:
-                bucket = of_group[take.key] = _Bucket(0, now)
+                bucket = of_group[take.key] = _NewBucket(0, now)
             capacity, period_ms, amount = take.capacity, take.period_ms, take.amount
             most = (capacity - amount) * period_ms
             most += sum([row[3] for row in rows if row[0] is bucket])
@@ -59,7 +109,9 @@ class TokenBuckets:
         if len(self._of_takes) >= _MAX_TUPLES:
             self._of_takes.clear()
         amounts = tuple([take.amount for take in takes])
-        made = self._of_takes[group, takes] = BucketTakes(group, takes, amounts, tuple(rows))
+        made = self._of_takes[group, takes] = BucketTakes(
+            group, takes, amounts, _NewRows(tuple(rows))
+        )
         return made
 
     def sweep(self, now: int) -> None:
@@ -74,33 +126,13 @@ class TokenBuckets:
                 del self._buckets[group]
 
 
-def take_all(of: BucketTakes, now: int) -> tuple[list[Take], list[int], list[int]]:
-    """Take from every bucket. Returns the takes that do not fit, because of which `give_back` may
-    follow, and by bucket what remains and the milliseconds until it is full again."""
-    full: list[Take] = []
-    remaining: list[int] = []
-    reset_ms: list[int] = []
-    for bucket, capacity, period_ms, amount, most, take in of.rows:
-        debt = bucket.debt
-        if bucket.at < now:
-            debt -= (now - bucket.at) * capacity
-            debt = debt if debt > 0 else 0
-            bucket.at = now
-        if debt > most:
-            full.append(take)
-        bucket.debt = debt = debt + amount
-        left = capacity + -debt // period_ms
-        remaining.append(left if left > 0 else 0)
-        reset_ms.append(-(-debt // capacity))
-    return full, remaining, reset_ms
-
-
 def give_back(of: BucketTakes) -> tuple[BucketState, ...]:
-    """Undo `take_all` of the same moment; the states of the buckets after it."""
-    for bucket, _, _, amount, _, _ in of.rows:
+    """Undo `PlainRows.take` of the same moment; the states of the buckets after it."""
+    rows = of.rows.rows
+    for bucket, _, _, amount, _, _ in rows:
         bucket.debt -= amount
     states = []
-    for bucket, capacity, period_ms, amount, _, take in of.rows:
+    for bucket, capacity, period_ms, amount, _, take in rows:
         debt = bucket.debt
         remaining, reset = max(0, capacity + -debt // period_ms), -(-debt // capacity)
         wait = None
@@ -108,19 +140,3 @@ def give_back(of: BucketTakes) -> tuple[BucketState, ...]:
             wait = max(0, -(-(debt + amount - capacity * period_ms) // capacity))
         states.append(BucketState(take.key, capacity, period_ms, remaining, reset, wait))
     return tuple(states)
-
-
-def change_amounts(
-    of: BucketTakes, before: Sequence[int], amounts: Sequence[int], now: int
-) -> None:
-    """Set the first takes to `amounts`, of which so much was taken before."""
-    for row, more in zip(of.rows, map(sub, amounts, before), strict=False):
-        if more == 0:
-            continue
-        bucket, capacity, period_ms = row[:3]
-        debt = bucket.debt
-        if bucket.at < now:
-            debt -= (now - bucket.at) * capacity
-            debt, bucket.at = debt if debt > 0 else 0, now
-        debt += more * period_ms
-        bucket.debt = debt if debt > 0 else 0

@@ -17,6 +17,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -54,7 +55,9 @@ def _taken(lines: list[str], count: int) -> Iterator[bytes]:
     return iter([each.encode() for each in made])
 
 
-async def _counted(run: Callable[[int], Any], requests: int) -> dict[str, float]:
+async def _counted(
+    run: Callable[[Iterator[bytes]], Any], made: Callable[[int], Iterator[bytes]], requests: int
+) -> dict[str, float]:
     """Calls of Python and of C functions, then bytecodes: by a request."""
     calls: Counter[str] = Counter()
     codes: Counter[CodeType] = Counter()
@@ -69,11 +72,12 @@ async def _counted(run: Callable[[int], Any], requests: int) -> dict[str, float]
             codes[frame.f_code] += 1
         return _traced
 
+    taken = made(requests), made(requests)
     sys.setprofile(_called)
-    await run(requests)
+    await run(taken[0])
     sys.setprofile(None)
     sys.settrace(_traced)
-    await run(requests)
+    await run(taken[1])
     sys.settrace(None)
     own = (
         Path(__file__).resolve().parent / "in_process.py"
@@ -98,21 +102,22 @@ async def _main(harness: Any, which: str, names: list[str], requests: int, kind:
                 headers = forwarded if name == "proxied" else b""
                 clients = [harness.Client(make, key, headers) for _ in range(harness.CONNECTIONS)]
 
-                async def _run(count: int, lines: Any = lines, clients: Any = clients) -> None:
-                    taken = _taken(lines, count)
+                async def _run(taken: Iterator[bytes], clients: Any = clients) -> None:
                     await asyncio.gather(*[each.load(taken) for each in clients])
 
-                await _run(WARM_UP)
+                requested = partial(_taken, lines)
+                await _run(requested(WARM_UP))
                 gc.collect()
                 gc.freeze()
                 found: dict[str, float] = {}
                 if valgrind is None:
-                    found = await _counted(_run, requests)
+                    found = await _counted(_run, requested, requests)
                 else:
+                    taken = requested(harness.CONNECTIONS), requested(requests)
                     valgrind(_START)
-                    await _run(harness.CONNECTIONS)
+                    await _run(taken[0])
                     valgrind(_ZERO)
-                    await _run(requests)
+                    await _run(taken[1])
                     valgrind(_DUMP)
                     valgrind(_STOP)
                 print(json.dumps({"work": name, **found}), flush=True)

@@ -7,6 +7,7 @@ from operator import attrgetter
 
 from msgspec import Struct
 
+from core import compiled
 from core.tenants.plans import Plan
 from gateway.admission.request import LimitState
 from gateway.request.exchange import Headers
@@ -46,26 +47,36 @@ class _Template(Struct, frozen=True):
     anthropic: tuple[_Kind, ...]
     policies: tuple[bytes, bytes]  # the whole header
     states: bytes  # of `RateLimit`, with two places for each bucket
+    # OpenAI's headers, written in C; None where the extension is not built.
+    openai_fields: compiled.Fields | None
 
 
+_STATES_NAME = b"ratelimit"
 _CONSTANT = attrgetter("key", "capacity", "period_ms")  # for a plan
 _MAX_TEMPLATES = 20_000
 
 
 @lru_cache(maxsize=_MAX_TEMPLATES)
 def _template(fields: tuple[tuple[str, int, int], ...]) -> _Template:
-    policies, states = [], []
+    policies, states, names = [], [], []
     for key, capacity, period_ms in fields:
         name = _without_owner(key).replace(":", "-")
         unit = f';qu="{_TOKEN_UNIT}"' if "tokens" in name else ""
         policies.append(f'"{name}";q={capacity};w={period_ms // 1000}{unit}')
         states.append(f'"{name.replace("%", "%%")}";r=%d;t=%d')
+        names.append(f'"{name}"'.encode())
     limits = [(key.split(":", 2)[1], capacity) for key, capacity, _ in fields]
+    openai = _kinds(limits, _OPENAI, _OPENAI_NAMES)
+    policies_header = (b"ratelimit-policy", ", ".join(policies).encode())
+    written = [(k.remaining, k.reset, tuple(k.limits.values()), k.buckets) for k in openai]
     return _Template(
-        _kinds(limits, _OPENAI, _OPENAI_NAMES),
+        openai,
         _kinds(limits, _ANTHROPIC, _ANTHROPIC_NAMES),
-        (b"ratelimit-policy", ", ".join(policies).encode()),
+        policies_header,
         ", ".join(states).encode(),
+        None
+        if compiled.Fields is None
+        else compiled.Fields(tuple(written), policies_header, _STATES_NAME, tuple(names)),
     )
 
 
@@ -92,6 +103,8 @@ def bucket_headers(style: str, state: LimitState, now: datetime) -> Headers:
         state.remaining,
         state.reset_ms,
     )
+    if style != "anthropic" and template.openai_fields is not None:
+        return template.openai_fields.write(remaining, reset_ms)
     headers: Headers = []
     if style == "anthropic":
         for kind in template.anthropic:
@@ -115,7 +128,7 @@ def bucket_headers(style: str, state: LimitState, now: datetime) -> Headers:
     values = [0] * (2 * len(remaining))
     values[::2] = remaining
     values[1::2] = [(each + 999) // 1000 for each in reset_ms]
-    headers += (template.policies, (b"ratelimit", template.states % tuple(values)))
+    headers += (template.policies, (_STATES_NAME, template.states % tuple(values)))
     return headers
 
 

@@ -1,6 +1,8 @@
 """Invariant: every decision is recorded with the policy version, and no row holds text."""
 
 from datetime import timedelta
+from pathlib import Path
+from typing import Any
 
 import hypothesis.strategies as st
 import pytest
@@ -9,6 +11,7 @@ from msgspec.structs import replace
 from sqlalchemy import select, text
 from sqlalchemy.orm import Session
 
+from core import compiled
 from core.clock import FakeClock
 from core.database import Database
 from core.errors import BadRequest, Conflict, NotFound
@@ -19,13 +22,22 @@ from core.tenants import keys
 from core.tenants.organisations import create_project, create_tenant
 from core.tenants.scope import TenantScope, scope_of_operator
 from moderation import appeals, daily_counts, policies, records, strikes, tasks
+from moderation.categories import SCORED
 from moderation.dry_run import dry_run, trial_of
 from moderation.errors import BadPolicy
 from moderation.models import Decision
 from moderation.policy import Policy, default_policy
 from moderation.screener import Screener
 from moderation.verdict import ScreenedText
+from tests.compiled import built_extension
 from tests.moderation.helpers import WordClassifier
+
+
+@pytest.fixture(scope="module")
+def kernel(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    source = Path(compiled.__file__).with_name("kernel.c")
+    return built_extension(source, tmp_path_factory.mktemp("records"))
+
 
 SECRET_TEXT = "poison the xylophone of bob@example.com"
 
@@ -272,6 +284,16 @@ def test_an_appeal_needs_a_decision_a_reason_and_comes_once(
             appeals.decide(session, scope_of_operator("org_x"), clock, made.id, grant=True)
         appeals.decide(session, scope, clock, made.id, grant=False, answer="It stands.")
         assert [found.status for found in appeals.appeals(session, scope)] == ["denied"]
+
+
+@given(st.lists(st.one_of(st.floats(0, 1), st.just(1)), max_size=13))
+def test_the_compiled_scores_are_the_plain_ones(kernel: Any, scores: list[float]) -> None:
+    given, found = dict(zip(SCORED, scores, strict=False)), []
+    for function in (None, kernel.recorded_scores):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(compiled, "recorded_scores", function)
+            found.append(list(records._recorded(given).items()))
+    assert found[0] == found[1]
 
 
 @given(st.floats(0, 1))

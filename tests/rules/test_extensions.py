@@ -15,12 +15,13 @@ for VERSION in (None, 1, 999):
         sys.exit(f"with the interface {VERSION}")
 else:
     sys.exit()
-for package in ("moderation.classifiers", "engine.backends.compiled"):
+for package in ("core", "moderation.classifiers", "engine.backends.compiled"):
     stale = types.ModuleType(package + "._kernel")
     stale.Kernel = stale.Matrix = None
     if VERSION: stale.INTERFACE = VERSION
     sys.modules[package + "._kernel"] = stale
 for module, name in (
+    ("core.compiled", "Bucket"),
     ("moderation.classifiers.ensemble", "Kernel"),
     ("engine.backends.compiled.linear", "kernel"),
 ):

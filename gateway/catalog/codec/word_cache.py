@@ -12,6 +12,8 @@ from typing import Any
 
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from core import compiled
+
 _GPT2 = (
     r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"  # ByteLevel's own
 )
@@ -41,9 +43,17 @@ def word_pattern(tokenizer: Tokenizer) -> re.Pattern[str] | None:
     source = _source(_parts(_state_of(tokenizer.pre_tokenizer), "pretokenizers"))
     if source is None:
         return None
+    return re.compile(_ascii(source), re.ASCII)
+
+
+def _ascii(source: str) -> str:
     for written, ascii_class in ((r"\p{L}\p{N}]", "A-Za-z0-9]"), (r"\p{L}", "[A-Za-z]")):
         source = source.replace(written, ascii_class)
-    return re.compile(source.replace(r"\p{N}", "[0-9]"), re.ASCII)
+    return source.replace(r"\p{N}", "[0-9]")
+
+
+# The most digits of a word, 0 for GPT-2's any number: by this the compiled split knows the pattern.
+DIGITS = {_ascii(_GPT2): 0, _ascii(_QWEN): 1, _ascii(_LLAMA): 3}
 
 
 def keeps_bytes(tokenizer: Tokenizer) -> bool:
@@ -161,7 +171,15 @@ class WordCache:
         """The ids of a text without marks, and how many of `left` new words remain; None for the ids
         where it has more."""
         assert self._words is not None
-        words, cached = self._words.findall(part), self._cached
+        cached = self._cached
+        if compiled.word_ids is not None:
+            found = compiled.word_ids(part, cached, DIGITS[self._words.pattern])
+            if found is not None:
+                ids, count = found
+                if count <= _MAX_JOINED:
+                    self._keep(part, ids)
+                return ids, left
+        words = self._words.findall(part)
         try:
             ids = list(chain.from_iterable(map(cached.__getitem__, words)))
         except KeyError:

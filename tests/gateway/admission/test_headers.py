@@ -2,16 +2,20 @@
 
 import re
 from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from core import compiled
 from core.clock import FakeClock
 from core.counters import BucketGrant, BucketState
 from core.counters_memory import MemoryCounters
 from core.errors import RateLimited
 from core.tenants.plans import DAY, FREE, LimitRule, Plan, Scope, Unit
+from gateway.admission import headers
 from gateway.admission.headers import (
     bucket_headers,
     go_duration,
@@ -22,6 +26,7 @@ from gateway.admission.limiter import Limiter
 from gateway.admission.request import AdmissionRequest, LimitState
 from gateway.admission.reservation import Reservation, plan_buckets
 from gateway.request.exchange import Headers
+from tests.compiled import built_extension
 
 BUCKETS = (
     BucketState("tenant:requests:60:org_a", 100, 60_000, 40, 36_000, 0),
@@ -171,3 +176,36 @@ async def test_a_client_that_obeys_retry_after_gets_through(
             await limiter.reserve(request)
         admitted += 1
     assert admitted == len(prompts) * 20
+
+
+@pytest.fixture(scope="module")
+def kernel(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    source = Path(compiled.__file__).with_name("kernel.c")
+    return built_extension(source, tmp_path_factory.mktemp("headers"))
+
+
+_number = st.one_of(st.integers(-3, 70_000), st.integers(0, 2**52), st.integers(0, DAY * 2_000))
+_unit = st.sampled_from(["requests", "total_tokens", "input_tokens", "output_tokens", "other"])
+_state = st.builds(
+    lambda unit, capacity, left, reset: BucketState(
+        f"a%b:{unit}:60:org:a", capacity, 60_000, left, reset, 0
+    ),
+    _unit,
+    st.integers(1, 2**52 - 1),
+    _number,
+    _number,
+)
+
+
+@given(st.lists(_state, min_size=1, max_size=6))
+def test_the_compiled_headers_are_the_plain_ones(kernel: Any, states: list[BucketState]) -> None:
+    limits = LimitState.of(tuple(states))
+    found = []
+    for fields in (None, kernel.Fields):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(compiled, "Fields", fields)
+            headers._template.cache_clear()
+            found.append(bucket_headers("openai", limits, NOW))
+    headers._template.cache_clear()
+    assert found[0] == found[1]
+    assert len(found[0]) % 3 == 2

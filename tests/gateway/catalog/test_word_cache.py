@@ -1,15 +1,19 @@
 """The ids of a text's words, one after the other, are those of the text."""
 
 import string
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, normalizers, pre_tokenizers, processors
 
+from core import compiled
 from engine.demo.paths import MODEL_DIR
 from gateway.catalog.codec import word_cache
-from gateway.catalog.codec.word_cache import WordCache
+from gateway.catalog.codec.word_cache import DIGITS, WordCache
+from tests.compiled import built_extension
 
 FILE = str(MODEL_DIR / "tokenizer.json")
 
@@ -75,3 +79,35 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(50):
         words.encode(f"w{number} is {'long' * 20}{number}")
         assert len(words._cached) <= 20
+
+
+@pytest.fixture(scope="module")
+def kernel(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    source = Path(compiled.__file__).with_name("kernel.c")
+    return built_extension(source, tmp_path_factory.mktemp("words"))
+
+
+@pytest.mark.parametrize("name", sorted(TOKENIZERS))
+@settings(max_examples=600)
+@given(st.lists(pieces, max_size=12).map("".join), st.integers(0, 100))
+def test_the_compiled_words_are_the_patterns_own(
+    kernel: Any, name: str, text: str, lost: int
+) -> None:
+    pattern = word_cache.word_pattern(TOKENIZERS[name])
+    assert pattern is not None
+    words, digits = pattern.findall(text), DIGITS[pattern.pattern]
+    known = {word: [number, -number] for number, word in enumerate(dict.fromkeys(words))}
+    ids = [each for word in words for each in known[word]]
+    assert kernel.word_ids(text, known, digits) == (ids, len(words))
+    if words:
+        del known[words[lost % len(words)]]
+        assert kernel.word_ids(text, known, digits) is None
+
+
+def test_what_is_no_ascii_text_is_refused(kernel: Any) -> None:
+    with pytest.raises(ValueError, match="ASCII"):
+        kernel.word_ids("é", {}, 0)
+    with pytest.raises(TypeError):
+        kernel.word_ids(b"e", {}, 0)
+    with pytest.raises(TypeError):
+        kernel.word_ids("e", {"e": 1}, 0)
