@@ -68,7 +68,7 @@ def read(path: Path) -> Imported:
     listed = given.get("model_list")
     if not isinstance(listed, list):
         raise BadRequest(
-            f"{path} has no model_list, so it is no configuration of LiteLLM.",
+            f"{path} has no model_list, so it is not a configuration of LiteLLM.",
             next_step="Give the file of its --config.",
         )
     weights: dict[int, int] = {}
@@ -80,7 +80,7 @@ def read(path: Path) -> Imported:
                 weights[len(made.upstreams)] = weight
             elif weight is not None:
                 where = f"model_list[{at}].litellm_params.weight"
-                made.leave_out(where, "it is no whole number above 0")
+                made.leave_out(where, "it is not a whole number above 0")
             made.upstreams.append(entry)
     _weigh(made.upstreams, weights)
     _agree_on_prices(made)
@@ -131,7 +131,7 @@ def _entry_of(given: Mapping[str, Any], place: str, made: Imported) -> dict[str,
         if type(params.get(theirs)) is int and params[theirs] > 0:
             entry[ours] = params[theirs]
         elif params.get(theirs) is not None:
-            made.leave_out(f"{place}.litellm_params.{theirs}", "it is no whole number above 0")
+            made.leave_out(f"{place}.litellm_params.{theirs}", "it is not a whole number above 0")
     if isinstance(params.get("region_name"), str):
         entry["region"] = params["region_name"]
     info = mapping(given.get("model_info"))

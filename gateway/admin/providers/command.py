@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from core.errors import BadRequest
-from gateway.admin.output import show
+from gateway.admin.output import add_json, show
+from gateway.admin.providers.reconcile import reconcile
 from gateway.engines.ports.port import ReportedError
 from gateway.engines.ports.recordings import NAMES, Recorded, read_recording
 
-HELP = "read recorded answers of providers"
+HELP = "read recorded answers of providers; compare their usage reports with ours"
 _MALFORMED = (ValueError, KeyError, TypeError, AttributeError)
 
 
@@ -28,6 +29,22 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parse.add_argument("--stream", action="store_true", help="the file is a stream of events")
     parse.add_argument("--json", action="store_true", help="as one JSON object")
     parse.set_defaults(run=_parse)
+    compare = verbs.add_parser(
+        "reconcile",
+        help="show what a provider's usage report and ours differ in; exit 1 if they do",
+    )
+    compare.add_argument("file", help="JSON of OpenAI or Anthropic, by day and model; `-` is stdin")
+    compare.add_argument("--provider", required=True, help="as entries of upstreams name it")
+    compare.add_argument(
+        "--key",
+        action="append",
+        default=[],
+        metavar="ID=ENTRY",
+        help="compare by key: the report's api_key_id of an entry; may be repeated",
+    )
+    compare.add_argument("--all", action="store_true", help="also what is the same")
+    add_json(compare)
+    compare.set_defaults(run=reconcile)
 
 
 def _parse(arguments: argparse.Namespace) -> int:

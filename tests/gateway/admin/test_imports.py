@@ -187,8 +187,8 @@ def test_what_is_no_configuration_is_refused(
 @pytest.mark.parametrize(
     ("params", "said"),
     [
-        ({"model": "openai/x", "rpm": -1}, "rpm: it is no whole number"),
-        ({"model": "openai/x", "weight": "3"}, "weight: it is no whole number"),
+        ({"model": "openai/x", "rpm": -1}, "rpm: it is not a whole number"),
+        ({"model": "openai/x", "weight": "3"}, "weight: it is not a whole number"),
         ({"model": "openai/x", "input_cost_per_token": "much"}, "cannot be read as prices"),
         ({"model": "openai/x", "input_cost_per_token": -1}, "cannot be read as prices"),
         ({"model": "azure/x"}, "no api_base"),
