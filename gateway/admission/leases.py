@@ -9,9 +9,9 @@ are retried.
 import asyncio
 import contextlib
 import logging
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Sequence
-from itertools import islice
+from itertools import count, islice
 from typing import Protocol
 
 from core import metrics
@@ -29,7 +29,9 @@ RENEW_EVERY_S = LEASE_MS / 1000 / 3
 RETRY_EVERY_S = 0.5
 _KEEP_AFTER_S = 0.02  # much less than a lease; of requests that end before, nothing is told
 _AT_ONCE = 128  # settlements that are retried together
-_MAX_UNSETTLED = 200_000  # beyond this the oldest are dropped and their leases expire
+# Of settlements without a cost; beyond it the oldest are dropped and their leases expire. Those with a
+# cost are as many as requests ran when the counters failed, because new ones are refused meanwhile.
+_MAX_UNSETTLED = 200_000
 
 KeepNow = Callable[[str, str], None]
 _Settlement = tuple[Counters, str, str, Sequence[int], int]
@@ -102,7 +104,10 @@ class Leases:
         self._unkept: dict[tuple[str, str], Leased] = {}  # to be kept, not answered yet
         self._soon: list[tuple[str, str]] = []  # of them, what the keeper did not ask for yet
         self._keeper: asyncio.Task[None] | None = None
-        self._unsettled: deque[_Settlement] = deque(maxlen=_MAX_UNSETTLED)
+        # Owed, by the order in which they failed. What is added while others are retried moves none.
+        self._spent: dict[int, _Settlement] = {}
+        self._free: dict[int, _Settlement] = {}  # without a cost
+        self._numbers = count()
 
     def add(self, reservation: Leased) -> None:
         bucket_request = reservation.bucket_request
@@ -148,7 +153,16 @@ class Leases:
                 await self._restore(reservation)
                 await counters.settle(group, id, amounts, cost_nano)
         except Unavailable:
-            self._unsettled.append((counters, group, id, amounts, cost_nano))
+            self._owe((counters, group, id, amounts, cost_nano))
+
+    def _owe(self, settlement: _Settlement) -> None:
+        *_, cost_nano = settlement
+        if cost_nano:
+            self._spent[next(self._numbers)] = settlement
+            return
+        if len(self._free) >= _MAX_UNSETTLED:
+            del self._free[next(iter(self._free))]
+        self._free[next(self._numbers)] = settlement
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
@@ -191,16 +205,22 @@ class Leases:
 
     async def flush(self) -> int:
         """Retry owed settlements until the counters fail again. Returns how many are left."""
-        while self._unsettled:
-            owed = list(islice(self._unsettled, _AT_ONCE))
-            settled = await asyncio.gather(*[self._has_settled(*each) for each in owed])
-            for _ in owed:
-                self._unsettled.popleft()
-            failed = [each for each, done in zip(owed, settled, strict=True) if not done]
-            self._unsettled.extendleft(reversed(failed))
-            if failed:
+        for owed in (self._spent, self._free):
+            if not await self._settle_owed(owed):
                 break
-        return len(self._unsettled)
+        return len(self._spent) + len(self._free)
+
+    async def _settle_owed(self, owed: dict[int, _Settlement]) -> bool:
+        """Whether all are settled."""
+        while owed:
+            some = list(islice(owed.items(), _AT_ONCE))
+            settled = await asyncio.gather(*[self._has_settled(*each) for _, each in some])
+            for (number, _), done in zip(some, settled, strict=True):
+                if done:
+                    owed.pop(number, None)
+            if not all(settled):
+                return False
+        return True
 
     async def _has_settled(
         self, counters: Counters, group: str, id: str, amounts: Sequence[int], cost_nano: int

@@ -14,6 +14,7 @@ from core.counters import BucketRequest
 from core.counters_memory import MemoryCounters
 from core.errors import DependencyDown, RateLimited, Unavailable
 from core.tenants.plans import LimitRule, Plan, Scope, Unit
+from gateway.admission import leases as leases_module
 from gateway.admission import request_rate
 from gateway.admission.leases import LEASE_MS, RENEW_EVERY_S, FailoverCounters, Leases
 from gateway.admission.request import AdmissionRequest, MoneyLimit
@@ -143,6 +144,35 @@ async def test_settlements_that_failed_are_retried_in_order(shared: Shared, leas
         ("settle", "org_a", "req_2", [2], 20),
     ]
     assert await leases.flush() == 0 and shared.calls() == []
+
+
+async def test_no_owed_cost_is_dropped_however_many_more_are_owed_meanwhile(
+    shared: Shared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Settlements fail while others are retried, beyond the bound of what is kept without a cost."""
+    monkeypatch.setattr(leases_module, "_MAX_UNSETTLED", 4)
+    monkeypatch.setattr(leases_module, "_AT_ONCE", 2)
+    leases = Leases(shared)  # type: ignore[arg-type]
+    shared.away = True
+    for number in range(6):
+        await leases.end(shared, "org_a", f"paid_{number}", [1], 10)  # type: ignore[arg-type]
+        await leases.end(shared, "org_a", f"free_{number}", [1], 0)  # type: ignore[arg-type]
+    settle, more = shared.settle, iter(range(6, 9))
+
+    async def _and_owe(group: str, id: str, amounts: Sequence[int], cost: int) -> bool:
+        if (number := next(more, None)) is not None:
+            shared.away = True
+            await leases.end(shared, "org_a", f"paid_{number}", [1], 10)  # type: ignore[arg-type]
+            shared.away = False
+        return await settle(group, id, amounts, cost)
+
+    shared.away = False
+    monkeypatch.setattr(shared, "settle", _and_owe)
+    left = 1
+    while left:
+        left = await leases.flush()
+    settled = {str(each[2]) for each in shared.calls()}
+    assert settled == {f"paid_{n}" for n in range(9)} | {f"free_{n}" for n in range(2, 6)}
 
 
 async def test_a_lost_reservation_is_entered_again_before_it_is_settled(
