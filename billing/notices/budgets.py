@@ -50,7 +50,6 @@ class MoneyLimit:
     spent_units: int
     currency: str
     kind: str  # budget | wallet
-    hard: bool  # a soft limit never rejects a request
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +61,8 @@ class Window:
 
 class LimitReader:
     """The spending limits of many requests at one moment. A budget is read and summed once, however many
-    keys and sets of labels it applies to. What is spent counts `unrated` usage too."""
+    keys and sets of labels it applies to. What is spent counts `unrated` usage too. Soft budgets, which
+    only alert, are no limits."""
 
     def __init__(self, session: Session, at: datetime, unrated: UnratedUsage) -> None:
         self._session = session
@@ -98,7 +98,7 @@ class LimitReader:
             waiting = self._unrated.spent({"tenant_id": {tenant_id}}, account.currency)
             wallet = wallet_limit(session, account, at, waiting)
         by_scope: dict[tuple[str, str], list[Budget]] = {}
-        for budget in _open_budgets(session, tenant_id, at):
+        for budget in _hard_budgets(session, tenant_id, at):
             by_scope.setdefault((budget.scope, budget.scope_id), []).append(budget)
         return _Budgets(account.timezone if account else "UTC", wallet, by_scope)
 
@@ -117,7 +117,7 @@ class LimitReader:
 
 @dataclass(frozen=True, slots=True)
 class _Budgets:
-    """Of one tenant, the open ones by scope and what it names."""
+    """Of one tenant, the hard ones by scope and what it names."""
 
     zone: str
     wallet: MoneyLimit | None
@@ -142,7 +142,6 @@ def _limit_of(
         spent,
         budget.currency,
         "budget",
-        budget.hard,
     )
 
 
@@ -188,7 +187,7 @@ def wallet_limit(
         )
     ).one()
     spent = int(row[1]) + int(row[2]) + unrated_units
-    return MoneyLimit(_wallet_key(account), int(row[0]), spent, account.currency, "wallet", True)
+    return MoneyLimit(_wallet_key(account), int(row[0]), spent, account.currency, "wallet")
 
 
 def _wallet_key(account: BillingAccount) -> str:
@@ -433,12 +432,13 @@ def _applies_to(session: Session, budget: Budget) -> str:
     return f"the project {project.name}" if project is not None else "the organisation"
 
 
-def _open_budgets(session: Session, tenant_id: str, at: datetime) -> list[Budget]:
+def _hard_budgets(session: Session, tenant_id: str, at: datetime) -> list[Budget]:
     return list(
         session.scalars(
             select(Budget)
             .where(
                 Budget.tenant_id == tenant_id,
+                Budget.hard,
                 Budget.created_at <= at,
                 Budget.ended_at.is_(None) | (Budget.ended_at > at),
             )

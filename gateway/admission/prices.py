@@ -200,6 +200,4 @@ def _limited_tenants(session: Session) -> frozenset[str]:
 
 def _limits(reader: budgets.LimitReader, owner: Owner) -> Limits:
     found = reader.of_key(*owner[:3]) + reader.of_labels(owner[0], owner[3])
-    return tuple(
-        MoneyLimit(limit.key, limit.cap_units, limit.spent_units) for limit in found if limit.hard
-    )
+    return tuple(MoneyLimit(limit.key, limit.cap_units, limit.spent_units) for limit in found)

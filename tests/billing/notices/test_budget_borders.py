@@ -114,7 +114,7 @@ def test_a_window_counts_from_its_first_hour_to_before_its_end(
     assert budgets.spent_in(session, budget, day) == spent
     (limit,) = limits(session, START + 5 * HOUR)
     assert limit == MoneyLimit(
-        f"{budget.id}:2026-01-01", 1000 + spent[1], spent[0], "USD", "budget", True
+        f"{budget.id}:2026-01-01", 1000 + spent[1], spent[0], "USD", "budget"
     )
     (other,) = limits(session, START + DAY)  # of another window
     assert (other.key, other.spent_units) != (limit.key, limit.spent_units)
@@ -125,8 +125,8 @@ def test_a_budget_without_a_window_counts_everything(lite: Deployment, session: 
     used(session, 2, START + 900 * DAY)
     corrected(session, 4, START - 900 * DAY)
     corrected(session, -8, START + 900 * DAY)
-    budget = made(session, lite, window="total", hard=False)
-    expected = MoneyLimit(f"{budget.id}:total", 1008, 7, "USD", "budget", False)
+    budget = made(session, lite, window="total")
+    expected = MoneyLimit(f"{budget.id}:total", 1008, 7, "USD", "budget")
     assert limits(session) == [expected]
 
 
@@ -136,6 +136,7 @@ def test_a_budget_limits_those_of_its_scope_from_its_making_to_before_its_end(
     wanted = [("tenant", "acme"), ("project", "proj"), ("key", "key")]
     ids = [made(session, lite, scope=scope, scope_id=owner).id for scope, owner in wanted]
     made(session, lite, tenant_id="beta", scope_id="beta")
+    made(session, lite, hard=False)  # only alerts
 
     def found(at: datetime = START, **asked: str) -> list[int]:
         keys = [limit.key.partition(":")[0] for limit in limits(session, at, **asked)]
@@ -203,14 +204,14 @@ def test_a_wallet_has_what_was_granted_less_what_was_used_or_has_expired(
     account = lock_account(session, "acme")
     found = budgets.wallet_limit(session, account, START, 5)
     spent = (40 + 100 + 1000) + 900 + 5
-    assert found == MoneyLimit("wallet:acme:USD", 11_100, spent, "USD", "wallet", True)
+    assert found == MoneyLimit("wallet:acme:USD", 11_100, spent, "USD", "wallet")
     assert limits(session) == []
     account.prepaid_only = True
     (found,) = limits(session)
     assert (found.key, found.spent_units) == ("wallet:acme:USD", spent - 5)
     account.currency = "CHF"
     found = budgets.wallet_limit(session, account, START, 0)
-    assert found == MoneyLimit("wallet:acme:CHF", 0, 0, "CHF", "wallet", True)
+    assert found == MoneyLimit("wallet:acme:CHF", 0, 0, "CHF", "wallet")
 
 
 def test_a_budget_is_a_hard_one_of_a_month_unless_it_is_said(

@@ -47,7 +47,7 @@ def test_a_budget_counts_its_scope_and_its_window_only(deployment: Deployment) -
     deployment.record(deployment.event(), deployment.event(project_id="other"))
     deployment.rate()
     (limit,) = limits(deployment).values()
-    assert (limit.cap_units, limit.spent_units, limit.hard) == (DOLLAR, spend, True)
+    assert (limit.cap_units, limit.spent_units) == (DOLLAR, spend)
     assert limits(deployment, project_id="other") == {}
     deployment.clock.advance(days=1)
     (tomorrow,) = limits(deployment).values()
