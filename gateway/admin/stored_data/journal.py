@@ -29,6 +29,7 @@ log = logging.getLogger("tollhouse.erasures")
 FOLDER = "erasures"
 DONE = "erasure.done"
 _ID = "erasure"
+_AT_ONCE = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,18 +84,15 @@ class Journal:
     def pending(self, session: Session) -> tuple[list[Erasure], list[str]]:
         """Erasures that this database does not have, earliest first, and the ids of those that were
         sealed with another operator token."""
-        found = {
-            name.rpartition("/")[2]: place for place in self._places() for name in _names(place)
-        }
-        known = set(
-            session.scalars(select(AuditEntry.target).where(AuditEntry.action == DONE)).all()
-        )
+        places = {name: place for place in self._places() for name in _names(place)}
+        missing = {_id(name): name for name in sorted(places)}
+        done = select(AuditEntry.target).where(AuditEntry.action == DONE)
+        for target in session.scalars(done.execution_options(yield_per=_AT_ONCE)):
+            missing.pop(target, None)
         pending: list[Erasure] = []
         unreadable: list[str] = []
-        for name in sorted(found):
-            if name.removesuffix(".json").partition("-")[2] in known:
-                continue
-            body = found[name].read(f"{FOLDER}/{name}")
+        for name in missing.values():
+            body = places[name].read(name)
             if body is None:
                 continue
             written = json.loads(body)
@@ -122,6 +120,10 @@ class Journal:
         for name in _names(place):
             if name < f"{FOLDER}/{oldest:%Y%m%dT%H%M%S}":
                 place.remove(name)
+
+
+def _id(name: str) -> str:
+    return name.removesuffix(".json").partition("-")[2]
 
 
 def _names(place: Place) -> list[str]:
