@@ -36,6 +36,7 @@ from billing.invoicing import (
     invoice_inputs,
     invoice_postings,
     open_amounts,
+    promoted_fees,
 )
 from billing.invoicing.tables import Invoice, InvoiceLine
 from billing.ledger import credits
@@ -79,6 +80,7 @@ class Page:
     rows: list[Row] = field(default_factory=list)
     calendar: list[tuple[datetime, int, str]] = field(default_factory=list)  # since, day, zone
     cash: int = 0  # cents received less refunded
+    gifts: int = 0  # cents of promotional credit
 
     def running(self, at: datetime) -> Row | None:
         found = [r for r in self.rows if r.starts <= at and (r.ends is None or r.ends > at)]
@@ -263,6 +265,23 @@ class Lives(RuleBasedStateMachine):
             )
         self.page.cash += cents
 
+    @rule(cents=st.integers(1, 60_000), days=st.sampled_from([0, 20, 45, 100]))
+    def promote(self, cents: int, days: int) -> None:
+        """Promotional credit, for so many days or for good."""
+        now = self.go(1)
+        with self.life.change() as session:
+            credits.grant(
+                session,
+                tenant_id="acme",
+                kind="promo",
+                money=Money(cents * PICO // 100, "USD"),
+                reference=f"promotion {now.isoformat()}",
+                at=now,
+                expires_at=now + timedelta(days=days) if days else None,
+            )
+        self.page.gifts += cents
+        self.check()
+
     @rule(which=st.integers(0, 3), act=st.sampled_from(["void", "pay", "half", "lose", "credit"]))
     def act(self, which: int, act: str) -> None:
         self.go(1)
@@ -319,6 +338,8 @@ class Lives(RuleBasedStateMachine):
         held, owes = -self.life.balance("prepaid"), self.life.balance("receivable")
         assert self.life.balance("cash") == cash
         assert held - max(owes, Fraction(0)) <= cash + Fraction(1, 100), "credit from nothing"
+        promoted, given = -self.life.balance("promo"), Fraction(self.page.gifts, 100)
+        assert 0 <= promoted <= given, "a promotion gives what it is, once"
         with self.life.read() as session:
             for row in session.scalars(select(Invoice).where(Invoice.number.is_not(None))):
                 assert 0 <= row.due_minor <= max(0, row.total_minor)
@@ -389,12 +410,22 @@ def play(examples: int, steps: int, phases: tuple[Phase, ...] = tuple(Phase)) ->
     )
 
 
-# What draws seldom meet: a month that a moved anchor day cuts short, and a fee billed ahead, returned as
-# credit, whose invoice is then written off.
+# What draws seldom meet: a month that a moved anchor day cuts short, a fee billed ahead, returned as
+# credit, whose invoice is then written off, and one that a promotion paid.
 STORIES: dict[str, tuple[str, list[tuple[Any, ...]]]] = {
     "late": ("late", [("wait", 10), ("move", 15, "UTC"), ("wait", 40)]),
     "ahead": ("ahead", [("wait", 10), ("move", 15, "UTC"), ("wait", 40)]),
     "lost": ("year", [("cancel", False), ("wait", 40), ("act", 1, "lose")]),
+    "promoted": (
+        "late",
+        [
+            ("promote", 60_000, 0),
+            ("subscribe", "year", 1),
+            ("wait", 40),
+            ("cancel", False),
+            ("wait", 40),
+        ],
+    ),
 }
 
 
@@ -442,6 +473,11 @@ def _fault(patch: pytest.MonkeyPatch, name: str) -> Iterator[None]:
             "span",
             property(lambda row: subscriptions.Span.whole(row.starts_at, row.ends_at)),
         ),
+        "promotions return as money": (
+            promoted_fees.PromotedInvoices,
+            "take",
+            lambda *given: 0,
+        ),
         "unpaid fees become credit": (
             invoice_postings.returned_fees,
             "_lower",
@@ -455,7 +491,13 @@ def _fault(patch: pytest.MonkeyPatch, name: str) -> Iterator[None]:
 @pytest.mark.proof
 @pytest.mark.parametrize(
     "name",
-    ["void fees count", "lost fees return", "short periods are whole", "unpaid fees become credit"],
+    [
+        "void fees count",
+        "lost fees return",
+        "short periods are whole",
+        "promotions return as money",
+        "unpaid fees become credit",
+    ],
 )
 def test_the_machine_finds_a_seeded_fault(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     with _fault(monkeypatch, name), pytest.raises(AssertionError):
