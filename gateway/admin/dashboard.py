@@ -83,7 +83,7 @@ class DashboardBackend:
     ) -> None:
         with self.database.read() as session:
             catalog = self.adapters.catalog
-            check_names(session, scope, catalog, self.paths(), KeyNames(scopes, routing))
+            check_names(session, scope, catalog, self.paths, KeyNames(scopes, routing))
 
     def engines(self) -> Sequence[EngineView]:
         models: dict[str, list[str]] = {}

@@ -1,6 +1,6 @@
 """/admin/v1/keys. Only the response that creates a key contains its secret."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Annotated, Any
@@ -39,7 +39,11 @@ def issue_key(
     key_routing.check(routing or {}, "routing")
     with ctx.database.transaction() as session:
         check_names(
-            session, ctx.scope, catalog, request.app.openapi()["paths"], KeyNames(scopes, routing)
+            session,
+            ctx.scope,
+            catalog,
+            lambda: request.app.openapi()["paths"],
+            KeyNames(scopes, routing),
         )
         issued = keys.issue(
             session,
@@ -77,7 +81,11 @@ def change_key(
     with ctx.database.transaction() as session:
         keys.get(session, ctx.scope, key_id)
         check_names(
-            session, ctx.scope, catalog, request.app.openapi()["paths"], KeyNames(scopes, routing)
+            session,
+            ctx.scope,
+            catalog,
+            lambda: request.app.openapi()["paths"],
+            KeyNames(scopes, routing),
         )
         changed = key_changes.change(
             session,
@@ -113,16 +121,17 @@ def check_names(
     session: Session,
     scope: TenantScope,
     catalog: Catalog,
-    paths: Collection[str],
+    paths: Callable[[], Collection[str]],
     given: KeyNames,
 ) -> None:
-    """BadRequest for a model, an adapter or a route that does not exist. `paths` are those of the API."""
+    """BadRequest for a model, an adapter or a route that does not exist. `paths` are
+    those of the API, which take a while to find."""
     own = [each.name for each in adapters.all_of(session, scope)]
     scopes, routing = given.scopes or {}, given.routing or {}
     key_scopes.check(scopes)
     key_scopes.check_names(scopes, routing, catalog.model_names(), own)
     if routes := scopes.get("routes"):
-        key_scopes.check_routes(routes, paths)
+        key_scopes.check_routes(routes, paths())
 
 
 def _check_zone(at: datetime | None) -> None:

@@ -20,7 +20,7 @@ from gateway.serving.api.dependencies import OperatorToken, SettingsDep
 router = APIRouter(prefix="/admin/v1", tags=["tenants"])
 
 
-@router.post("/tenant/export", response_class=Download)
+@router.post("/tenant/export", response_class=Download, status_code=200)
 async def export(
     ctx: Annotated[AdminContext, Depends(RequirePermission("tenant", "write"))],
     settings: SettingsDep,
