@@ -48,7 +48,7 @@ class _Template(Struct, frozen=True):
     policies: tuple[bytes, bytes]  # the whole header
     states: bytes  # of `RateLimit`, with two places for each bucket
     # OpenAI's headers, written in C; None where the extension is not built.
-    openai_fields: compiled.Fields | None
+    openai_fields: "compiled.Fields | None"  # quoted, because the name may be None
 
 
 _STATES_NAME = b"ratelimit"

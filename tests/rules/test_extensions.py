@@ -29,6 +29,8 @@ for module, name in (
     assert found is None, (module, found)
 from moderation.classifiers.load import load_classifier
 load_classifier().score(["x"])
+for module in ("gateway.admission.headers", "gateway.catalog.codec.word_cache", "moderation.records"):
+    importlib.import_module(module)
 """
 
 
