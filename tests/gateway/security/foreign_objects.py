@@ -84,7 +84,19 @@ def make_objects(deployment: Deployment, client: httpx.Client, owner: Firm) -> d
     ).json()["data"]
     answered = {"model": MODEL, "input": f"Say {WORD}.", "max_output_tokens": 16, "store": True}
     member = {"email": f"{WORD}@example.com", "role": "viewer", "password": "a long password 1"}
+    project = post("/v1/organization/projects", {"name": WORD})["id"]
+    below = "/v1/organization/projects/"
     made = {
+        f"{below} project_id": project,
+        f"{below} key_id": post("/admin/v1/keys", {"project_id": project, "name": "x"})["id"],
+        "account_id": post(f"{below}{project}/service_accounts", {"name": WORD})["id"],
+        "user_id": post("/admin/v1/members", {**member, "email": f"user@{WORD}.example"})["id"],
+        "invite_id": post(
+            "/v1/organization/invites", {"email": f"guest@{WORD}.example", "role": "reader"}
+        )["id"],
+        "/v1/organization/admin_api_keys/ key_id": post(
+            "/v1/organization/admin_api_keys", {"name": WORD}
+        )["id"],
         "model": f"{WORD}-adapter",
         "name": f"{WORD}-adapter",
         "digest": "a" * 64,
