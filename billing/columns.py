@@ -97,10 +97,8 @@ PLAIN_QUANTITIES = (
     "adapter_requests",
     "gpu_seconds",
     "moderation_calls",
-    "audio_seconds",
-    "images",
-    "characters",
 )
+UNIT_QUANTITIES = ("audio_seconds", "images", "characters")
 PLAIN_AMOUNTS = (
     "input_amount",
     "cached_amount",
@@ -110,9 +108,14 @@ PLAIN_AMOUNTS = (
     "adapter_amount",
     "gpu_amount",
     "moderation_amount",
-    "audio_amount",
-    "image_amount",
-    "character_amount",
 )
-QUANTITY_COLUMNS = (*PLAIN_QUANTITIES, *PART_QUANTITIES)
-AMOUNT_COLUMNS = (*PLAIN_AMOUNTS, *PART_AMOUNTS, "amount")  # in the order of components
+UNIT_AMOUNTS = ("audio_amount", "image_amount", "character_amount")
+QUANTITY_COLUMNS = (*PLAIN_QUANTITIES, *UNIT_QUANTITIES, *PART_QUANTITIES)
+AMOUNT_COLUMNS = (
+    *PLAIN_AMOUNTS,
+    *UNIT_AMOUNTS,
+    *PART_AMOUNTS,
+    "amount",
+)  # in the order of components
+# The sums of usage in tokens, GPU seconds and calls, whose other columns keep their default of zero.
+PLAIN_SUMS = (*PLAIN_QUANTITIES, *PLAIN_AMOUNTS, "amount")

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from msgspec import structs
+from msgspec import Struct
+from msgspec.structs import astuple
 from sqlalchemy import Select, Table, func, select, update
 from sqlalchemy.exc import DataError, IntegrityError
 from sqlalchemy.orm import Session
@@ -22,7 +23,7 @@ from billing.accounts.tables import BillingAccount, BillingPeriod
 from billing.columns import (
     AMOUNT_COLUMNS,
     PLAIN_AMOUNTS,
-    PLAIN_QUANTITIES,
+    PLAIN_SUMS,
     QUANTITY_COLUMNS,
 )
 from billing.ledger import credits, expiry
@@ -88,12 +89,8 @@ class Event(NamedTuple):
     components: str | None  # as `event_components` writes them
     batch_id: int
 
-    @property
-    def tokens(self) -> tuple[int, int, int, int]:
-        return self.input_tokens, self.cached_tokens, self.output_tokens, self.waived_tokens
 
-
-class ChargeHead(NamedTuple):
+class ChargeHead(Struct, frozen=True, gc=False):
     """The first columns of a charge; its quantities and amounts follow."""
 
     request_id: str
@@ -106,21 +103,22 @@ class ChargeHead(NamedTuple):
 
 
 # Columns of the table, not of its class: rows of those pass through the object mapper.
-_READ = tuple(_EVENT.__table__.c[name] for name in Event._fields)
+_STORED = _EVENT.__table__.c
+_READ = tuple(_STORED[name] for name in Event._fields)
 _SLOT = {component: index for index, component in enumerate(Component)}
-_PLAIN = len(PLAIN_AMOUNTS)  # components before the parts
-# Most usage is not divided, and its charges are written without the columns of parts.
-_PLAIN_COLUMNS = (*ChargeHead._fields, *PLAIN_QUANTITIES, *PLAIN_AMOUNTS, "amount")
-_CHARGE_COLUMNS = (*ChargeHead._fields, *QUANTITY_COLUMNS, *AMOUNT_COLUMNS)
+_PLAIN = len(PLAIN_AMOUNTS)  # components before the units and the parts
+# Most usage has neither units nor parts, and its charges are written without their columns.
+_HEAD = ChargeHead.__struct_fields__
+_PLAIN_COLUMNS = (*_HEAD, *PLAIN_SUMS)
+_CHARGE_COLUMNS = (*_HEAD, *QUANTITY_COLUMNS, *AMOUNT_COLUMNS)
 
 
-class RatedCharge(NamedTuple):
-    """`sums` are those of QUANTITY_COLUMNS and AMOUNT_COLUMNS; of usage that is not divided, without
-    the columns of parts."""
+class RatedCharge(Struct, frozen=True, gc=False):
+    """`sums` are those of PLAIN_SUMS, or else of QUANTITY_COLUMNS and AMOUNT_COLUMNS."""
 
     head: ChargeHead
     sums: tuple[int, ...]
-    divided: bool
+    is_plain: bool
 
     @property
     def amount(self) -> int:
@@ -305,7 +303,7 @@ def release_stored(session: Session, clock: Clock) -> int:
 
 
 def _events_of(session: Session, batches: Sequence[int]) -> list[Event]:
-    return _events(session, select(*_READ).where(_EVENT.batch_id.in_(batches)))
+    return _events(session, select(*_READ).where(_STORED.batch_id.in_(batches)))
 
 
 def _events(session: Session, query: Select[Any]) -> list[Event]:
@@ -348,8 +346,8 @@ def _rate_events(session: Session, events: list[Event], now: datetime, reference
         if charge is not None:
             good.append(event)
             charges.append(charge)
-    for divided, columns in ((False, _PLAIN_COLUMNS), (True, _CHARGE_COLUMNS)):
-        rows = [each.head + each.sums for each in charges if each.divided is divided]
+    for is_plain, columns in ((True, _PLAIN_COLUMNS), (False, _CHARGE_COLUMNS)):
+        rows = [(*astuple(each.head), *each.sums) for each in charges if each.is_plain is is_plain]
         bulk_insert.insert_all(session, CHARGES, columns, rows)
     context.positions.store()
     rollups.add_charges(session, zip(good, charges, strict=True))
@@ -411,17 +409,16 @@ def _charge(context: _RatingContext, event: Event) -> RatedCharge | None:
     usage = context.periods.around(account, event.occurred_at)
     version = context.versions.by_id[event.price_version]
     usage_id, bill = context.billed.get(usage) or _bill_of(context, account, usage, version)
-    tokens = event.tokens
+    tokens = event.input_tokens, event.cached_tokens, event.output_tokens, event.waived_tokens
     adapter, answered = bool(event.adapter), 0 if event.status >= 500 else quantity
     linear = context.versions.linear(tenant_id, version)
     units = event.units
     parts = None if event.components is None else decode_components(event.components)
     plain = tokens if parts is None else _without(tokens, parts)
     used = counted(kind, plain, answered=answered, adapter=adapter, quantity=quantity, units=units)
-    if parts is None:
-        amounts = [0] * _PLAIN
-    else:
-        amounts = [0] * len(_SLOT)
+    is_plain = parts is None and units == 0
+    amounts = [0] * (_PLAIN if is_plain else len(_SLOT))
+    if parts is not None:
         used = tuple(priced_quantities(version.rates, (*used, *parts_of(parts))).items())
     cost = 0
     for component, count in used:
@@ -453,10 +450,10 @@ def _charge(context: _RatingContext, event: Event) -> RatedCharge | None:
         bill.transaction_id,
     )
     quantities = _quantities(kind, tokens, answered, adapter=adapter, quantity=quantity)
-    measured = _units(kind, units) if units else _NO_UNITS
-    divided = () if parts is None else structs.astuple(parts)
-    sums = (*quantities, *measured, *divided, *amounts, cost)
-    return RatedCharge(head, sums, parts is not None)
+    if is_plain:
+        return RatedCharge(head, (*quantities, *amounts, cost), is_plain)
+    others = (*_units(kind, units), *astuple(_NO_PARTS if parts is None else parts))
+    return RatedCharge(head, (*quantities, *others, *amounts, cost), is_plain)
 
 
 def _without(tokens: tuple[int, int, int, int], parts: Components) -> tuple[int, int, int, int]:
@@ -480,7 +477,7 @@ def _bill_of(
 def _quantities(
     kind: str, tokens: tuple[int, ...], answered: int, *, adapter: bool, quantity: int
 ) -> tuple[int, ...]:
-    """In the order of PLAIN_QUANTITIES, up to the units. A 5xx request does not count as a billable
+    """In the order of PLAIN_QUANTITIES. A 5xx request does not count as a billable
     request."""
     if kind == UsageKind.GPU_SECONDS:
         return (0, *tokens, 0, quantity, 0)
@@ -489,8 +486,8 @@ def _quantities(
     return (answered, *tokens, answered if adapter else 0, 0, 0)
 
 
-_UNITS = (Component.AUDIO_SECOND, Component.IMAGE, Component.CHARACTER)  # as PLAIN_QUANTITIES end
-_NO_UNITS = (0, 0, 0)
+_UNITS = (Component.AUDIO_SECOND, Component.IMAGE, Component.CHARACTER)  # as UNIT_QUANTITIES
+_NO_PARTS = Components()
 
 
 def _units(kind: str, units: int) -> tuple[int, ...]:

@@ -1,13 +1,14 @@
 """Roll-ups written by the database itself: sums selected from events are added to rows that exist."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, func, select
+from sqlalchemy import ColumnElement, case, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
-from billing.columns import AMOUNT_COLUMNS, PLAIN_AMOUNTS, PLAIN_QUANTITIES, QUANTITY_COLUMNS
+from billing.columns import AMOUNT_COLUMNS, PLAIN_SUMS, QUANTITY_COLUMNS
 from billing.usage.tables import UsageEventRow
 from core.database import WholeSum
 
@@ -29,13 +30,26 @@ def add_from(
     session.execute(made.on_conflict_do_update(index_elements=list(key), set_=raised))
 
 
-def columns_of(session: Session, chosen: ColumnElement[bool]) -> tuple[str, ...]:
-    """The columns of charges of these events that are not all zero: those of parts are where no event
-    is divided."""
-    divided = select(UsageEventRow.request_id).where(chosen, UsageEventRow.components.is_not(None))
-    if session.scalar(divided.limit(1)) is None:
-        return (*PLAIN_QUANTITIES, *PLAIN_AMOUNTS, "amount")
-    return (*QUANTITY_COLUMNS, *AMOUNT_COLUMNS)
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What the chosen events have."""
+
+    columns: tuple[str, ...]  # of their charges; the others are zero
+    labels: bool
+
+
+def contents_of(session: Session, chosen: ColumnElement[bool]) -> Contents:
+    event = UsageEventRow
+    divided, measured, labels = session.execute(
+        select(
+            func.count(event.components),
+            func.max(case((event.units != 0, 1), else_=0)),
+            func.count(event.labels),
+        ).where(chosen)
+    ).one()
+    is_plain = not divided and not measured
+    columns = PLAIN_SUMS if is_plain else (*QUANTITY_COLUMNS, *AMOUNT_COLUMNS)
+    return Contents(columns, bool(labels))
 
 
 def start_of(width: str, session: Session) -> Any:

@@ -17,10 +17,7 @@ from billing.accounts.accounts import lock_accounts
 from billing.accounts.tables import BillingAccount
 from billing.columns import (
     AMOUNT_COLUMNS,
-    PART_AMOUNTS,
-    PART_QUANTITIES,
-    PLAIN_AMOUNTS,
-    PLAIN_QUANTITIES,
+    PLAIN_SUMS,
     QUANTITY_COLUMNS,
 )
 from billing.pricing.pricing import Component
@@ -63,9 +60,8 @@ _ADJUSTED = (
 _AMOUNT_OF = {
     component.value: len(QUANTITY_COLUMNS) + index for index, component in enumerate(Component)
 }
-_PLAIN_SUMS = (*PLAIN_QUANTITIES, *PLAIN_AMOUNTS, "amount")
-_PLAIN_PLACES = tuple(SUMS.index(name) for name in _PLAIN_SUMS)
-_PART_PLACES = tuple(SUMS.index(name) for name in (*PART_QUANTITIES, *PART_AMOUNTS))
+_PLAIN_PLACES = tuple(SUMS.index(name) for name in PLAIN_SUMS)
+_OTHER_PLACES = tuple(place for place in range(len(SUMS)) if place not in _PLAIN_PLACES)
 ADJUSTMENT = "adjustment"
 Sums = dict[tuple[Any, ...], list[int]]
 _Groups = dict[tuple[Any, ...], list[Sequence[int]]]  # rows to be added up, by the key of their sum
@@ -102,20 +98,20 @@ class Head(Protocol):
 
 
 class Rated(Protocol):
-    """A charge; `sums` without the columns of parts unless it is divided."""
+    """A charge; `sums` are those of PLAIN_SUMS or of SUMS."""
 
     @property
     def head(self) -> Head: ...
     @property
     def sums(self) -> tuple[int, ...]: ...
     @property
-    def divided(self) -> bool: ...
+    def is_plain(self) -> bool: ...
 
 
 def add_charges(session: Session, rated: Iterable[tuple[Event, Rated]]) -> None:
     """Add new charges to all roll-ups. Hold the tenants' locks."""
     plain: _Groups = {}
-    divided: _Groups = {}
+    whole: _Groups = {}
     for event, charge in rated:
         head = charge.head
         key = (
@@ -131,17 +127,17 @@ def add_charges(session: Session, rated: Iterable[tuple[Event, Rated]]) -> None:
             head.bill_period_id,
             head.currency,
         )
-        groups = divided if charge.divided else plain
+        groups = plain if charge.is_plain else whole
         groups.setdefault(key, []).append(charge.sums)
     found = {key: _widened(sums) for key, sums in _summed(plain).items()}
-    for key, sums in _summed(divided).items():
+    for key, sums in _summed(whole).items():
         before = found.get(key)
         found[key] = sums if before is None else [*map(add, before, sums)]
     _add_all(session, found)
 
 
 def _widened(sums: Sequence[int]) -> list[int]:
-    """With zeros in the columns of parts."""
+    """PLAIN_SUMS as SUMS, with zeros in the other columns."""
     found = [0] * len(SUMS)
     for place, value in zip(_PLAIN_PLACES, sums, strict=True):
         found[place] = value
@@ -286,13 +282,13 @@ def _add_all(session: Session, hours: Sums) -> None:
 
 
 def _add(session: Session, table: Table, sums: Sums) -> None:
-    parts_of, plain_of = itemgetter(*_PART_PLACES), itemgetter(*_PLAIN_PLACES)
-    plain, divided = [], []
+    others_of, plain_of = itemgetter(*_OTHER_PLACES), itemgetter(*_PLAIN_PLACES)
+    plain, whole = [], []
     for key, values in sums.items():
-        if any(parts_of(values)):
-            divided.append((*key, *values))
+        if any(others_of(values)):
+            whole.append((*key, *values))
         else:
             plain.append((*key, *plain_of(values)))
     head = (*KEY, "currency")
-    bulk_insert.upsert_sums(session, table, (*head, *_PLAIN_SUMS), plain, KEY, _PLAIN_SUMS)
-    bulk_insert.upsert_sums(session, table, _COLUMNS, divided, KEY, SUMS)
+    bulk_insert.upsert_sums(session, table, (*head, *PLAIN_SUMS), plain, KEY, PLAIN_SUMS)
+    bulk_insert.upsert_sums(session, table, _COLUMNS, whole, KEY, SUMS)

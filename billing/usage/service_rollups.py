@@ -91,15 +91,16 @@ def _mark(session: Session, batches: Sequence[int], now: datetime) -> None:
 
 
 def _add(session: Session, chosen: ColumnElement[bool]) -> None:
-    columns = rollup_writes.columns_of(session, chosen)
-    sums = (*columns, *_OF_EVENTS)
+    contents = rollup_writes.contents_of(session, chosen)
+    columns, sums = contents.columns, (*contents.columns, *_OF_EVENTS)
     for table, width in ((HourlyService, "hour"), (DailyService, "day")):
         rows = _sums(chosen, rollup_writes.start_of(width, session), columns)
         rollup_writes.add_from(session, table, KEY, ("currency",), sums, rows)
     rows = _engine_time(chosen, rollup_writes.start_of("day", session))
     rollup_writes.add_from(session, DailyEngineTime, _TIME_KEY, (), ("answers", "busy_us"), rows)
     origin_rollups.add(session, chosen, columns)
-    label_rollups.add(session, chosen, columns)
+    if contents.labels:
+        label_rollups.add(session, chosen, columns)
 
 
 def _engine_time(chosen: ColumnElement[bool], day: Any) -> Any:

@@ -223,7 +223,7 @@ def test_an_erasure_waits_for_batches_that_are_being_summed(deployment: Deployme
     with deployment.database.transaction() as session:
         taken = claim_batches(session, UsageBatch.summed_at.is_(None), most_events=10)
         chosen = UsageEventRow.batch_id.in_(taken)
-        origin_rollups.add(session, chosen, rollup_writes.columns_of(session, chosen))
+        origin_rollups.add(session, chosen, rollup_writes.contents_of(session, chosen).columns)
         session.flush()
         erasing.start()
         erasing.join(0.5)
