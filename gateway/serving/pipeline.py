@@ -122,6 +122,7 @@ class Pipeline:
         ctx.prompt = await prepare_for(ctx.request, ctx.target, ctx.principal, held)
 
     async def _admit(self, ctx: RequestContext) -> None:
+        ctx.labels = step_values.labels(ctx)
         with ctx.trace.span("admission"):
             ctx.reservation = await self.admission.reserve(step_values.admission_request(ctx))
 
@@ -136,8 +137,7 @@ class Pipeline:
             await self._prepare(ctx)
 
     async def _deliver(self, ctx: RequestContext) -> int:
-        """The HTTP status. Raises TryFallback when no replica answered, unless this is the last
-        model of the fallback chain."""
+        """The HTTP status. Raises TryFallback if no replica answered and a fallback is left."""
         if ctx.lookup is not None and self.cache.find(ctx, ctx.lookup):
             return await self._deliver_cached(ctx, ctx.lookup.source)
         with ctx.trace.span("engine"):

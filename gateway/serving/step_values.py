@@ -15,9 +15,12 @@ from gateway.serving.context import Context, RequestContext
 from gateway.serving.request_labels import labels_of
 
 
+def labels(ctx: RequestContext) -> str | None:
+    """Raises BadRequest for labels that the project does not list."""
+    return labels_of(ctx.principal, ctx.exchange, ctx.given)
+
+
 def admission_request(ctx: RequestContext) -> AdmissionRequest:
-    """BadRequest for labels that the project does not list."""
-    ctx.labels = labels_of(ctx.principal, ctx.exchange, ctx.given)
     principal, adapter = ctx.principal, ctx.target.adapter
     return AdmissionRequest(
         request_id=ctx.request_id,

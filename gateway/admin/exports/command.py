@@ -15,9 +15,23 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from billing.exports import schedules
-from billing.exports.encoding import FOCUS, NAMES, chunks_of, export_of, format_of
+from billing.exports.encoding import (
+    FOCUS,
+    NAMES,
+    Export,
+    chunks_of,
+    column_names,
+    export_of,
+    format_of,
+)
 from billing.exports.focus.metadata import file_json
-from billing.exports.focus.tables import DATASETS, VERSIONS, table_of
+from billing.exports.focus.tables import (
+    COST_AND_USAGE,
+    DATASETS,
+    DEFAULT_VERSION,
+    VERSIONS,
+    table_of,
+)
 from billing.exports.formats import Format
 from billing.exports.subjects import Period
 from billing.exports.tables import ExportJob
@@ -29,7 +43,6 @@ from core.errors import BadRequest
 from core.tenants.scope import scope_of_operator
 from gateway.admin.configuration.command import add_config_export
 from gateway.admin.console import command_context, tenant_id_of
-from gateway.admin.exports.options import add_focus, export_named
 from gateway.admin.ledger.journal_command import add_journal
 from gateway.admin.output import add_json, say, show
 from gateway.edge.decoding import parse_datetime
@@ -43,7 +56,7 @@ def add_export_schedules(verbs: Any) -> None:
         "--to", dest="destination", required=True, help="directory, or s3://bucket/path"
     )
     schedule_verb.add_argument("--every", choices=schedules.EVERY, default="day")
-    add_focus(schedule_verb)
+    _add_focus(schedule_verb)
     schedule_verb.add_argument("--format", choices=list(Format), default="csv")
     schedule_verb.add_argument("--tenant", help="name or id; default: all tenants")
     schedule_verb.add_argument(
@@ -64,7 +77,7 @@ def add_export_schedules(verbs: Any) -> None:
     change = verbs.add_parser(
         "change", help="write another FOCUS version, dataset or choice of columns"
     )
-    add_focus(change)
+    _add_focus(change)
     change.set_defaults(run=_change_table, what=FOCUS)
     end = verbs.add_parser("unschedule", help="end a schedule")
     end.set_defaults(run=_change, change=schedules.end, done_label="ended")
@@ -82,7 +95,7 @@ def add_export_schedules(verbs: Any) -> None:
 
 
 def _schedule(arguments: argparse.Namespace) -> int:
-    export = export_named(arguments)
+    export = _export_named(arguments)
     with command_context() as tools, tools.database.transaction() as session:
         created = schedules.schedule(
             session,
@@ -115,7 +128,7 @@ def _change(arguments: argparse.Namespace) -> int:
 
 
 def _change_table(arguments: argparse.Namespace) -> int:
-    export = export_named(arguments)
+    export = _export_named(arguments)
     with command_context() as tools, tools.database.transaction() as session:
         found = schedules.find(session, arguments.schedule)
         schedules.change_table(found, export)
@@ -160,7 +173,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     write = verbs.add_parser("run", help="write one export")
     write.add_argument("what", choices=NAMES)
     write.add_argument("--tenant", help="name or id; default: all tenants")
-    add_focus(write)
+    _add_focus(write)
     write.add_argument("--format", choices=list(Format), default="csv")
     write.add_argument("--from", dest="start", metavar="DATE", help="first day")
     write.add_argument("--to", dest="end", metavar="DATE", help="day after the last")
@@ -192,7 +205,7 @@ def _list(arguments: argparse.Namespace) -> int:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    export_named(arguments)  # refuses a wrong choice before anything is read
+    _export_named(arguments)  # refuses a wrong choice before anything is read
     with command_context() as tools:
         wait_until_shipped(tools.settings)
         rate_all(tools.database, tools.clock)
@@ -213,7 +226,7 @@ def _run(arguments: argparse.Namespace) -> int:
 def _chunks(session: Session, arguments: argparse.Namespace, period: Period) -> Iterator[bytes]:
     tenant = arguments.tenant
     scope = scope_of_operator(tenant_id_of(session, tenant), "command line") if tenant else None
-    return chunks_of(session, export_named(arguments), format_of(arguments.format), scope, period)
+    return chunks_of(session, _export_named(arguments), format_of(arguments.format), scope, period)
 
 
 def _write(path: Path, chunks: Iterator[bytes]) -> dict[str, object]:
@@ -247,7 +260,7 @@ def _write(path: Path, chunks: Iterator[bytes]) -> dict[str, object]:
 
 def _beside(path: Path, arguments: argparse.Namespace, now: datetime) -> dict[str, object]:
     """The metadata of a FOCUS file, under its name with `.metadata.json`."""
-    table = export_named(arguments).table
+    table = _export_named(arguments).table
     if table is None:
         return {}
     target = path.with_name(f"{path.name}.metadata.json")
@@ -262,3 +275,25 @@ def _period(now: datetime, arguments: argparse.Namespace) -> Period:
     if since >= until:
         raise BadRequest("--from is not before --to.", next_step="Give an earlier --from.")
     return Period(since, until)
+
+
+def _add_focus(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--focus-version",
+        default="",
+        metavar="VERSION",
+        help=f"of focus: {', '.join(VERSIONS)}; default: {DEFAULT_VERSION}",
+    )
+    parser.add_argument(
+        "--dataset",
+        default="",
+        help=f"of focus: {', '.join(DATASETS)}; default: {COST_AND_USAGE}",
+    )
+    parser.add_argument(
+        "--columns", default="", metavar="A,B", help="of focus: only these columns, in this order"
+    )
+
+
+def _export_named(arguments: argparse.Namespace) -> Export:
+    columns = column_names(arguments.columns)
+    return export_of(arguments.what, arguments.focus_version, arguments.dataset, columns)
