@@ -18,8 +18,17 @@ from billing.rating import rating, tiers
 from billing.rating.rating import Rated
 from billing.rating.tables import TierPosition
 from billing.rating.tiers import Positions, Versions, total_of
-from billing.usage import usage
-from billing.usage.tables import Charge, ParkedEvent, UsageBatch
+from billing.usage import service_rollups, usage
+from billing.usage.tables import (
+    Charge,
+    DailyEndUserUsage,
+    DailyEngineUsage,
+    DailyService,
+    HourlyService,
+    HourlyUsage,
+    ParkedEvent,
+    UsageBatch,
+)
 from core.events import Components, UsageKind
 from core.money import Money
 from tests.billing.conftest import START, Deployment
@@ -293,3 +302,27 @@ def test_usage_that_another_program_stored_makes_the_account_of_its_tenant(
     account = session.get_one(BillingAccount, "stranger")
     assert (account.currency, account.created_at) == ("USD", START)
     assert session.scalars(select(Charge.tenant_id)).one() == "stranger"
+
+
+@pytest.mark.parametrize(
+    "others",
+    [(), ({"kind": UsageKind.AUDIO, "units": 9},), ({"components": Components(reasoning=20)},)],
+)
+def test_roll_ups_sum_every_column_of_the_charges_of_a_batch(
+    lite: Deployment, others: tuple[dict[str, Any], ...]
+) -> None:
+    """Columns that a batch's charges leave at zero are not summed."""
+    events = [lite.event(**TOKENS, **fields) for fields in ({}, *others)]
+    lite.record(*events)
+    lite.rate()
+    service_rollups.sum_all(lite.database, lite.clock)
+    columns = (*QUANTITY_COLUMNS, *AMOUNT_COLUMNS)
+    tables = (HourlyService, DailyService, DailyEngineUsage, DailyEndUserUsage, HourlyUsage)
+    with lite.database.read() as session:
+        charges = session.scalars(select(Charge)).all()
+        wanted = {name: sum(getattr(each, name) for each in charges) for name in columns}
+        for table in tables:
+            rows = session.scalars(select(table)).all()
+            assert wanted == {name: sum(getattr(row, name) for row in rows) for name in columns}
+    assert len(charges) == len(events) and wanted["requests"]
+    assert wanted["audio_seconds"] + wanted["reasoning_tokens"] in ({0} if not others else {9, 20})
