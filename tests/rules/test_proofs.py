@@ -108,7 +108,7 @@ def test_a_change_in_one_folder_calls_for_few_proofs(
     ],
 )
 def test_what_passed_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int, failed: list[str],
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, status: int, failed: list[str],
     known: dict[str, str], written: dict[str, str], expected: int,
 ) -> None:  # fmt: skip
     failures = tmp_path / "lastfailed"
