@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -18,17 +19,29 @@ from tests.contracts.chdb_client import chdb_client
 START = datetime(2026, 1, 20, tzinfo=UTC)
 
 
-@pytest.fixture
-def archive(tmp_path: Path) -> Iterator[ClickHouseArchive]:
+@contextmanager
+def archive_in(folder: Path) -> Iterator[ClickHouseArchive]:
     pytest.importorskip("chdb")
-    with chdb_client(tmp_path / "clickhouse") as client:
+    with chdb_client(folder / "clickhouse") as client:
         yield ClickHouseArchive(client)
 
 
 @pytest.fixture
+def archive(tmp_path: Path) -> Iterator[ClickHouseArchive]:
+    with archive_in(tmp_path) as made:
+        yield made
+
+
+@pytest.fixture
 def with_archive(postgres_database: Database, archive: RawArchive) -> Iterator[Deployment]:
+    with deployment_with(postgres_database.url, archive) as made:
+        yield made
+
+
+@contextmanager
+def deployment_with(database_url: str, archive: RawArchive) -> Iterator[Deployment]:
     clock = FakeClock(START)
-    database = Database(postgres_database.url, session_info={RawArchive: archive})
+    database = Database(database_url, session_info={RawArchive: archive})
     with use_sources(lambda: int(clock.now().timestamp() * 1000), os.urandom):
         yield deployment_of(database, clock)
     database.close()

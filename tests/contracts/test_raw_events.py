@@ -5,6 +5,7 @@ Each figure is computed here from the events as they were sent.
 """
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -12,7 +13,6 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from billing.archive.clickhouse import ClickHouseArchive
 from billing.archive.opening import make_archive
 from billing.audit import reconcile
 from billing.closing import moving
@@ -30,7 +30,8 @@ from core.tenants.scope import TenantScope, scope_of_operator
 from gateway.cli.doctor import storage
 from gateway.cli.doctor.check import Health
 from tests.billing.conftest import Deployment
-from tests.contracts.conftest import START
+from tests.contracts.conftest import START, archive_in, deployment_with
+from tests.postgres_copies import Copies
 
 WHOLE = Period(START - timedelta(days=5), START + timedelta(days=60))
 
@@ -99,19 +100,29 @@ def move(deployment: Deployment, archive: RawArchive) -> int:
     return moving.drop_moved(deployment.database, archive, now + moving.DROPPED_AFTER)
 
 
-@pytest.fixture(params=["postgresql", "moved, not yet dropped", "clickhouse and postgresql"])
+@pytest.fixture(
+    scope="module", params=["postgresql", "moved, not yet dropped", "clickhouse and postgresql"]
+)
 def bench(
-    request: pytest.FixtureRequest, with_archive: Deployment, archive: ClickHouseArchive
-) -> Bench:
-    events = fill(with_archive)
-    with with_archive.database.read() as session:
-        rows = session.execute(text("select request_id, amount from charges")).all()
-    charged = {row[0]: int(row[1]) for row in rows}
-    if request.param == "clickhouse and postgresql":
-        assert move(with_archive, archive) == 6
-    elif request.param == "moved, not yet dropped":
-        moving.move_days(with_archive.database, archive, with_archive.clock.now(), 1)
-    return Bench(with_archive, events, charged)
+    request: pytest.FixtureRequest,
+    postgres_copies: Copies,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Bench]:
+    """The tests only read it."""
+    name = postgres_copies.take()
+    with (
+        archive_in(tmp_path_factory.mktemp("archive")) as archive,
+        deployment_with(postgres_copies.url(name), archive) as made,
+    ):
+        events = fill(made)
+        with made.database.read() as session:
+            rows = session.execute(text("select request_id, amount from charges")).all()
+        if request.param == "clickhouse and postgresql":
+            assert move(made, archive) == 6
+        elif request.param == "moved, not yet dropped":
+            moving.move_days(made.database, archive, made.clock.now(), 1)
+        yield Bench(made, events, {row[0]: int(row[1]) for row in rows})
+    postgres_copies.give_back(name)
 
 
 def test_usage_has_every_event_once_in_order(bench: Bench) -> None:

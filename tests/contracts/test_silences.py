@@ -47,7 +47,7 @@ from tests.s3_server import s3_server
 from tests.silent_proxy import LoopThread, Silence, ThreadedProxy, proxied
 
 Use = Callable[[], None]
-LIMITS = Limits(connect_s=2, answer_s=1.0, statement_s=2.0)
+LIMITS = Limits(connect_s=1, answer_s=0.5, statement_s=1.0)
 ENDS_S = 60.0  # within which a use has to end, whatever the network does
 CHAT = "/v1/chat/completions"
 
@@ -97,7 +97,7 @@ def _postgres_long(_path: Path) -> Iterator[tuple[ThreadedProxy, Use]]:
     """A statement that may take minutes: the server is asked whether it works on it."""
     need_postgres()
     with proxied(_address(POSTGRES, 5432)) as proxy:
-        limits = Limits(connect_s=2, answer_s=1.0, look_s=0.5)
+        limits = Limits(connect_s=1, answer_s=0.5, look_s=0.25)
         database = Database(_behind(POSTGRES, proxy), limits=limits)
 
         def _use() -> None:
@@ -124,6 +124,8 @@ def _bucket(path: Path) -> Iterator[tuple[ThreadedProxy, Use]]:
     ):
         for name, value in keys.items():
             environment.setenv(name, value)
+        environment.setattr("billing.stores._READ_S", 1)
+        environment.setattr("billing.stores._SHORT_S", 2)
         boto3.client("s3", endpoint_url=url).create_bucket(Bucket="silent")
         store = open_store("s3://silent", Settings(export_store_url=f"http://{proxy.netloc}"))
         file = path / "export.csv"
@@ -177,7 +179,7 @@ def _webhook(_path: Path) -> Iterator[tuple[ThreadedProxy, Use]]:
 def _smtp(_path: Path) -> Iterator[tuple[ThreadedProxy, Use]]:
     mailbox = Mailbox()
     with proxied(_address(mailbox.url, 25)) as proxy:
-        sender = NetworkSender(_behind(mailbox.url, proxy), timeout_s=3.0)
+        sender = NetworkSender(_behind(mailbox.url, proxy), timeout_s=1.0)
         message = Outgoing(1, "acme", "email", "a@b.example", "s", {}, "d", 1)
         yield proxy, lambda: sender.send(message)
     mailbox.close()

@@ -65,7 +65,7 @@ def test_stems_change_no_score(text: str) -> None:
 def test_every_match_of_a_cue_has_one_of_its_stems(name: str) -> None:
     cue = cues._CUES[name]
 
-    @settings(max_examples=600, deadline=None)
+    @settings(max_examples=150, deadline=None)
     @given(st.from_regex(re.compile(cue.pattern, cue.flags & re.DOTALL | re.ASCII)))
     def _has_one(text: str) -> None:
         if cue.search(text.lower()) is not None:
@@ -100,7 +100,7 @@ def test_each_alternative_of_a_cue_is_possible(cue: re.Pattern[str]) -> None:
     assert len(alternatives) > 5
     for each in alternatives:
 
-        @settings(max_examples=60, deadline=None)
+        @settings(max_examples=25, deadline=None)
         @given(st.from_regex(re.compile(each, re.ASCII), fullmatch=True))
         def _possible(text: str) -> None:
             if cue.search(text.lower()) is not None:

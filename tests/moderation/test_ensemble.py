@@ -129,7 +129,7 @@ words = st.sampled_from(
 )
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(
     st.lists(words, max_size=60).map("".join),
     st.lists(st.tuples(st.integers(0, 300), st.integers(0, 300)), min_size=1, max_size=40),

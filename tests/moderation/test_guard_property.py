@@ -98,7 +98,7 @@ def facts(
     )
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(texts, cuts, st.sampled_from([REDACTING, BLOCKING, NOTING]))
 def test_any_chunking_gives_the_verdict_of_the_whole_text(
     text: str, places: list[int], policy: Policy
@@ -133,7 +133,7 @@ def bare(text: str) -> str:
     return text
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(texts, cuts)
 def test_no_flagged_character_leaves(text: str, places: list[int]) -> None:
     left, verdict, blocked = stream(REDACTING, cut(text, places), SCREENER)
@@ -146,7 +146,7 @@ def test_no_flagged_character_leaves(text: str, places: list[int]) -> None:
     assert bare(left) == kept if not blocked else kept.startswith(bare(left))
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(texts, texts, cuts, st.sampled_from([REDACTING, BLOCKING]))
 def test_a_continued_text_is_judged_with_what_it_continues(
     before: str, text: str, places: list[int], policy: Policy
@@ -171,7 +171,7 @@ def test_a_continued_text_is_judged_with_what_it_continues(
         assert bare(left) == kept
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(texts, cuts)
 def test_a_block_stops_before_the_first_flagged_character(text: str, places: list[int]) -> None:
     left, verdict, blocked = stream(BLOCKING, cut(text, places), SCREENER)

@@ -46,14 +46,14 @@ def test_it_computes_the_plain_formula(both: tuple[Ensemble, Ensemble], text: st
     assert np.allclose(both[0].score([text])[0], plain(text), atol=1e-5)
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(texts=st.lists(st.lists(st.sampled_from(FRAGMENTS)).map(" ".join), min_size=1, max_size=4))
 def test_it_scores_as_numpy_does(both: tuple[Ensemble, Ensemble], texts: list[str]) -> None:
     compiled, numpy = both
     assert np.abs(compiled.score(texts) - numpy.score(texts)).max() <= 1e-6
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(words=st.lists(st.sampled_from(FRAGMENTS)))
 def test_its_probabilities_are_those_of_its_logits(
     both: tuple[Ensemble, Ensemble], words: list[str]

@@ -68,7 +68,7 @@ def looks_at(limits: Mapping[str, float], classifier: Classifier = SHIPPED) -> L
     return Looks(classifier, screen.clearly_harmless, screen.harmless_heads, OUTPUT_WINDOW)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     texts,
     st.lists(st.integers(0, 2_000), max_size=60),
@@ -93,7 +93,7 @@ def test_a_look_sees_what_the_scores_from_scratch_say(
         assert [looks.harmless(piece) for looks in found] == [expected, expected]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(texts, st.lists(st.integers(0, 1_500), max_size=60), st.floats(0.1, 0.9))
 def test_what_leaves_between_checkpoints_is_clearly_harmless(
     text: str, places: list[int], block: float
@@ -113,7 +113,7 @@ def test_what_leaves_between_checkpoints_is_clearly_harmless(
             assert all(scores[name] < limit + 1e-4 for name, limit in limits.items())
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(texts, st.lists(st.integers(1, 9), min_size=1, max_size=40))
 def test_what_needs_more_characters_releases_nothing_before(text: str, sizes: list[int]) -> None:
     """Fed piece by piece, or once as many characters are there as were asked for: the same text has
@@ -142,7 +142,7 @@ def test_the_checks_fail_where_anything_is_let_through() -> None:
     assert lower("K1LL") != read_by_character("K1LL") == "kill"
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(texts, st.lists(st.integers(0, 1_500), max_size=6), st.floats(0.05, 0.9), st.booleans())
 def test_the_last_piece_is_released_alike_without_a_look(
     text: str, places: list[int], block: float, whole: bool

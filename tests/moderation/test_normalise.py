@@ -83,7 +83,7 @@ def read_by_character(text: str) -> str:
     return stream.view().text
 
 
-@settings(max_examples=1_000)
+@settings(max_examples=300)
 @given(signs)
 def test_a_whole_text_has_the_loose_view_of_its_stream(text: str) -> None:
     streamed = read_by_character(text)

@@ -88,7 +88,7 @@ def far(one: list[float] | None, other: list[float] | None) -> float:
     return max(abs(a - b) for a, b in zip(one, other, strict=True))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(texts, places, st.sampled_from(FRAGMENTS), st.sampled_from([40, 400]))
 def test_a_window_that_grows_scores_as_one_from_scratch(
     classifier: Ensemble, text: str, cuts: list[int], tail: str, reach: int
@@ -148,7 +148,7 @@ def test_limits_are_those_of_the_heads(
     assert (window.look() is None) is (scores[head] < limit)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(texts, places)
 def test_what_is_not_told_as_loose_has_the_same_loose_view(
     classifier: Ensemble, text: str, cuts: list[int]
@@ -167,7 +167,7 @@ def test_ordinary_text_is_not_told_as_loose(classifier: Ensemble) -> None:
     assert window.read(" k1ll") & LOOSE
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(texts, places)
 def test_the_loose_view_is_the_same_however_a_text_is_cut(
     kernel: Any, text: str, cuts: list[int]
