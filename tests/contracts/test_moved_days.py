@@ -121,10 +121,10 @@ def test_closed_days_move_and_leave_the_database_after_an_hour(
         service_rollups.rebuild(session, made.clock)
         assert session.execute(service).one() == served
         assert [rollups.stored(session, table) for table in tables] == sums
-    made.clock.advance(days=40)
+    made.clock.advance(days=15)
     invoice_run.run(made.database, made.clock)
     assert reconcile.close_days(made.database, made.clock)
-    assert move(made, archive) > 30 and drop(made, archive) == 3
+    assert move(made, archive) > 10 and drop(made, archive) == 3
     assert exported(made) == before and audit(made).clean
 
 
@@ -234,7 +234,7 @@ def test_the_audit_finds_every_change_of_a_moved_day(
             client.command(f"truncate table {table}")
             client.command(f"insert into {table} select * from kept_{table}")
             client.command(f"drop table kept_{table}")
-        assert audit(made).clean, name
+    assert audit(made).clean
     # A batch that is inserted twice is no fault: it counts once.
     client.command("insert into tollhouse_usage select * from tollhouse_usage")
     assert audit(made).clean
