@@ -23,6 +23,8 @@ from tests.engine.checkpoints import (
 )
 from tests.engine.driver import Driver, LogitDriver, greedy
 
+PROTECTS = ("engine/adapters", "engine/backends/layers")
+
 PROMPT = [5, 9, 12, 40, 33, 71, 8]
 OUTER = ["embed_tokens", "lm_head"]
 KINDS: dict[str, dict[str, Any]] = {

@@ -35,6 +35,8 @@ from tests.engine.helpers import reference as worked_out
 from tests.engine.models.test_family_parity import CASES
 from tests.engine.speculation.test_draft_model import always
 
+PROTECTS = ("engine/cache", "engine/scheduling")
+
 BLOCK = 4
 
 

@@ -192,9 +192,20 @@ WHOLE = [
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"quantization": "int8"}, {"quantization": "int4"}], ids=str
+    ("case", "changes"),
+    [
+        *((case, {}) for case in WHOLE),
+        ("mixtral", {"quantization": "int8"}),
+        ("llama-mha-biased", {"quantization": "int4"}),
+        *(
+            pytest.param(case, {"quantization": to}, marks=pytest.mark.proof)
+            for case in WHOLE
+            for to in ("int8", "int4")
+            if (case, to) not in (("mixtral", "int8"), ("llama-mha-biased", "int4"))
+        ),
+    ],
+    ids=str,
 )
-@pytest.mark.parametrize("case", WHOLE)
 def test_models_whose_layers_are_one_call(
     case: str, changes: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -218,7 +229,7 @@ def test_models_whose_layers_are_one_call(
     assert any(calls) and not all(calls)
 
 
-@pytest.mark.parametrize("to", ["int8", "int4"])
+@pytest.mark.parametrize("to", [pytest.param("int8", marks=pytest.mark.proof), "int4"])
 def test_short_prompts_in_codes_have_the_same_bits_without_the_mode(
     level: str, to: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

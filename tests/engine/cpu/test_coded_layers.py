@@ -20,6 +20,8 @@ from tests.engine.models.test_gguf_weights import _quantised_llama
 from tests.engine.quantization.test_kernel import random_codes
 from tests.engine.quantization.test_models import in_int8
 
+PROTECTS = ("engine/backends/compiled", "engine/backends/layers")
+
 
 @pytest.fixture(scope="module")
 def floats(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -33,7 +35,12 @@ def adapters(floats: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Pat
 
 
 @pytest.mark.parametrize(
-    ("dtype", "to"), [("float32", "int8"), ("bfloat16", "int8"), ("bfloat16", "int4")]
+    ("dtype", "to"),
+    [
+        ("float32", "int8"),
+        pytest.param("bfloat16", "int8", marks=pytest.mark.proof),
+        ("bfloat16", "int4"),
+    ],
 )
 def test_bits_are_those_of_the_operations_one_by_one(
     dtype: str,

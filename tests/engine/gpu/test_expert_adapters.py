@@ -15,6 +15,8 @@ from tests.engine.models.test_experts import save_checkpoint, some_ids
 pytest.importorskip("triton")
 from tests.engine.gpu.formats.device_driver import device_driver, likely, stand_in
 
+PROTECTS = ("engine/backends/gpu", "engine/runners/gpu")
+
 PROMPT = some_ids(13)
 
 
@@ -39,7 +41,7 @@ def adapters_of(checkpoint: Path, folder: Path, case: str) -> list[tuple[Path, A
     return found
 
 
-@pytest.mark.parametrize("case", ["mixtral", "qwen2-moe"])
+@pytest.mark.parametrize("case", [pytest.param("mixtral", marks=pytest.mark.proof), "qwen2-moe"])
 def test_logits(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint = save_checkpoint(tmp_path / "base", case, num_hidden_layers=1)
     adapters = adapters_of(checkpoint, tmp_path, case)

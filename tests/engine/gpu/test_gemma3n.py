@@ -189,7 +189,10 @@ def test_the_sampled_rows_of_a_step(seed: int) -> None:
     assert used == {n: slots[token] for n, token in enumerate(wanted) if slots[token] >= 0}
 
 
-@pytest.mark.parametrize(("case", "chunk"), [("gemma3n", 11), ("gemma3n-own-keys", 0)])
+@pytest.mark.parametrize(
+    ("case", "chunk"),
+    [("gemma3n", 11), pytest.param("gemma3n-own-keys", 0, marks=pytest.mark.proof)],
+)
 def test_logits(case: str, chunk: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts in chunks, mixed steps, windows, and decoding over split keys."""
     shape = FEW if case == "gemma3n" else CASES[case][1] | {"num_hidden_layers": 2}

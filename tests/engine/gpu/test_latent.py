@@ -177,7 +177,10 @@ def test_adapters_by_head(chunk_rows: int, dtype: torch.dtype) -> None:
         sides = {"inner": Rows(0), "outer": Rows(1, plain, plain + value)}
 
 
-@pytest.mark.parametrize(("case", "chunk"), [("deepseek-v2", 11), ("deepseek-v3", 0)])
+@pytest.mark.parametrize(
+    ("case", "chunk"),
+    [pytest.param("deepseek-v2", 11, marks=pytest.mark.proof), ("deepseek-v3", 0)],
+)
 def test_logits(case: str, chunk: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts in chunks, mixed steps, and decoding over split keys."""
     checkpoint = save_checkpoint(tmp_path, case, num_hidden_layers=2)

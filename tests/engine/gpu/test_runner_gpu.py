@@ -120,9 +120,13 @@ def test_steps_of_few_rows_by_fused_linears(
 @pytest.mark.parametrize(
     ("family", "changes"),
     [
-        ("Mistral", {"sliding_window": 5}),
+        pytest.param("Mistral", {"sliding_window": 5}, marks=pytest.mark.proof),
         ("Qwen3", {"head_dim": 24, "num_attention_heads": 6}),
-        ("Gemma2", {"head_dim": 32, "sliding_window": 5, "num_hidden_layers": 2}),
+        pytest.param(
+            "Gemma2",
+            {"head_dim": 32, "sliding_window": 5, "num_hidden_layers": 2},
+            marks=pytest.mark.proof,
+        ),
         (
             "Gemma3",
             {
@@ -194,9 +198,13 @@ def test_keys_and_values_in_8_bits(llama: Path, tmp_path: Path, kv_dtype: str) -
 @pytest.mark.parametrize(
     ("family", "changes"),
     [
-        ("Qwen3", {"head_dim": 24, "num_attention_heads": 6}),
         ("Gemma2", {"head_dim": 12, "sliding_window": 5, "num_hidden_layers": 2}),
-        ("SmolLM3", {"num_hidden_layers": 2, "no_rope_layers": [0, 1]}),
+        pytest.param("Qwen3", {"head_dim": 24, "num_attention_heads": 6}, marks=pytest.mark.proof),
+        pytest.param(
+            "SmolLM3",
+            {"num_hidden_layers": 2, "no_rope_layers": [0, 1]},
+            marks=pytest.mark.proof,
+        ),
     ],
 )
 def test_logits_over_8_bits(tmp_path: Path, family: str, changes: dict[str, object]) -> None:

@@ -20,6 +20,8 @@ from tests.engine.checkpoints import (
 )
 from tests.engine.driver import BLOCK, Driver, LogitDriver
 
+PROTECTS = ("engine/models", "engine/adapters")
+
 _LONG: dict[str, Any] = {"max_position_embeddings": 128}
 
 
@@ -378,7 +380,14 @@ TARGETS = {
 }
 
 
-@pytest.mark.parametrize("case", TARGETS)
+# The others' adapters differ from these in the names of the matrices, or meet two ranks in the suite.
+ADAPTED = {"granite", "phi3", "gemma3n", "command-r7b", "qwen2-moe", "mpt", "falcon-new"}
+
+
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(each, marks=() if each in ADAPTED else pytest.mark.proof) for each in TARGETS],
+)
 def test_greedy_tokens_with_and_without_an_adapter(case: str, tmp_path: Path) -> None:
     family, changes = CASES[case]
     checkpoint = save_checkpoint(tmp_path / "base", family, **changes)

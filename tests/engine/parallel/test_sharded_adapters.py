@@ -16,7 +16,9 @@ from tests.engine.checkpoints import (
 )
 from tests.engine.models.test_family_parity import CASES, TARGETS
 from tests.engine.parallel.local_ranks import on_ranks
-from tests.engine.parallel.test_sharded_families import RankDriver, in_suite
+from tests.engine.parallel.test_sharded_families import DIVIDED, RankDriver
+
+PROTECTS = ("engine/parallel",)
 
 PROMPT = torch.randint(3, VOCAB, (19,), generator=torch.Generator().manual_seed(1)).tolist()
 
@@ -39,7 +41,10 @@ def expected_tokens(checkpoint: Path, adapter: Path) -> list[list[int]]:
     return [reference_greedy(model, PROMPT, 8) for model in models]
 
 
-@pytest.mark.parametrize("case", in_suite(TARGETS))
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(each, marks=() if each in DIVIDED else pytest.mark.proof) for each in TARGETS],
+)
 def test_an_adapter_of_each_family(case: str, tmp_path: Path) -> None:
     family, changes = CASES[case]
     checkpoint = save_checkpoint(tmp_path / "base", family, **changes)

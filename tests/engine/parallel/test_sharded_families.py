@@ -1,8 +1,6 @@
 """Each family on several ranks has the logits of one process within 1e-4 in float32, and its tokens."""
 
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,6 +12,8 @@ from tests.engine.checkpoints import VOCAB, save_checkpoint
 from tests.engine.driver import LogitDriver
 from tests.engine.models.test_family_parity import CASES
 from tests.engine.parallel.local_ranks import on_ranks
+
+PROTECTS = ("engine/parallel", "engine/backends/layers")
 
 # Of each way to divide heads, matrices, experts and tables; the others differ in what no rank divides.
 DIVIDED = {
@@ -34,11 +34,6 @@ DIVIDED = {
     "falcon-alibi",
     "deepseek-v2",
 }
-
-
-def in_suite(cases: Iterable[str]) -> list[Any]:
-    """The others are left to `make proofs`."""
-    return [pytest.param(c, marks=() if c in DIVIDED else pytest.mark.proof) for c in cases]
 
 
 class RankDriver(LogitDriver):
@@ -78,7 +73,10 @@ def tokens_of(driver: LogitDriver) -> list[list[int]]:
     return [each.output for each in sequences]
 
 
-@pytest.mark.parametrize("case", in_suite(CASES))
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(each, marks=() if each in DIVIDED else pytest.mark.proof) for each in CASES],
+)
 def test_two_ranks_have_the_logits_and_tokens_of_one_process(case: str, tmp_path: Path) -> None:
     family, changes = CASES[case]
     checkpoint = save_checkpoint(tmp_path, family, **changes)

@@ -21,6 +21,8 @@ from tests.engine.quantization.grouped_checkpoints import Random, pair
 pytest.importorskip("triton")
 from tests.engine.gpu.formats.device_driver import assert_answers, device_driver, linears, stand_in
 
+PROTECTS = ("engine/backends/gpu", "engine/runners/gpu")
+
 SHAPE = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1}
 ODD = {"hidden_size": 80, "intermediate_size": 104, "num_hidden_layers": 1}
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -41,7 +43,13 @@ def served(model: Any, by_module: dict[str, Random]) -> Any:
     return model
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(each, marks=() if each != "gptq-sorted" else pytest.mark.proof)
+        for each in CASES
+    ],
+)
 def test_logits(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dense, quantised, by_module = pair(tmp_path, CASES[case][0], **CASES[case][1])
     model = served(reference(dense), by_module)

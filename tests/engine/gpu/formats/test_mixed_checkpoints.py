@@ -17,6 +17,8 @@ from engine.backends.gpu.formats import launch
 from tests.engine.gpu.formats.device_driver import assert_answers, device_driver, linears, stand_in
 from tests.engine.gpu.frozen_graph import FrozenGraph
 
+PROTECTS = ("engine/backends/gpu", "engine/runners/gpu")
+
 ONE_LAYER = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1}
 PROMPTS = [some_ids(19), some_ids(5)]
 
@@ -50,7 +52,12 @@ def test_scales_of_groups_that_no_span_serves_make_floats(
 
 
 @pytest.mark.parametrize(
-    ("case", "quantization"), [("qwen2-moe", "none"), ("mixtral", "none"), ("qwen3-moe", "int4")]
+    ("case", "quantization"),
+    [
+        pytest.param("qwen2-moe", "none", marks=pytest.mark.proof),
+        ("mixtral", "none"),
+        ("qwen3-moe", "int4"),
+    ],
 )
 def test_experts(
     case: str, quantization: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
