@@ -1,8 +1,10 @@
 """A billing database with one tenant, one price, and events on demand."""
 
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -104,10 +106,29 @@ def on_each(database: Database, clock: FakeClock) -> Deployment:
     return deployment_of(database, clock)
 
 
+@pytest.fixture(scope="session")
+def template(
+    migrated_sqlite: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, PriceVersion]:
+    """A file that tests copy: a deployment at the start of their clock."""
+    path = tmp_path_factory.mktemp("template") / "tollhouse.db"
+    shutil.copy(migrated_sqlite, path)
+    database = Database(f"sqlite:///{path}")
+    made = deployment_of(database, FakeClock())
+    database.close()
+    return path, made.version
+
+
 @pytest.fixture
-def lite(sqlite_database: Database, clock: FakeClock) -> Deployment:
+def lite(
+    sqlite_url: str, template: tuple[Path, PriceVersion], clock: FakeClock
+) -> Iterator[Deployment]:
     """On SQLite only, where the dialect does not matter to the test."""
-    return deployment_of(sqlite_database, clock)
+    path, version = template
+    shutil.copy(path, sqlite_url.removeprefix("sqlite:///"))
+    database = Database(sqlite_url)
+    yield Deployment(database, clock, version)
+    database.close()
 
 
 @pytest.fixture
