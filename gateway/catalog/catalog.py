@@ -6,6 +6,7 @@ from datetime import datetime
 
 from msgspec import Struct
 
+from billing.pricing.pricing import Counts
 from core.errors import BadRequest, Forbidden, ModelNotFound
 from core.tenants.keys import Principal
 from engine.model_spec import ModelSpec
@@ -35,6 +36,8 @@ class ServedModel:
     # Fields of the body that its upstreams take and the gateway does not know.
     extra_fields: frozenset[str] = frozenset()
     reasoning_back: bool = False  # an upstream of it gets the reasoning of a tool loop's turns
+    # What a request may cost at its upstreams besides tokens, for which budgets hold money.
+    bound: Counts | None = None
     spec: ModelSpec | None = None  # its shape, where this gateway has its configuration
 
     @property

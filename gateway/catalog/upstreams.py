@@ -20,6 +20,10 @@ ENDPOINTS = (
     *("images/generations", "images/edits", "images/variations"),
 )
 _LONGEST_REGION = 40
+_NUMBERS = (
+    *("max_in_flight", "requests_per_minute", "context_length"),
+    *("most_searches", "most_tool_calls"),
+)
 # Kinds of servers whose prefix cache can be kept apart by tenant: by a `cache_salt`, or (llama.cpp)
 # by not reusing it.
 SALTED_ENGINES = frozenset(("vllm", "sglang"))
@@ -48,6 +52,10 @@ class Upstream:
     price: dict[str, Any] = field(default_factory=dict)  # in the form of `tollhouse price`
     max_in_flight: int = 0  # concurrent requests of all gateway processes; 0: no limit
     requests_per_minute: int = 0  # of all gateway processes; 0: no limit
+    # The most searches and calls of its own tools that one request makes there: budgets hold their
+    # price. 0: none is held, and what was made is charged after it.
+    most_searches: int = 0
+    most_tool_calls: int = 0
     region: str = ""  # where it stands, for usage by region
     # Share of its model's conversations that it gets, in percent; the other entries share the rest.
     # None: it is one of those.
@@ -153,7 +161,7 @@ def _parse_entry(given: Any, index: int) -> Upstream:
             f"reasoning_back of {upstream.url} is {upstream.reasoning_back!r}, not true or false"
         )
     _check_endpoints(upstream)
-    for name in ("max_in_flight", "requests_per_minute", "context_length"):
+    for name in _NUMBERS:
         value = getattr(upstream, name)
         if type(value) is not int or value < 0:
             raise _invalid(f"{name} of {upstream.url} is {value!r}, not a whole number from 0")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import zmq.auth
 
+from billing.pricing.pricing import Component, Counts
 from core.clock import SystemClock
 from core.counters import Counters
 from core.counters_memory import MemoryCounters
@@ -65,6 +66,7 @@ def make_engines(
 ) -> Engines:
     """Build a client for each upstream. KV events are requested only from models with several
     replicas; `on_kv_events` is called with the replica's name and the events."""
+    own = model_name(settings)
     replica_counts = Counter(upstream.model or model_name(settings) for upstream in upstreams)
     clients: dict[str, list[EngineClient]] = {}
     models: dict[str, ServedModel] = {}
@@ -117,6 +119,7 @@ def make_engines(
             extra_fields=fields[name],
             endpoints=endpoints[name],
             reasoning_back=name in with_reasoning,
+            bound=_bound([each for each in upstreams if (each.model or own) == name]),
         )
     return Engines(clients, list(models.values()))
 
@@ -132,6 +135,15 @@ def shared_by(
         listed.append(OWN_CAPABILITIES)
     parameters = frozenset.intersection(*(s.parameters for s in servers)) if servers else None
     return frozenset.intersection(*listed), parameters
+
+
+def _bound(upstreams: Sequence[Upstream]) -> Counts | None:
+    """The most that one request makes at any of them."""
+    searches = max((each.most_searches for each in upstreams), default=0)
+    calls = max((each.most_tool_calls for each in upstreams), default=0)
+    if not searches and not calls:
+        return None
+    return Counts((), ((Component.SEARCH, searches), (Component.TOOL_CALL, calls)))
 
 
 def _identity(model: ServedModel) -> ModelIdentity:

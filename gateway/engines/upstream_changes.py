@@ -50,7 +50,9 @@ def same_connection(old: Upstream, new: Upstream) -> bool:
 
 
 def _connection(upstream: Upstream) -> Upstream:
-    return replace(upstream, price={}, canary_percent=None, region="")
+    return replace(
+        upstream, price={}, canary_percent=None, region="", most_searches=0, most_tool_calls=0
+    )
 
 
 def digest_of(upstreams: Sequence[Upstream]) -> str:

@@ -39,6 +39,7 @@ def admission_request(ctx: RequestContext) -> AdmissionRequest:
         on_disconnect=ctx.exchange.on_disconnect,
         tier=ctx.request.service_tier,
         is_bounded=ctx.prompt.request.max_tokens is not None,
+        bound=ctx.target.model.bound,
         labels=ctx.labels,
     )
 
