@@ -10,7 +10,6 @@ from billing.notices.request_sinks import is_bucket
 from core.errors import BadRequest
 from core.outbound import check_public
 from core.tenants import audit, audit_chain, organisations
-from gateway.admin.audit.routes import stream_shown
 from gateway.admin.console import add_tenant, command_context, scope_named
 from gateway.admin.output import add_json, say, show
 
@@ -89,6 +88,8 @@ def _chains(session: Session, tenant: str | None) -> list[tuple[str, str | None]
 
 
 def _stream(arguments: argparse.Namespace) -> int:
+    from gateway.admin.audit.routes import stream_shown  # FastAPI is slow to import
+
     with command_context() as tools:
         if arguments.url and not is_bucket(arguments.url):
             check_public(arguments.url, tools.settings.webhook_networks)
