@@ -35,6 +35,7 @@ SCHEDULE: dict[str, tuple[str, float | None, float]] = {
     "billing.deliver_messages": ("messages", 15, 300),
     "billing.drop_old_usage": ("rating", 86_400, 300),
     "billing.seal_secrets": ("messages", 600, 300),
+    "billing.stream_audit_log": ("messages", 15, 300),
     "billing.waive_late": ("rating", 1800, 600),
     "billing.dunning": ("payments", 60, 600),
     "billing.expire_credit": ("rating", 600, 300),
