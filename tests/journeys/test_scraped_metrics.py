@@ -13,7 +13,7 @@ from tests.journeys.deployments import Command, serve
 
 LABEL = "tollhouse_url"  # of deploy/prometheus.yaml: where the runbooks are
 PROTECTS = (
-    "core/metrics",
+    "core/metrics.py",
     "dashboards/grafana",
     "dashboards/alerts",
     "gateway/edge/own_metrics.py",
