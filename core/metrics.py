@@ -202,6 +202,11 @@ breaker_open = Gauge(
     ["engine"],
     multiprocess_mode="livemax",
 )
+picker_decisions = Counter(
+    "tollhouse_picker_decisions",
+    "Requests that the endpoint picker placed (picked) or refused (none_ready, shed).",
+    ["outcome"],
+)
 unserved_models = Gauge(
     "tollhouse_model_unserved",
     "1 if no engine can answer a request of the model now.",

@@ -35,6 +35,7 @@ COMMANDS = {
     "money": "gateway.admin.adjustments.command",
     "operator": "gateway.admin.operators.command",
     "payment": "gateway.admin.payments.command",
+    "picker": "gateway.cli.picker",
     "plan": "gateway.admin.planning.command",
     "policy": "gateway.admin.policies.command",
     "price": "gateway.admin.prices.command",

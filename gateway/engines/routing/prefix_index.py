@@ -24,19 +24,29 @@ class PrefixIndex:
         self._below: dict[str, PrefixIndex] = {}  # by tier
 
     def apply(self, replica: str, events: Iterable[KvEvent]) -> None:
-        bit = self._bit(replica)
         for event in events:
             if event.tier:
                 tier = self._below.setdefault(event.tier, PrefixIndex())
                 tier.apply(replica, [replace(event, tier="")])
             elif event.kind == "stored":
-                for text in event.hashes:
-                    self._store(bytes.fromhex(text), bit, replica)
+                self.store(replica, map(bytes.fromhex, event.hashes))
             elif event.kind == "removed":
-                for text in event.hashes:
-                    self._drop(bytes.fromhex(text), bit, replica)
+                self.drop(replica, map(bytes.fromhex, event.hashes))
             else:
                 self.forget(replica)
+
+    def store(self, replica: str, keys: Iterable[bytes]) -> None:
+        bit = self._bit(replica)
+        for key in keys:
+            mask = self._masks.get(key, 0)
+            if not mask & bit:
+                self._masks[key] = mask | bit
+                self._blocks[replica] += 1
+
+    def drop(self, replica: str, keys: Iterable[bytes]) -> None:
+        bit = self._bit(replica)
+        for key in keys:
+            self._drop(key, bit, replica)
 
     def forget(self, replica: str) -> None:
         """Drop everything about a replica that restarted or whose events were missed."""
@@ -95,12 +105,6 @@ class PrefixIndex:
             self._names.append(replica)
             self._blocks[replica] = 0
         return bit
-
-    def _store(self, key: bytes, bit: int, replica: str) -> None:
-        mask = self._masks.get(key, 0)
-        if not mask & bit:
-            self._masks[key] = mask | bit
-            self._blocks[replica] += 1
 
     def _drop(self, key: bytes, bit: int, replica: str) -> None:
         mask = self._masks.get(key, 0)

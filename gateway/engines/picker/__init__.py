@@ -1,0 +1,1 @@
+"""An endpoint picker for inference gateways on Kubernetes: placement for a proxy that is not ours."""
