@@ -411,11 +411,14 @@ def play(examples: int, steps: int, phases: tuple[Phase, ...] = tuple(Phase)) ->
 
 
 # What draws seldom meet: a month that a moved anchor day cuts short, a fee billed ahead, returned as
-# credit, whose invoice is then written off, and one that a promotion paid.
+# credit, whose invoice is then written off, or was before, one whose invoice is void, and one that a
+# promotion paid.
 STORIES: dict[str, tuple[str, list[tuple[Any, ...]]]] = {
     "late": ("late", [("wait", 10), ("move", 15, "UTC"), ("wait", 40)]),
     "ahead": ("ahead", [("wait", 10), ("move", 15, "UTC"), ("wait", 40)]),
     "lost": ("year", [("cancel", False), ("wait", 40), ("act", 1, "lose")]),
+    "forgiven": ("year", [("act", 0, "lose"), ("cancel", False), ("wait", 40)]),
+    "voided": ("year", [("act", 0, "void"), ("cancel", False), ("wait", 40)]),
     "promoted": (
         "late",
         [

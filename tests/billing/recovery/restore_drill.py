@@ -7,7 +7,7 @@ import shutil
 import sqlite3
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -23,8 +23,9 @@ from billing.invoicing.tables import Invoice
 from billing.ledger import ledger
 from billing.ledger.ledger import AccountKind
 from billing.ledger.tables import LedgerEntry
-from billing.payments import settlement, top_ups
+from billing.payments import commands, settlement, top_ups
 from billing.payments.base import InvoiceState, PaymentProvider, Record, Window
+from billing.payments.fake_stripe import payments as fake_payments
 from billing.payments.stripe.provider import StripePayments
 from billing.payments.tables import DunningCase, Payment, PaymentCommand
 from billing.recovery import marks
@@ -33,6 +34,7 @@ from billing.recovery.recovery import Recover, Report
 from billing.restores import restores
 from core.clock import FakeClock
 from core.database import Database
+from core.errors import Conflict
 from core.events import UsageEvent
 from core.money import Money, units_of_minor
 from core.queue import TaskContext
@@ -52,6 +54,7 @@ CENT = units_of_minor(1, "USD")
 class Drill:
     folder: Path
     random: random.Random
+    refunds: random.Random  # of its own, so that the rest of a history does not change with them
     till: Till
     settings: Settings
     points: list[Path] = field(default_factory=list)
@@ -95,6 +98,8 @@ class Drill:
             self.revoke()
         if self.random.random() < 0.1:
             self.pay_by_hand()
+        if self.refunds.random() < 0.3:
+            self.refund()
         self.tick()
         self.copy()
         self.deployment.clock.advance(hours=self.random.randint(20, 80))
@@ -135,6 +140,29 @@ class Drill:
                 at=now,
             )
             settlement.succeed(session, made, now)
+
+    def refund(self) -> None:
+        """A part of a payment, asked here or at Stripe."""
+        with self.deployment.database.transaction() as session:
+            paid = select(Payment).where(
+                Payment.provider == "stripe", Payment.status == "succeeded"
+            )
+            left = [
+                each
+                for each in session.scalars(paid.order_by(Payment.created_at, Payment.id))
+                if each.amount_minor - each.refunded_minor > 1
+            ]
+            if not left:
+                return
+            payment = self.refunds.choice(left)
+            cents = self.refunds.randint(1, (payment.amount_minor - payment.refunded_minor) // 2)
+            if self.refunds.random() < 0.5:
+                form = {"payment_intent": payment.external_id, "amount": str(cents)}
+                fake_payments.create_refund(self.till.stripe.books, form)
+                return
+            now, reference = self.deployment.clock.now(), f"goodwill {self.refunds.random()}"
+            with suppress(Conflict):  # its credit is used
+                commands.request_refund(session, payment.id, cents, reference, now)
 
     def copy(self) -> None:
         path = self.folder / f"point-{len(self.points)}.db"
@@ -192,7 +220,7 @@ class Drill:
         return list(self.till.stripe.books.objects.get(kind, {}).values())
 
     def taken(self) -> dict[str, int]:
-        """Minor units that each tenant's card was charged."""
+        """Minor units that each tenant's card was charged, less what was refunded."""
         owner = {
             each["id"]: each["metadata"].get("tollhouse_tenant", "")
             for each in self.at_stripe("customer")
@@ -201,6 +229,12 @@ class Drill:
         for each in self.at_stripe("payment_intent"):
             if each["status"] == "succeeded":
                 found[owner[each["customer"]]] += each["amount_received"]
+        of_intent = {
+            each["id"]: owner[each["customer"]] for each in self.at_stripe("payment_intent")
+        }
+        for each in self.at_stripe("refund"):
+            if each["status"] == "succeeded":
+                found[of_intent[each["payment_intent"]]] -= each["amount"]
         return found
 
     def check(self) -> None:
@@ -288,7 +322,7 @@ def open_drill(folder: Path, seed: int) -> Iterator[Drill]:
         made.tenant(tenant)
     with open_till(made) as till:
         settings = Settings(data_dir=folder / "data")
-        drill = Drill(folder, random.Random(seed), till, settings)
+        drill = Drill(folder, random.Random(seed), random.Random(f"refunds {seed}"), till, settings)
         for tenant in TENANTS:
             till.collect_by_stripe(tenant)
             till.leave_card(tenant_id=tenant)
