@@ -6,7 +6,7 @@ the proxy as it came; the address that the picker chose goes into a header and i
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Any
 
 import orjson
@@ -61,13 +61,21 @@ class Exchange:
         self._size = 0
         self._placed: Placed | None = None
         self._refused = False
+        self._steps: dict[str, Callable[[Any], Iterator[Any]]] = {
+            "request_headers": self._request_headers,
+            "request_body": self._request_body,
+            "request_trailers": self._request_trailers,
+            "response_headers": self._response_headers,
+            "response_body": self._response_body,
+            "response_trailers": self._response_trailers,
+        }
 
     def take(self, message: Any) -> Iterator[Any]:
         """The answers to one message. After a refusal there are none."""
         kind = message.WhichOneof("request")
         if self._refused or kind is None:
             return
-        yield from getattr(self, f"_{kind}")(message)
+        yield from self._steps[kind](message)
 
     def end(self) -> None:
         if self._placed is not None:
