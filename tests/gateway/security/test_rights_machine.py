@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Callable
-from datetime import datetime
 from types import ModuleType
 from typing import Any
 
@@ -40,8 +39,8 @@ def _live_alone(key: Any, _address: str) -> None:
 
 
 def _any_member(plain: Callable[..., Any]) -> Callable[..., Any]:
-    def _checked(session: Any, key: Any, tenant: Any, _member: Member | None, now: datetime) -> Any:
-        return plain(session, key, tenant, None, now)
+    def _checked(session: Any, key: Any, tenant: Any, _member: Member | None, *rest: Any) -> Any:
+        return plain(session, key, tenant, None, *rest)
 
     return _checked
 
