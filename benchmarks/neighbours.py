@@ -20,7 +20,7 @@ import sys
 import tarfile
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,6 +41,9 @@ ROUTE_S = 0.5  # bound of its other routes
 _VICTIM_EVERY_S = 3.2
 _ROUTES = ("/v1/models", "/v1/organization/usage/completions?start_time=1700000000&limit=1")
 _ENDPOINTS = 5  # webhooks of the hostile tenant
+_TAKEN_S = (
+    40.0  # within which a call of an attack is taken; the outbox is looked at each ten seconds
+)
 _ADAPTER = MODEL_DIR.parent / "adapters" / "pirate"
 _numbers = itertools.count()
 
@@ -88,6 +91,7 @@ class Attack:
             "model": MODEL,
             "messages": _said(f"Tell me {next(_numbers)}"),
             "ignore_eos": True,
+            "stream": True,  # so that one sees that it was taken before it ends
         }
         return await self.post("/v1/chat/completions", fields | body)
 
@@ -130,10 +134,16 @@ class Hostile:
     resource: str
     shape: str
     act: Act  # repeated until the row's time is over
+    scarce: tuple[tuple[str, str], ...] = ()  # settings that make the resource small
 
 
 def _said(text: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": text}]
+
+
+def _new_words(count: int) -> str:
+    """Words that no cache knows."""
+    return " ".join(str(next(_numbers)) for _ in range(count))
 
 
 def _schema() -> dict[str, Any]:
@@ -227,16 +237,21 @@ async def _webhook(attack: Attack) -> None:
             await asyncio.sleep(0.1)
 
 
+_SMALL_POOL = (("TOLLHOUSE_KV_MEMORY_MB", "4"),)  # which one of the attack's requests fills
+
 HOSTILE = (
     Hostile("running places", "one request of 64 choices", lambda a: a.chat(n=64, max_tokens=400)),
     Hostile("running places", "requests one by one", times(64, lambda a: a.chat(max_tokens=400))),
     Hostile("running places", "20 candidates of one answer", lambda a: a.post(
         "/v1/completions",
-        {"model": MODEL, "prompt": "Say", "max_tokens": 400, "best_of": 20, "n": 1, "ignore_eos": True},
+        {"model": MODEL, "prompt": "Say", "max_tokens": 200, "best_of": 20, "n": 1, "ignore_eos": True},
     )),
     Hostile("KV blocks", "long prompts with long answers", times(
         8, lambda a: a.chat(messages=_said("word " * 900), max_tokens=400, n=8)
-    )),
+    ), _SMALL_POOL),
+    Hostile("KV blocks", "prompts that fill a step", times(
+        2, lambda a: a.chat(messages=_said(_new_words(400)), max_tokens=1)
+    ), _SMALL_POOL),
     Hostile("adapter slots", "an adapter a request", times(8, _use_adapter)),
     Hostile("grammar workers", "large schemas", times(8, lambda a: a.chat(
         response_format=_schema(), max_tokens=4, ignore_eos=False
@@ -315,14 +330,22 @@ async def meet(site: Site, hostile: Hostile, seconds: float) -> Felt:
 
             client.event_hooks = {"response": [note]}
             running = asyncio.create_task(_again(hostile.act, attack))
-            await asyncio.sleep(1.0)
             try:
+                await _taken(attack)
                 felt = await suffer(victim, time.monotonic() + seconds)
             finally:
                 running.cancel()
                 await asyncio.gather(running, return_exceptions=True)
     felt.accepted = attack.accepted
     return felt
+
+
+async def _taken(attack: Attack) -> None:
+    """Once the attack has begun: before, its victim has no neighbour."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_TAKEN_S):
+            while not attack.accepted:
+                await asyncio.sleep(0.05)
 
 
 async def _again(act: Act, attack: Attack) -> None:
@@ -343,13 +366,14 @@ async def _client(site: Site, key: str) -> AsyncIterator[httpx.AsyncClient]:
 
 
 @contextmanager
-def embedded(home: Path) -> Iterator[Site]:
+def embedded(home: Path, settings: Mapping[str, str]) -> Iterator[Site]:
     kept = {name: each for name, each in os.environ.items() if not name.startswith("TOLLHOUSE_")}
     environment = kept | {
         "TOLLHOUSE_DATA_DIR": str(home),
         "TOLLHOUSE_PORT": "0",
         "TOLLHOUSE_LOG_LEVEL": "error",
         "TOLLHOUSE_WEBHOOK_NETWORKS": "127.0.0.0/8",  # the slow receiver of the outbox's row
+        **settings,
     }
     process = subprocess.Popen(
         [sys.executable, "-m", "gateway.cli.main", "serve"],
@@ -395,20 +419,21 @@ def main(arguments: list[str] | None = None) -> int:
     rows = [row for row in HOSTILE if not options.only or row.resource in options.only]
     found: dict[str, list[Felt]] = {}
     shapes: dict[str, list[str]] = {}
-    with (
-        tempfile.TemporaryDirectory(prefix="tollhouse-bench-") as home,
-        embedded(Path(home) / "data") as site,
-    ):
-        for row in rows:
-            felt = asyncio.run(meet(site, row, options.seconds))
-            found.setdefault(row.resource, []).append(felt)
-            shapes.setdefault(row.resource, []).append(row.shape)
-            first, route = max(felt.first_tokens, default=0.0), max(felt.routes, default=0.0)
-            progress(
-                f"  {row.resource}, {row.shape}: first token {first:.2f} s, "
-                f"routes {route:.2f} s, {felt.refused} refused; "
-                f"{felt.accepted} calls of the attack were taken"
-            )
+    for scarce in dict.fromkeys(row.scarce for row in rows):
+        with (
+            tempfile.TemporaryDirectory(prefix="tollhouse-bench-") as home,
+            embedded(Path(home) / "data", dict(scarce)) as site,
+        ):
+            for row in (each for each in rows if each.scarce == scarce):
+                felt = asyncio.run(meet(site, row, options.seconds))
+                found.setdefault(row.resource, []).append(felt)
+                shapes.setdefault(row.resource, []).append(row.shape)
+                first, route = max(felt.first_tokens, default=0.0), max(felt.routes, default=0.0)
+                progress(
+                    f"  {row.resource}, {row.shape}: first token {first:.2f} s, "
+                    f"routes {route:.2f} s, {felt.refused} refused; "
+                    f"{felt.accepted} calls of the attack were taken"
+                )
     empty = [each for each, felts in found.items() if not all(felt.accepted for felt in felts)]
     for resource in empty:  # its row says nothing of the resource
         progress(f"failed: {resource}: no call of an attack was taken")
