@@ -15,6 +15,7 @@ _RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # SO_LINGER: on, for 0 s
 
 
 Seen = Callable[[bytes, bool], None]
+Changed = Callable[[bytes, int], bytes]
 
 
 class Silence(Enum):
@@ -28,10 +29,17 @@ class SilentProxy:
     """Between `address` and a target, in the running event loop."""
 
     def __init__(
-        self, target: tuple[str, int], *, pause_s: float = 0.3, seen: Seen | None = None
+        self,
+        target: tuple[str, int],
+        *,
+        pause_s: float = 0.3,
+        seen: Seen | None = None,
+        changed: Changed | None = None,
     ) -> None:
         """`pause_s` is the time between two bytes of a trickle. `seen` is told what passes, and whether
-        it is an answer."""
+        it is an answer. `changed` gives what passes in place of an answer, at the proxy's port: for
+        servers that name their own address."""
+        self._changed = changed
         self._seen = seen
         self._target = target
         self._pause_s = pause_s
@@ -117,6 +125,8 @@ class SilentProxy:
                     continue
                 if self._seen is not None:
                     self._seen(data, answers)
+                if answers and self._changed is not None:
+                    data = self._changed(data, self.address[1])
                 if answers and self._mode is Silence.RESET:
                     writer.write(data[: len(data) // 2])
                     _reset(writer)
@@ -189,8 +199,10 @@ class ThreadedProxy:
 
 
 @contextmanager
-def proxied(target: tuple[str, int], seen: Seen | None = None) -> Iterator[ThreadedProxy]:
-    thread, proxy = LoopThread(), SilentProxy(target, seen=seen)
+def proxied(
+    target: tuple[str, int], seen: Seen | None = None, changed: Changed | None = None
+) -> Iterator[ThreadedProxy]:
+    thread, proxy = LoopThread(), SilentProxy(target, seen=seen, changed=changed)
     try:
         thread.run(proxy.__aenter__())
         yield ThreadedProxy(thread, proxy)

@@ -1,10 +1,10 @@
 """A ClickHouse server as the archive's client, by clickhouse-connect."""
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import clickhouse_connect
@@ -12,8 +12,9 @@ from clickhouse_connect.driver.exceptions import ClickHouseError
 
 from billing.usage.raw_rows import Rows
 from core.errors import DependencyDown
-from core.waiting import while_alive
+from core.waiting import while_alive, within
 
+T = TypeVar("T")
 log = logging.getLogger("tollhouse.archive")
 _PING_S, _ANSWER_S, _COMMAND_S = 2, 20, 3600
 _FAILURES = (ClickHouseError, OSError)  # a TimeoutError is an OSError
@@ -33,33 +34,41 @@ class ServerClient:
     def ping(self) -> None:
         """On a connection of its own, with time-outs that a scrape can wait for."""
         try:
-            client = self._connect(_PING_S, _PING_S)
-            with suppress(*_FAILURES):
-                client.close()
+            within(self._look, 2 * _PING_S, "a connection to it")
         except _FAILURES as error:
             raise self._down(error) from None
 
     def command(self, statement: str) -> None:
         """As long as the server answers on another connection: it says nothing while it rewrites rows."""
+        self._while_alive(partial(self._command, statement))
+
+    def insert(self, table: str, columns: Sequence[str], rows: Rows) -> None:
+        def _insert() -> None:
+            self._connected().insert(table, rows, column_names=list(columns))
+
+        self._while_alive(_insert)
+
+    def rows(self, query: str, parameters: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
+        def _asked() -> Any:
+            return self._connected().query_row_block_stream(query, parameters=dict(parameters))
+
+        with self._while_alive(_asked) as blocks:
+            while (block := self._while_alive(partial(next, blocks, None))) is not None:
+                yield from map(tuple, block)
+
+    def _look(self) -> None:
+        client = self._connect(_PING_S, _PING_S)
+        with suppress(*_FAILURES):
+            client.close()
+
+    def _while_alive(self, work: Callable[[], T]) -> T:
+        """The result. Each of the work's reads is bounded, and a server may send a byte now and then for
+        ever: it is given up when it does not answer on another connection either."""
         try:
-            while_alive(partial(self._command, statement), self.ping, self._answer_s)
+            return while_alive(work, self.ping, self._answer_s)
         except DependencyDown:
             self._clients.clear()
             raise
-        except _FAILURES as error:
-            raise self._down(error) from None
-
-    def insert(self, table: str, columns: Sequence[str], rows: Rows) -> None:
-        try:
-            self._connected().insert(table, rows, column_names=list(columns))
-        except _FAILURES as error:
-            raise self._down(error) from None
-
-    def rows(self, query: str, parameters: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
-        try:
-            with self._connected().query_rows_stream(query, parameters=dict(parameters)) as found:
-                for row in found:
-                    yield tuple(row)
         except _FAILURES as error:
             raise self._down(error) from None
 

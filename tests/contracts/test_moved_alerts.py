@@ -1,14 +1,10 @@
 """ClickHouse of moved days that fails is seen: by the metrics, the alerts and `tollhouse doctor`."""
 
 import socket
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import ClassVar
-from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
@@ -24,6 +20,7 @@ from gateway.cli.doctor import storage
 from gateway.cli.doctor.check import Health
 from gateway.serving.background.responses import with_charged_usage
 from tests.billing.conftest import Deployment
+from tests.contracts.clickhouse_http import clickhouse_server
 from tests.contracts.test_moved_days import days_of_usage, drop, move
 
 KEPT = 1
@@ -111,55 +108,10 @@ def test_a_failed_response_of_a_moved_day_shows_what_was_charged(
     assert _shown(events[-1].request_id) is not None
 
 
-class _OneQueryASession(BaseHTTPRequestHandler):
-    """Answers by ClickHouse's engine, and refuses the second of two queries of a session, as a server
-    does."""
-
-    busy: ClassVar[set[str]] = set()
-    engine: ClassVar[threading.Lock] = threading.Lock()
-
-    def do_POST(self) -> None:
-        import chdb
-
-        asked = parse_qs(urlsplit(self.path).query)
-        body = self.rfile.read(int(self.headers.get("content-length", 0))).decode()
-        query = asked.get("query", [""])[0] + body
-        session = asked.get("session_id", [""])[0]
-        if session and session in self.busy:
-            self._answer(500, b"Code: 373. DB::Exception: Session is locked. (SESSION_IS_LOCKED)")
-            return
-        self.busy.add(session)
-        time.sleep(0.2)
-        text, _, form = query.rstrip("; \n").partition("FORMAT ")
-        with self.engine:
-            found = chdb.query(text, form.strip() or "TabSeparated").bytes()
-        self.busy.discard(session)
-        self._answer(200, found)
-
-    do_GET = do_POST
-
-    def _answer(self, status: int, body: bytes) -> None:
-        self.send_response(status)
-        if status == 500:
-            self.send_header("X-ClickHouse-Exception-Code", "373")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None: ...
-
-
 @pytest.fixture
 def http_server() -> Iterator[int]:
-    pytest.importorskip("chdb")
-    pytest.importorskip("clickhouse_connect")
-    serving = ThreadingHTTPServer(("127.0.0.1", 0), _OneQueryASession)
-    thread = threading.Thread(target=serving.serve_forever)
-    thread.start()
-    yield serving.server_port
-    serving.shutdown()
-    thread.join()
-    serving.server_close()
+    with clickhouse_server() as port:
+        yield port
 
 
 def test_several_threads_may_ask_at_once(http_server: int) -> None:

@@ -21,6 +21,7 @@ from uuid import uuid4
 import httpx
 import pytest
 from sqlalchemy import text
+from sqlalchemy.engine import make_url
 from sqlalchemy.exc import OperationalError
 
 from billing.archive.server import ServerClient
@@ -38,14 +39,23 @@ from gateway.edge.auth.single_sign_on import IssuerClient
 from gateway.metering.streams.base import Message, StreamDown
 from tests.billing.notices.mailbox import Mailbox
 from tests.conftest import NATS, POSTGRES, REDIS, need_nats, need_postgres, need_redis
-from tests.contracts.usage_streams import nats_url
+from tests.contracts.clickhouse_http import clickhouse_server
+from tests.contracts.usage_streams import kafka_url, nats_url
 from tests.engine.helpers import ask
 from tests.engine.worker.test_server import Worker, gather
 from tests.gateway.deployment import MODEL, running_deployment
 from tests.gateway.fake_upstream import upstream
+from tests.pooler import pgbouncer
 from tests.s3_server import s3_server
 from tests.silent_proxy import LoopThread, Silence, ThreadedProxy, proxied
 
+PROTECTS = (
+    "core/database.py",
+    "core/waiting.py",
+    "gateway/metering/streams/kafka.py",
+    "tests/pooler.py",
+    "tests/silent_proxy.py",
+)
 Use = Callable[[], None]
 LIMITS = Limits(connect_s=1, answer_s=0.5, statement_s=1.0)
 ENDS_S = 60.0  # within which a use has to end, whatever the network does
@@ -106,6 +116,39 @@ def _postgres_long(_path: Path) -> Iterator[tuple[ThreadedProxy, Use]]:
                 session.execute(text("select 2"))
 
         yield proxy, _use
+        database.close()
+
+
+def _pooled(port: int) -> Database:
+    name = make_url(POSTGRES).database
+    url = f"postgresql://root@127.0.0.1:{port}/{name}?pooler=transaction"
+    return Database(url, limits=LIMITS)
+
+
+@contextmanager
+def _pooler(_path: Path) -> Iterator[tuple[ThreadedProxy, Use]]:
+    need_postgres()
+    user = make_url(POSTGRES).username or ""
+    with (
+        pgbouncer(_address(POSTGRES, 5432), user) as port,
+        proxied(("127.0.0.1", port)) as proxy,
+    ):
+        database = _pooled(proxy.port)
+        yield proxy, database.ping
+        database.close()
+
+
+@contextmanager
+def _pooler_server(_path: Path) -> Iterator[tuple[ThreadedProxy, Use]]:
+    """PgBouncer answers, and the PostgreSQL behind it does not."""
+    need_postgres()
+    user = make_url(POSTGRES).username or ""
+    with (
+        proxied(_address(POSTGRES, 5432)) as proxy,
+        pgbouncer((proxy.host, proxy.port), user) as port,
+    ):
+        database = _pooled(port)
+        yield proxy, database.ping
         database.close()
 
 
@@ -284,6 +327,92 @@ def _stream_consumer(_path: Path) -> Iterator[tuple[ThreadedProxy, Use]]:
 
 
 @contextmanager
+def _behind_kafka() -> Iterator[tuple[ThreadedProxy, str, str]]:
+    """A proxy before a broker, the broker's own address and the topic."""
+    pytest.importorskip("confluent_kafka")
+    with kafka_url() as url:
+        servers, _, topic = url.removeprefix("kafka://").partition("?topic=")
+        host, port = _address(f"kafka://{servers}", 9092)
+
+        def _named_here(answer: bytes, own: int) -> bytes:
+            """Clients connect to the address that the broker names."""
+            named = host.encode()
+            return answer.replace(named + port.to_bytes(4, "big"), named + own.to_bytes(4, "big"))
+
+        with proxied((host, port), changed=_named_here) as proxy:
+            yield proxy, servers, topic
+
+
+@contextmanager
+def _kafka(_path: Path) -> Iterator[tuple[ThreadedProxy, Use]]:
+    with _behind_kafka() as (proxy, _, topic):
+        from gateway.metering.streams.kafka import KafkaStream
+
+        stream = KafkaStream(proxy.netloc, topic, timeout_s=1.0)
+        yield proxy, lambda: stream.publish([Message(uuid4().hex, "acme", b"{}")])
+        stream.close()
+
+
+@contextmanager
+def _kafka_consumer(_path: Path) -> Iterator[tuple[ThreadedProxy, Use]]:
+    """Messages come from elsewhere, and a consumer waits for them."""
+    with _behind_kafka() as (proxy, servers, topic):
+        from gateway.metering.streams.kafka import KafkaStream
+
+        source = KafkaStream(servers, topic, timeout_s=30.0)
+        stream = KafkaStream(proxy.netloc, topic, timeout_s=1.0)
+
+        def _use() -> None:
+            source.publish([Message(uuid4().hex, "acme", b"{}")])
+            found = stream.fetch(10, 0.5)
+            if not found:
+                raise Unanswered("no message came")
+            stream.acknowledge(found)
+
+        yield proxy, _use
+        stream.close()
+        source.close()
+
+
+@contextmanager
+def _kafka_lag(_path: Path) -> Iterator[tuple[ThreadedProxy, Use]]:
+    """A scrape asks how many messages wait."""
+    with _behind_kafka() as (proxy, servers, topic):
+        from gateway.metering.streams.kafka import KafkaStream
+
+        source = KafkaStream(servers, topic, timeout_s=30.0)
+        source.publish([Message(uuid4().hex, "acme", b"{}")])
+        stream = KafkaStream(proxy.netloc, topic, timeout_s=1.0)
+
+        def _use() -> None:
+            assert stream.lag().messages >= 1
+
+        yield proxy, _use
+        stream.close()
+        source.close()
+
+
+@contextmanager
+def _clickhouse(_path: Path, *, used: str) -> Iterator[tuple[ThreadedProxy, Use]]:
+    with clickhouse_server() as port, proxied(("127.0.0.1", port)) as proxy:
+        url = f"clickhouse://{proxy.netloc}/default?compress=false"
+        client = ServerClient(url, timeout_s=2, answer_s=1)
+
+        def _rows() -> None:
+            assert list(client.rows("select 7", {})) == [(7,)]
+
+        yield proxy, {"rows": _rows, "ping": client.ping}[used]
+
+
+def _clickhouse_rows(path: Path) -> AbstractContextManager[tuple[ThreadedProxy, Use]]:
+    return _clickhouse(path, used="rows")
+
+
+def _clickhouse_ping(path: Path) -> AbstractContextManager[tuple[ThreadedProxy, Use]]:
+    return _clickhouse(path, used="ping")
+
+
+@contextmanager
 def _engine(_path: Path) -> Iterator[tuple[ThreadedProxy, Use]]:
     worker, thread = Worker(), LoopThread()
     host, port = worker.server.address.removeprefix("tcp://").split(":")
@@ -338,6 +467,8 @@ CONNECTIONS: dict[str, tuple[Made, tuple[type[Exception], ...]]] = {
     "postgresql": (_postgres, (DependencyDown,)),
     "postgresql-statement": (_postgres_statement, (OperationalError,)),
     "postgresql-long": (_postgres_long, (OperationalError,)),
+    "pgbouncer": (_pooler, (DependencyDown,)),
+    "postgresql-behind-pgbouncer": (_pooler_server, (DependencyDown,)),
     "read-replica": (_replica, ()),
     "redis": (_redis, (DependencyDown,)),
     "bucket": (_bucket, (Exception,)),
@@ -347,6 +478,11 @@ CONNECTIONS: dict[str, tuple[Made, tuple[type[Exception], ...]]] = {
     "issuer-tokens": (_issuer_tokens, (Unavailable,)),
     "nats": (_stream, (StreamDown,)),
     "nats-consumer": (_stream_consumer, (StreamDown, Unanswered)),
+    "kafka": (_kafka, (StreamDown,)),
+    "kafka-consumer": (_kafka_consumer, (StreamDown, Unanswered)),
+    "kafka-lag": (_kafka_lag, (StreamDown,)),
+    "clickhouse-rows": (_clickhouse_rows, (DependencyDown,)),
+    "clickhouse-ping": (_clickhouse_ping, (DependencyDown,)),
     "engine": (_engine, (ConnectionLost,)),
     "upstream": (_upstream, (Unanswered,)),
 }
@@ -375,8 +511,17 @@ def _use_until_it_succeeds(use: Use, errors: tuple[type[Exception], ...]) -> Non
         time.sleep(0.05)
 
 
+# Their clients wait for seconds, again and again, before they give a connection up.
+_WAIT = ("kafka", "clickhouse", "postgresql-behind")
+_ALWAYS = (Silence.HALF_OPEN, Silence.RESET)
+
+
+def _marks(name: str, silence: Silence) -> list[pytest.MarkDecorator]:
+    return [pytest.mark.proof] if name.startswith(_WAIT) and silence not in _ALWAYS else []
+
+
 ROWS = [
-    pytest.param(name, silence, id=f"{name}-{silence.value}")
+    pytest.param(name, silence, id=f"{name}-{silence.value}", marks=_marks(name, silence))
     for name in CONNECTIONS
     for silence in Silence
 ]

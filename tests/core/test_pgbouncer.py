@@ -4,11 +4,6 @@ Two server connections for many clients, so that a transaction rarely finds the 
 before; the database's own time zone is not UTC.
 """
 
-import shutil
-import socket
-import subprocess
-import tempfile
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -38,63 +33,17 @@ from tests.billing.conftest import Deployment, deployment_of
 from tests.conftest import POSTGRES
 from tests.dashboards.browser_client import browser
 from tests.gateway.deployment import MODEL, running_deployment
-
-PROGRAM = shutil.which("pgbouncer") or shutil.which("pgbouncer", path="/usr/sbin:/sbin")
-_CONFIG = """[databases]
-* = host={host} port={port} user={user}
-[pgbouncer]
-listen_addr = 127.0.0.1
-listen_port = {own}
-unix_socket_dir =
-auth_type = any
-pool_mode = transaction
-default_pool_size = 2
-max_client_conn = 200
-logfile = {folder}/log
-user = {runs_as}
-"""
+from tests.pooler import pgbouncer
 
 
 @pytest.fixture(scope="module")
 def bouncer() -> Iterator[int]:
     """The port of a PgBouncer of this module's own, in front of the tests' PostgreSQL."""
-    if PROGRAM is None:
-        pytest.skip("pgbouncer is not installed; install it (apt-get install pgbouncer)")
-    folder = Path(tempfile.mkdtemp(prefix="pgbouncer-"))  # pytest's own folders are root's alone
-    folder.chmod(0o777)  # it refuses to run as root and becomes another user
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        own = probe.getsockname()[1]
     server = make_url(POSTGRES)
-    config = folder / "pgbouncer.ini"
-    config.write_text(
-        _CONFIG.format(
-            host=server.host,
-            port=server.port,
-            user=server.username,
-            own=own,
-            folder=folder,
-            runs_as="nobody",
-        )
-    )
-    process = subprocess.Popen([PROGRAM, "-q", str(config)], stderr=subprocess.PIPE)
-    deadline = time.monotonic() + 20
-    while True:
-        try:
-            socket.create_connection(("127.0.0.1", own), 1).close()
-            break
-        except OSError:
-            if process.poll() is not None or time.monotonic() > deadline:
-                process.kill()
-                assert process.stderr is not None
-                pytest.fail(f"pgbouncer does not listen: {process.stderr.read().decode()}")
-            time.sleep(0.05)
-    yield own
-    process.terminate()
-    process.wait(10)
-    assert process.stderr is not None
-    process.stderr.close()
-    shutil.rmtree(folder)
+    with pgbouncer(
+        (server.host or "127.0.0.1", server.port or 5432), server.username or ""
+    ) as port:
+        yield port
 
 
 def pooled(url: str, port: int, query: str = "?pooler=transaction") -> str:

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from confluent_kafka import (
@@ -18,6 +19,7 @@ from confluent_kafka import (
     TopicPartition,
 )
 
+from core.waiting import within
 from gateway.metering.streams.base import Delivery, Lag, Mark, Message, StreamDown
 
 GROUP = "tollhouse-store"
@@ -41,7 +43,14 @@ class KafkaStream:
         self.most_bytes = _MOST_BYTES - _HEADERS
         self._topic = topic
         self._timeout_s = timeout_s
-        self._common = {"bootstrap.servers": servers, **(options or {})}
+        # A broker that is silent for so long is connected anew; a fetch that finds nothing is answered
+        # within half a second.
+        silent_ms = int(timeout_s * 1000)
+        own = {
+            "socket.timeout.ms": silent_ms,
+            "socket.connection.setup.timeout.ms": max(1000, silent_ms),
+        }
+        self._common = {"bootstrap.servers": servers, **own, **(options or {})}
         self._producer: Producer | None = None
         self._member: Consumer | None = None
         self._watcher: Consumer | None = None
@@ -64,7 +73,6 @@ class KafkaStream:
                 "compression.type": "lz4",
                 "linger.ms": 5,
                 "delivery.timeout.ms": int(self._timeout_s * 1000),
-                "socket.timeout.ms": int(self._timeout_s * 1000),
             }
         )
         kept, failures = 0, list[str]()
@@ -181,10 +189,14 @@ class KafkaStream:
         places = [TopicPartition(self._topic, each, at) for each, at in offsets.items()]
         try:
             if commit:
-                self._member.commit(offsets=places, asynchronous=False)
+                # The client waits for the group's coordinator for as long as none answers.
+                committing = partial(self._member.commit, offsets=places, asynchronous=False)
+                within(committing, 2 * self._timeout_s, "the commit of offsets")
                 return
             for place in places:
                 self._member.seek(place)
+        except TimeoutError as error:
+            raise self._down(str(error)) from None
         except KafkaException as error:
             # The partition belongs to another member now, which gets its messages again.
             raise self._down(error.args[0].str()) from None

@@ -203,12 +203,12 @@ class Driver:
     def insert(self, table: str, rows: Any, column_names: list[str]) -> None:
         self._do("insert", table, rows, column_names)
 
-    def query_rows_stream(self, query: str, parameters: dict[str, Any]) -> "Driver":
+    def query_row_block_stream(self, query: str, parameters: dict[str, Any]) -> "Driver":
         self._do("rows", query, parameters)
         return self
 
-    def __enter__(self) -> Iterator[list[int]]:
-        return iter([[1, 2], [3, 4]])
+    def __enter__(self) -> Iterator[list[list[int]]]:
+        return iter([[[1, 2]], [[3, 4]]])
 
     def __exit__(self, *_: object) -> None:
         self.done.append(("ended",))
