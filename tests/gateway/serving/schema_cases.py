@@ -3,17 +3,19 @@ each answer by the document:
 
     python -m tests.gateway.serving.schema_cases [--examples N] [--seed S] [--results FILE]
 
-Half of the cases are valid, half break the document in one place. No answer may be a server error (503
+Half of the cases are valid, half break the document in one place. Each has the right key, and paths name
+objects that were made for it. No answer may be a server error (503
 with a code excepted); status, content type, headers and body must be as announced; an error has one of
 two shapes. What differs is printed, and the command ends with 1.
 """
 
 import argparse
+import itertools
 import json
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,7 @@ from schemathesis.checks import CHECKS
 from tests.gateway.deployment import running_deployment
 
 _METHODS = ("get", "post", "put", "patch", "delete")
+Make = Callable[[], str]
 _JSON_RPC = "/mcp"  # its errors have the shape of that protocol
 _SHAPES = ({"error"}, {"type", "error", "request_id"})  # OpenAI's, Anthropic's
 _BY_DOCUMENT = (
@@ -60,7 +63,9 @@ def try_all(
     """Every operation, `examples` times with valid cases and as often with others. secrets: a tenant's
     key and the operator's token."""
     key, operator_token = secrets
-    schema, found = schemathesis.openapi.from_dict(document), Found()
+    schema, found = schemathesis.openapi.from_dict(_without_keys(document)), Found()
+    makers = object_makers(url, key) | tenant_makers(url, operator_token)
+    tenant = makers["/admin/v1/tenants/{tenant}"]()
     checks = CHECKS.get_by_names(list(_BY_DOCUMENT))
     for path, operations in document["paths"].items():
         headers = {
@@ -70,11 +75,101 @@ def try_all(
             operation = schema[path][method.upper()]
             for mode in GenerationMode:
                 for case in _cases(operation, mode, examples, drawn_by):
+                    _name_objects(case, path, makers)
+                    if isinstance(case.query, dict) and "tenant" in case.query:
+                        case.query["tenant"] = tenant
                     answer = case.call(base_url=url, headers=headers, timeout=60)
                     found.statuses[answer.status_code] += 1
                     for problem in (*_problem(answer), *_differences(case, answer, checks)):
                         found.problems.append(f"{method} {path} ({mode.value}): {problem}")
     return found
+
+
+def _without_keys(document: dict[str, Any]) -> dict[str, Any]:
+    """Without the need of a key: what breaks the document in one place would else leave that out."""
+    paths = {
+        path: {
+            name: {k: v for k, v in it.items() if k != "security"} if name in _METHODS else it
+            for name, it in operations.items()
+        }
+        for path, operations in document["paths"].items()
+    }
+    return {k: v for k, v in document.items() if k != "security"} | {"paths": paths}
+
+
+def object_makers(url: str, key: str) -> dict[str, Make]:
+    """By the part of a path that ends in an object's name: makes one, and returns its name."""
+    client = httpx.Client(base_url=url, headers={"authorization": f"Bearer {key}"}, timeout=60)
+    model = str(client.get("/v1/models").json()["data"][0]["id"])
+    said = [{"role": "user", "content": "Hi"}]
+
+    def _made(path: str, **body: Any) -> str:
+        answer = client.post(path, **body)
+        assert answer.status_code < 300, f"{path}: {answer.text}"
+        return str(answer.json()["id"])
+
+    def _file() -> str:
+        line = {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions"}
+        line["body"] = {"model": model, "messages": said}  # type: ignore[assignment]
+        files = {"file": ("a.jsonl", json.dumps(line).encode())}
+        return _made("/v1/files", data={"purpose": "batch"}, files=files)
+
+    def _batch() -> str:
+        asked = {"endpoint": "/v1/chat/completions", "completion_window": "24h"}
+        return _made("/v1/batches", json=asked | {"input_file_id": _file()})
+
+    def _messages() -> str:
+        params = {"model": model, "max_tokens": 1, "messages": said}
+        asked = {"requests": [{"custom_id": "a", "params": params}]}
+        return _made("/v1/messages/batches", json=asked)
+
+    return {
+        "/v1/models/{model}": lambda: model,
+        "/v1/files/{file_id}": _file,
+        "/v1/batches/{batch_id}": _batch,
+        "/v1/messages/batches/{batch_id}": _messages,
+        "/v1/conversations/{conversation_id}": lambda: _made("/v1/conversations", json={}),
+        "/v1/responses/{response_id}": lambda: _made(
+            "/v1/responses", json={"model": model, "input": "Hi", "max_output_tokens": 16}
+        ),
+        "/v1/chat/completions/{completion_id}": lambda: _made(
+            "/v1/chat/completions",
+            json={"model": model, "messages": said, "store": True, "max_tokens": 2},
+        ),
+    }
+
+
+def tenant_makers(url: str, operator_token: str) -> dict[str, Make]:
+    """As `object_makers`, of what the operator makes."""
+    headers = {"authorization": f"Bearer {operator_token}"}
+    client = httpx.Client(base_url=url, headers=headers, timeout=60)
+    numbers = itertools.count()
+
+    def _tenant() -> dict[str, str]:
+        name = f"drawn-{next(numbers)}"
+        answer = client.post("/admin/v1/tenants", json={"name": name, "plan": "free"})
+        assert answer.status_code < 300, answer.text
+        return {"name": name, "project": answer.json()["project_id"]}
+
+    def _key() -> str:
+        made = _tenant()
+        body = {"project_id": made["project"], "name": "k", "role": "owner"}
+        answer = client.post("/admin/v1/keys", params={"tenant": made["name"]}, json=body)
+        assert answer.status_code < 300, answer.text
+        return str(answer.json()["id"])
+
+    return {
+        "/admin/v1/tenants/{tenant}": lambda: _tenant()["name"],
+        "/admin/v1/tenants/{name}": lambda: _tenant()["name"],
+        "/admin/v1/projects/{project_id}": lambda: _tenant()["project"],
+        "/admin/v1/keys/{key_id}": _key,
+    }
+
+
+def _name_objects(case: Any, path: str, makers: dict[str, Make]) -> None:
+    for stem, make in makers.items():
+        if path == stem or path.startswith(stem + "/"):
+            case.path_parameters[stem.rpartition("{")[2].rstrip("}")] = make()
 
 
 def _cases(operation: Any, mode: GenerationMode, examples: int, drawn_by: int) -> list[Any]:
