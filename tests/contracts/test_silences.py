@@ -49,13 +49,6 @@ from tests.pooler import pgbouncer
 from tests.s3_server import s3_server
 from tests.silent_proxy import LoopThread, Silence, ThreadedProxy, proxied
 
-PROTECTS = (
-    "core/database.py",
-    "core/waiting.py",
-    "gateway/metering/streams/kafka.py",
-    "tests/pooler.py",
-    "tests/silent_proxy.py",
-)
 Use = Callable[[], None]
 LIMITS = Limits(connect_s=1, answer_s=0.5, statement_s=1.0)
 ENDS_S = 60.0  # within which a use has to end, whatever the network does
@@ -511,17 +504,8 @@ def _use_until_it_succeeds(use: Use, errors: tuple[type[Exception], ...]) -> Non
         time.sleep(0.05)
 
 
-# Their clients wait for seconds, again and again, before they give a connection up.
-_WAIT = ("kafka", "clickhouse", "postgresql-behind")
-_ALWAYS = (Silence.HALF_OPEN, Silence.RESET)
-
-
-def _marks(name: str, silence: Silence) -> list[pytest.MarkDecorator]:
-    return [pytest.mark.proof] if name.startswith(_WAIT) and silence not in _ALWAYS else []
-
-
 ROWS = [
-    pytest.param(name, silence, id=f"{name}-{silence.value}", marks=_marks(name, silence))
+    pytest.param(name, silence, id=f"{name}-{silence.value}")
     for name in CONNECTIONS
     for silence in Silence
 ]
