@@ -78,9 +78,9 @@ def empty_deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deplo
         yield made
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def chromium() -> Iterator[Browser]:
-    """Of this folder alone: while it lives, an event loop runs, and asyncio tests would meet it."""
+    """Of one file: while it lives, an event loop runs, and asyncio tests would meet it."""
     if not CHROMIUM:
         pytest.skip("no Chromium; Debian's package `chromium-headless-shell` has it")
     with sync_playwright() as playwright:
