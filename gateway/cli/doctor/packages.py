@@ -21,6 +21,7 @@ EXTRAS = {
     "nats": "nats",
     "pdf": "weasyprint",
     "parquet": "pyarrow",
+    "picker": "grpc",
     "s3": "boto3",
     "stripe": "stripe",
     "tracing": "opentelemetry.sdk",

@@ -12,15 +12,12 @@ from typing import Any
 import orjson
 
 from core.extras import imports_of
+from gateway.engines.picker import messages as pb
 from gateway.engines.picker.asks import ask_of
 from gateway.engines.picker.picking import Picker, Placed, Refused
 
 with imports_of("picker", "The endpoint picker"):
     import grpc
-    from envoy.config.core.v3 import base_pb2
-    from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
-    from envoy.service.ext_proc.v3 import external_processor_pb2_grpc as stubs
-    from envoy.type.v3 import http_status_pb2
     from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 log = logging.getLogger("tollhouse.picker")
@@ -35,19 +32,24 @@ _MOST_READ = (
 )  # bytes of a body that are read before the choice; the rest passes on behind it
 
 
-class Processor(stubs.ExternalProcessorServicer):  # type: ignore[misc]
-    def __init__(self, picker: Picker) -> None:
-        self._picker = picker
+def handler_of(picker: Picker) -> Any:
+    """The service with its one method, which takes the messages about one HTTP request of the proxy."""
 
-    async def Process(self, messages: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
-        """One HTTP request of the proxy."""
-        exchange = Exchange(self._picker)
+    async def _process(messages: AsyncIterator[Any], _context: Any) -> AsyncIterator[Any]:
+        exchange = Exchange(picker)
         try:
             async for message in messages:
                 for answer in exchange.take(message):
                     yield answer
         finally:
             exchange.end()
+
+    method = grpc.stream_stream_rpc_method_handler(
+        _process,
+        request_deserializer=pb.ProcessingRequest.FromString,
+        response_serializer=pb.ProcessingResponse.SerializeToString,
+    )
+    return grpc.method_handlers_generic_handler(SERVICE, {"Process": method})
 
 
 class Exchange:
@@ -85,7 +87,7 @@ class Exchange:
         for header in message.request_headers.headers.headers:
             value = header.raw_value.decode("latin-1") or header.value
             self._headers[header.key.lower()] = value
-        self._subset = subset_of(message.metadata_context.filter_metadata)
+        self._subset = subset_of(metadata_of(message))
         if message.request_headers.end_of_stream:
             yield self._place()
 
@@ -111,7 +113,7 @@ class Exchange:
 
     def _response_headers(self, message: Any) -> Iterator[Any]:
         if self._placed is not None:
-            self._placed.served(served_of(message.metadata_context.filter_metadata))
+            self._placed.served(served_of(metadata_of(message)))
             if message.response_headers.end_of_stream:
                 self._placed.ended()
         yield pb.ProcessingResponse(response_headers=pb.HeadersResponse())
@@ -140,6 +142,10 @@ class Exchange:
         yield from streamed("request_body", body, last)
 
 
+def metadata_of(message: Any) -> dict[str, Any]:
+    return {each.key: each.value for each in message.metadata_context.filter_metadata}
+
+
 def subset_of(metadata: Mapping[str, Any]) -> frozenset[str] | None:
     """Addresses that the proxy allows; None if it allows all."""
     fields = metadata["envoy.lb.subset_hint"].fields if "envoy.lb.subset_hint" in metadata else {}
@@ -166,7 +172,8 @@ def destination(servers: list[str]) -> Any:
             )
         )
     )
-    answer.dynamic_metadata.get_or_create_struct("envoy.lb")[DESTINATION] = value
+    fields = answer.dynamic_metadata.fields["envoy.lb"].struct_value.fields
+    fields[DESTINATION].string_value = value
     return answer
 
 
@@ -190,7 +197,7 @@ def refused(refusal: Refused) -> Any:
     ]
     return pb.ProcessingResponse(
         immediate_response=pb.ImmediateResponse(
-            status=http_status_pb2.HttpStatus(code=refusal.status),
+            status=pb.HttpStatus(code=refusal.status),
             headers=pb.HeaderMutation(set_headers=headers),
             body=orjson.dumps({"error": error}),
             details=refusal.reason,
@@ -199,9 +206,8 @@ def refused(refusal: Refused) -> Any:
 
 
 def _header(name: str, value: str) -> Any:
-    header = base_pb2.HeaderValue(key=name, raw_value=value.encode("latin-1"))
-    overwrite = base_pb2.HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD
-    return base_pb2.HeaderValueOption(header=header, append_action=overwrite)
+    header = pb.HeaderValue(key=name, raw_value=value.encode("latin-1"))
+    return pb.HeaderValueOption(header=header, append_action=pb.OVERWRITE_OR_ADD)
 
 
 class PickerServer:
@@ -210,7 +216,7 @@ class PickerServer:
     def __init__(self, picker: Picker, address: str) -> None:
         self._picker = picker
         self._server = grpc.aio.server()
-        stubs.add_ExternalProcessorServicer_to_server(Processor(picker), self._server)
+        self._server.add_generic_rpc_handlers((handler_of(picker),))
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         self.port = self._server.add_insecure_port(address)

@@ -10,7 +10,6 @@ two shapes. What differs is printed, and the command ends with 1.
 """
 
 import argparse
-import itertools
 import json
 import sys
 import tempfile
@@ -19,6 +18,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import httpx
 import schemathesis
@@ -99,12 +99,13 @@ def _without_keys(document: dict[str, Any]) -> dict[str, Any]:
 
 def object_makers(url: str, key: str) -> dict[str, Make]:
     """By the part of a path that ends in an object's name: makes one, and returns its name."""
-    client = httpx.Client(base_url=url, headers={"authorization": f"Bearer {key}"}, timeout=60)
-    model = str(client.get("/v1/models").json()["data"][0]["id"])
+    headers = {"authorization": f"Bearer {key}"}
+    listed = httpx.get(f"{url}/v1/models", headers=headers, timeout=60)
+    model = str(listed.json()["data"][0]["id"])
     said = [{"role": "user", "content": "Hi"}]
 
     def _made(path: str, **body: Any) -> str:
-        answer = client.post(path, **body)
+        answer = httpx.post(f"{url}{path}", headers=headers, timeout=60, **body)
         assert answer.status_code < 300, f"{path}: {answer.text}"
         return str(answer.json()["id"])
 
@@ -142,19 +143,24 @@ def object_makers(url: str, key: str) -> dict[str, Make]:
 def tenant_makers(url: str, operator_token: str) -> dict[str, Make]:
     """As `object_makers`, of what the operator makes."""
     headers = {"authorization": f"Bearer {operator_token}"}
-    client = httpx.Client(base_url=url, headers=headers, timeout=60)
-    numbers = itertools.count()
 
     def _tenant() -> dict[str, str]:
-        name = f"drawn-{next(numbers)}"
-        answer = client.post("/admin/v1/tenants", json={"name": name, "plan": "free"})
+        name = f"drawn-{uuid4().hex[:12]}"
+        body = {"name": name, "plan": "free"}
+        answer = httpx.post(f"{url}/admin/v1/tenants", headers=headers, json=body, timeout=60)
         assert answer.status_code < 300, answer.text
         return {"name": name, "project": answer.json()["project_id"]}
 
     def _key() -> str:
         made = _tenant()
         body = {"project_id": made["project"], "name": "k", "role": "owner"}
-        answer = client.post("/admin/v1/keys", params={"tenant": made["name"]}, json=body)
+        answer = httpx.post(
+            f"{url}/admin/v1/keys",
+            headers=headers,
+            params={"tenant": made["name"]},
+            json=body,
+            timeout=60,
+        )
         assert answer.status_code < 300, answer.text
         return str(answer.json()["id"])
 

@@ -13,9 +13,8 @@ from gateway.engines.picker.servers import adapters_of, fixed
 from tests.gateway.engines.picker.model_servers import running_servers
 
 pytest.importorskip("grpc", reason="the extra 'picker' is not installed")
-from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
-
-from gateway.engines.picker.external_processor import Exchange, subset_of
+from gateway.engines.picker import messages as pb
+from gateway.engines.picker.external_processor import Exchange, metadata_of, subset_of
 
 
 def asked(text: str, fairness: str = "", **more: Any) -> Any:
@@ -122,7 +121,12 @@ def test_a_subset_is_read_as_a_text_or_a_list() -> None:
     name = "x-gateway-destination-endpoint-subset"
     for value in ("10.0.0.1:80, [fd00::7]:8000", ["10.0.0.1:80", "[fd00::7]:8000"]):
         message = pb.ProcessingRequest()
-        metadata = message.metadata_context.filter_metadata
-        metadata["envoy.lb.subset_hint"].update({name: value})
-        assert subset_of(metadata) == {"10.0.0.1:80", "[fd00::7]:8000"}
+        added = message.metadata_context.filter_metadata.add(key="envoy.lb.subset_hint")
+        field = added.value.fields[name]
+        if isinstance(value, str):
+            field.string_value = value
+        else:
+            for each in value:
+                field.list_value.values.add(string_value=each)
+        assert subset_of(metadata_of(message)) == {"10.0.0.1:80", "[fd00::7]:8000"}
     assert subset_of({}) is None
