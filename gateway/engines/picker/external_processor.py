@@ -142,7 +142,7 @@ class Exchange:
         yield from streamed("request_body", body, last)
 
 
-def metadata_of(message: Any) -> dict[str, Any]:
+def metadata_of(message: Any) -> Mapping[str, Any]:
     return {each.key: each.value for each in message.metadata_context.filter_metadata}
 
 

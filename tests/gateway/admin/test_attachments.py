@@ -60,7 +60,7 @@ RECORDS = {
 # Names without an id of a key, project, member, model or adapter.
 _NEUTRAL = re.compile(
     r".*\.(adapter_(requests|amount|digest)|by_operator|counted_by|idempotency_key|lease_owner)"
-    r"|closed_units\.key|engine_drains\.by|(limits|budgets)\.scope"
+    r"|closed_units\.key|engine_drains\.by|(limits|budgets)\.scope|sign_on_connections\.new_member_role"
 )
 _HINT = re.compile(
     r"(^|_)(key|project|member|adapter|model|target|scope|scopes|owner|holder|by)(_|$)"
