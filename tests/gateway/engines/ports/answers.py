@@ -8,11 +8,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.gateway.deployment import Deployment
 from tests.gateway.provider_server import SSE, Said, named_events, pieces, plain_events, whole
 
 THOUGHT, TEXT, SIGNATURE = "Two cities.", "I look at both.", "c2lnbmVkL2J5PT0="
 CALLS = (("k1x", {"city": "Bern"}), ("k2x", {"city": "Köln"}))
 FRAMES = "application/vnd.amazon.eventstream"
+
+
+def end_rest(gateway: Deployment, model: str) -> None:
+    """The keys of the model's providers may be used again, though a provider named a time."""
+    for replica in gateway.services.pipeline.router.of(model):
+        replica.client._learned._group += "+"  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from gateway.catalog.upstreams import read_upstreams
 from gateway.formats.messages.request import parse_messages
 from gateway.screening.prompt_texts import screened_texts
 from tests.gateway.deployment import Deployment, running_deployment
+from tests.gateway.engines.ports.answers import end_rest
 from tests.gateway.provider_server import Provider, Said, named_events, provider, whole
 
 CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
@@ -420,6 +421,7 @@ def test_its_errors_are_ours(
     body = {"model": "older", "messages": [{"role": "user", "content": "Hi"}]}
     answer = httpx.post(gateway.url + CHAT, json=body, headers=gateway.headers, timeout=60)
     server.said = whole(message(TEXT, "end_turn"))  # so that no breaker opens
+    end_rest(gateway, "older")
     httpx.post(gateway.url + CHAT, json=body, headers=gateway.headers, timeout=60)
     assert (answer.status_code, answer.json()["error"]["code"]) == (status, code), answer.text
     assert answer.headers.get("retry-after") == wait

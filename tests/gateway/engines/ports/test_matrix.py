@@ -19,6 +19,7 @@ from tests.gateway.engines.ports.answers import (
     TEXT,
     THOUGHT,
     Made,
+    end_rest,
 )
 from tests.gateway.provider_server import Provider, Said, provider
 
@@ -358,8 +359,7 @@ def test_a_bad_answer_is_an_error_that_costs_nothing(
     server.said = BAD[fault]
     answer = post(gateway, CHAT, body_of(CHAT, made))
     server.said = made.whole(False)  # so that no breaker opens
-    for replica in gateway.services.pipeline.router.of(f"our-{name}"):
-        replica.client._learned._group += "+"  # type: ignore[attr-defined]  # its rest is over
+    end_rest(gateway, f"our-{name}")
     post(gateway, CHAT, body_of(CHAT, made))
     assert answer.status_code == (429 if fault == "busy" else 503), answer.text
     assert answer.headers["retry-after"] == ("7" if fault == "busy" else "1")
