@@ -54,7 +54,7 @@ _WINDOWS = {
 }
 _WHY = {
     "tpm": "limits of tokens are learned from the provider's headers, or set with `tollhouse limit`",
-    "master_key": "make a key with `tollhouse key create`; the operator's is TOLLHOUSE_ADMIN_TOKEN",
+    "master_key": "make a key with `tollhouse key new`; the operator's is TOLLHOUSE_ADMIN_TOKEN",
     "database_url": "set TOLLHOUSE_DATABASE_URL; keys and spend of the old database are not read",
     "context_window_fallbacks": "a virtual model with `tokens_from` chooses by the prompt's size",
     "cache": "a tenant turns its response cache on",

@@ -21,6 +21,7 @@ from tests.engine.hostile.serving import serve_adapter
 from tests.engine.hostile.trial import LOADED, REFUSED, tried
 
 pytestmark = [pytest.mark.proof, pytest.mark.timeout(600)]
+PROTECTS = ("engine", "gateway/prompts/rendering.py")
 _CASES = 40
 
 
