@@ -84,5 +84,5 @@ def test_the_machine_finds_a_seeded_fault(
     module, name, faulty = FAULTS[fault]
     monkeypatch.setattr(module, name, faulty)
     with pytest.raises(Escalation):
-        for seed in range(100):
+        for seed in range(300):
             walk(sqlite_database, 1_000 + seed, 60)

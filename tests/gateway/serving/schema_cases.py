@@ -218,7 +218,8 @@ def _differences(case: Any, answer: Any, checks: list[Any]) -> Iterator[str]:
 
 
 def _shown(answer: Any) -> str:
-    return f"{answer.status_code} {answer.text[:300]} of {answer.request.body!r:.300}"
+    text = answer.content[:300].decode(errors="replace")  # an archive is no text
+    return f"{answer.status_code} {text} of {answer.request.body!r:.300}"
 
 
 def _problem(answer: Any) -> list[str]:
