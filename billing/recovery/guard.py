@@ -23,6 +23,7 @@ from core.tenants.models import Tenant
 
 log = logging.getLogger("tollhouse.restores")
 BEFORE = timedelta(days=2)  # records at the provider from before the last mark are read, too
+_FINAL_FOR = timedelta(days=30)  # in which an audit runs after the last lost invoice is final again
 _INVOICES_FOLLOW = timedelta(days=60)  # an invoice that is not final by then is not waited for
 
 
@@ -56,7 +57,8 @@ def check(
 
 def window(session: Session, now: datetime) -> Window:
     """Whose records of the provider an audit reads. After a restore it begins with what the database
-    lost, until a day after the lost invoices are final again: their payments are posted then."""
+    lost, until a month after the lost invoices are final again: their payments and the refunds of those
+    are posted then, even if no audit runs for weeks."""
     usual = default_window(now)
     waits = (
         select(func.min(ReservedNumber.reserved_at))
@@ -64,7 +66,7 @@ def window(session: Session, now: datetime) -> Window:
         .where(
             ReservedNumber.external_id.is_not(None),
             ReservedNumber.reserved_at > now - _INVOICES_FOLLOW,
-            or_(ReservedNumber.used_at.is_(None), ReservedNumber.used_at > now - timedelta(days=1)),
+            or_(ReservedNumber.used_at.is_(None), ReservedNumber.used_at > now - _FINAL_FOR),
         )
     )
     reserved = session.scalar(waits)
