@@ -136,7 +136,9 @@ def test_keys_that_the_issuer_turned_are_read_again(place: Place, browser: httpx
         {"jwks_uri": "gopher://127.0.0.1/"},
         {"issuer": "http://another.example"},
         {"authorization_endpoint": ""},
+        {"filler": "x" * (2 << 20)},  # nor fill its memory
     ],
+    ids=["file", "gopher", "issuer", "nothing", "endless"],
 )
 def test_an_issuer_cannot_send_the_gateway_elsewhere(
     place: Place, described: dict[str, str]
