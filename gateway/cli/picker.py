@@ -29,7 +29,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="a model server; repeat it",
     )
     pool.add_argument(
-        "--endpoints-file", type=Path, help="a file with an IP:PORT a line, read anew as it changes"
+        "--endpoints-file",
+        type=Path,
+        help="a file with an IP:PORT a line, read again as it changes",
     )
     pool.add_argument(
         "--dns",

@@ -27,9 +27,9 @@ SERVED = f"{DESTINATION}-served"
 DROPPED = "x-llm-d-request-dropped-reason"
 SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
 _CHUNK = 60_000  # bytes of a body message, below the 64 KiB that proxies take
-_MOST_READ = (
-    16 << 20
-)  # bytes of a body that are read before the choice; the rest passes on behind it
+# Bytes of a body that are read before the choice, and of all bodies that wait for it; the rest of a
+# longer one passes on behind the choice.
+_MOST_READ, _MOST_HELD = 16 << 20, 256 << 20
 
 
 def handler_of(picker: Picker) -> Any:
@@ -80,8 +80,13 @@ class Exchange:
         yield from self._steps[kind](message)
 
     def end(self) -> None:
+        self._let_go()
         if self._placed is not None:
             self._placed.ended()
+
+    def _let_go(self) -> None:
+        self._picker.held_bytes -= self._size
+        self._body, self._size = [], 0
 
     def _request_headers(self, message: Any) -> Iterator[Any]:
         for header in message.request_headers.headers.headers:
@@ -96,7 +101,8 @@ class Exchange:
         if self._placed is None:
             self._body.append(body)
             self._size += len(body)
-            if last or self._size > _MOST_READ:
+            self._picker.held_bytes += len(body)
+            if last or self._size > _MOST_READ or self._picker.held_bytes > _MOST_HELD:
                 yield self._place()
                 if not self._refused:
                     yield from self._pass_on(last)
@@ -134,11 +140,13 @@ class Exchange:
             self._placed = self._picker.pick(ask)
         except Refused as refusal:
             self._refused = True
+            self._let_go()
             return refused(refusal)
         return destination(self._placed.servers)
 
     def _pass_on(self, last: bool) -> Iterator[Any]:
-        body, self._body = b"".join(self._body), []
+        body = b"".join(self._body)
+        self._let_go()
         yield from streamed("request_body", body, last)
 
 

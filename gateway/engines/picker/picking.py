@@ -52,6 +52,7 @@ class Picker:
         self.servers = Servers(members, self.prefixes.forget)
         self._objectives, self._queue_limit = objectives, queue_limit
         self._under_way: Counter[str] = Counter()
+        self.held_bytes = 0  # of bodies whose requests are not placed yet
 
     def pick(self, ask: Ask) -> Placed:
         """The servers for the request. Refused if there are none, or if it is shed."""

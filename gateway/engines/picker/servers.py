@@ -16,6 +16,7 @@ from core.errors import SettingError
 from engine.protocol import AdapterState, EngineStats
 from gateway.engines.openai_stats import stats_of
 from gateway.engines.routing.placement import ReplicaSnapshot
+from gateway.engines.server_kinds import read_page
 
 log = logging.getLogger("tollhouse.picker")
 _EVERY_S = 0.5
@@ -23,7 +24,6 @@ _PAGE_S = 2.0  # without an answer for longer, a server counts as away
 _MODELS_EVERY = 10  # looks at the metrics for each look at the list of models
 _LORA = re.compile(r"^vllm:lora_requests_info\{([^}]*)\} (\S+)$", re.MULTILINE)
 _NAMES = re.compile(r'(?:running|waiting)_lora_adapters="([^"]*)"')
-_MOST_BYTES = 4 << 20  # of a page
 
 Members = Callable[[], Awaitable[frozenset[str]]]
 
@@ -132,8 +132,10 @@ class Servers:
             if answer.status == 404:  # a server without this page can still answer requests
                 return ""
             answer.raise_for_status()
-            body = await answer.content.read(_MOST_BYTES)
-            return body.decode(errors="replace")
+            body = await read_page(answer)
+        if body is None:
+            raise ValueError(f"{path} is too large")
+        return body.decode(errors="replace")
 
 
 def adapters_of(page: str) -> frozenset[str]:
@@ -173,7 +175,7 @@ def fixed(addresses: Iterable[str]) -> Members:
 
 
 def listed_in(path: Path) -> Members:
-    """An address a line; `#` begins a comment. The file is read anew at every look."""
+    """An address a line; `#` begins a comment. The file is read again at every look."""
 
     async def _members() -> frozenset[str]:
         lines = path.read_text().splitlines()

@@ -22,6 +22,7 @@ class ModelServer:
     answers: bool = True
     closes: bool = False  # its connections, after each answer
     address: str = ""
+    filler: str = ""  # before its metrics
     looks: int = 0  # how often its metrics were read
     listed: int = 0  # how often its models were
     bodies: list[bytes] = field(default_factory=list)
@@ -29,6 +30,7 @@ class ModelServer:
 
     def metrics(self) -> str:
         return (
+            f"{self.filler}"
             f'vllm:num_requests_running{{model_name="base"}} {self.running}\n'
             f'vllm:num_requests_waiting{{model_name="base"}} {self.waiting}\n'
             f"vllm:kv_cache_usage_perc {self.kv_used}\n"

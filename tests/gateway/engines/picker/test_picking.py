@@ -13,6 +13,7 @@ from gateway.engines.picker.servers import adapters_of, fixed
 from tests.gateway.engines.picker.model_servers import running_servers
 
 pytest.importorskip("grpc", reason="the extra 'picker' is not installed")
+from gateway.engines.picker import external_processor
 from gateway.engines.picker import messages as pb
 from gateway.engines.picker.external_processor import Exchange, metadata_of, subset_of
 
@@ -112,6 +113,41 @@ def test_a_body_too_long_to_read_passes_on_behind_the_choice() -> None:
             assert parts[-1].end_of_stream and body == part * 4
             exchange.end()
             assert picker.servers.ready()[0].under_way == 0
+            await picker.servers.close()
+
+    asyncio.run(_run())
+
+
+def test_a_long_page_is_read_whole_and_an_endless_one_is_not() -> None:
+    async def _run() -> None:
+        with running_servers(2) as (long, endless):
+            long.waiting, long.filler = 3, "# a line\n" * 60_000
+            endless.filler = "# a line\n" * 2_000_000
+            picker = Picker(fixed([long.address, endless.address]), {}, 5)
+            await picker.servers.start()
+            (ready,) = picker.servers.ready()
+            assert ready.address == long.address
+            assert ready.stats is not None and ready.stats.waiting == 3
+            await picker.servers.close()
+
+    asyncio.run(_run())
+
+
+def test_bodies_that_wait_share_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def _run() -> None:
+        with running_servers(1) as servers:
+            picker = Picker(fixed([servers[0].address]), {}, 5)
+            await picker.servers.start()
+            message = pb.ProcessingRequest(request_body=pb.HttpBody(body=b"x" * 1000))
+            slow, other = Exchange(picker), Exchange(picker)
+            assert not list(slow.take(message)) and picker.held_bytes == 1000
+            monkeypatch.setattr(external_processor, "_MOST_HELD", 1500)
+            kinds = [each.WhichOneof("response") for each in other.take(message)]
+            assert kinds == ["request_headers", "request_body"], "it is placed by what is there"
+            assert picker.held_bytes == 1000
+            slow.end()
+            other.end()
+            assert picker.held_bytes == 0
             await picker.servers.close()
 
     asyncio.run(_run())
