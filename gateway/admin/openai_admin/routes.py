@@ -72,7 +72,7 @@ def list_project_keys(
 ) -> dict[str, Any]:
     with ctx.database.read() as session:
         rows = _live(session, ctx, project_id)
-        owners = _owners(session, rows)
+        owners = _owners(session, ctx)
     return shapes.page(
         rows, after, limit, lambda key: shapes.project_key(key, owners.get(key.member_id))
     )
@@ -82,7 +82,7 @@ def list_project_keys(
 def get_project_key(project_id: str, key_id: str, ctx: ReadKeys) -> dict[str, Any]:
     with ctx.database.read() as session:
         key = _one(_live(session, ctx, project_id), key_id)
-        return shapes.project_key(key, _owners(session, [key]).get(key.member_id))
+        return shapes.project_key(key, _owners(session, ctx).get(key.member_id))
 
 
 @router.delete("/projects/{project_id}/api_keys/{key_id}")
@@ -242,7 +242,7 @@ def list_admin_keys(
     """Keys of the roles owner and admin."""
     with ctx.database.read() as session:
         rows = _admin_keys(session, ctx)
-        owners = _owners(session, rows)
+        owners = _owners(session, ctx)
     if order == "desc":
         rows.reverse()
     return shapes.page(
@@ -265,7 +265,7 @@ def create_admin_key(body: shapes.AdminKeyBody, ctx: WriteKeys) -> dict[str, Any
             expires_at=_end(now, body.expires_in_seconds),
         )
         key = keys.get(session, ctx.scope, issued.id)
-        shown = shapes.admin_key(key, _owners(session, [key]).get(key.member_id))
+        shown = shapes.admin_key(key, _owners(session, ctx).get(key.member_id))
         return shown | {"value": issued.secret}
 
 
@@ -273,7 +273,7 @@ def create_admin_key(body: shapes.AdminKeyBody, ctx: WriteKeys) -> dict[str, Any
 def get_admin_key(key_id: str, ctx: ReadKeys) -> dict[str, Any]:
     with ctx.database.read() as session:
         key = _one(_admin_keys(session, ctx), key_id)
-        return shapes.admin_key(key, _owners(session, [key]).get(key.member_id))
+        return shapes.admin_key(key, _owners(session, ctx).get(key.member_id))
 
 
 @router.delete("/admin_api_keys/{key_id}")
@@ -319,11 +319,9 @@ def _admin_keys(session: Session, ctx: AdminContext) -> list[ApiKey]:
     ]
 
 
-def _owners(session: Session, rows: Iterable[ApiKey]) -> dict[str | None, Member]:
-    """By id, the members who answer for the keys."""
-    ids = {each.member_id for each in rows if each.member_id is not None}
-    found = (session.get(Member, each) for each in ids)
-    return {each.id: each for each in found if each is not None}
+def _owners(session: Session, ctx: AdminContext) -> dict[str | None, Member]:
+    """By id, the members who may answer for a key."""
+    return {each.id: each for each in members.all_of(session, ctx.scope)}
 
 
 def _members(session: Session, ctx: AdminContext, *states: str) -> list[Member]:
