@@ -1,7 +1,7 @@
-"""The limits of a provider's key, as its answers' headers tell them, kept for all gateway processes.
+"""The limits of a provider's key, as its answers' headers give them, kept for all gateway processes.
 
 A key that has used up what it may is left alone until its provider gives some back, so that a burst
-goes to another key or model, or is told when to come again, without the provider's refusal. Providers
+goes to another key or model, or gets the time to come again, without the provider's refusal. Providers
 count requests and tokens in buckets that refill steadily, and `reset` is the time until one is full.
 """
 
@@ -46,7 +46,7 @@ _MILLISECONDS = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)ms", re.ASCII)
 _NUMBER = re.compile(r"\d{1,9}(?:\.\d{1,9})?", re.ASCII)
 
 
-class Told(Struct, frozen=True):
+class ReportedBucket(Struct, frozen=True):
     """What an answer says of one bucket."""
 
     limit: int
@@ -65,7 +65,7 @@ class Told(Struct, frozen=True):
         return (self.reset_s or 1.0) * min(1.0, back / missing) if missing > 0 else 0.0
 
 
-def told_of(headers: Mapping[bytes, bytes], unit: str, now: datetime) -> Told | None:
+def reported(headers: Mapping[bytes, bytes], unit: str, now: datetime) -> ReportedBucket | None:
     """None without a limit and a rest of it that can be read."""
     for form in (_OPENAI, _ANTHROPIC):
         limit, remaining, reset = (
@@ -75,7 +75,9 @@ def told_of(headers: Mapping[bytes, bytes], unit: str, now: datetime) -> Told | 
         if not all(each.isascii() and each.isdecimal() for each in (limit, remaining)):
             continue
         if 0 < int(limit[:12]) <= _MOST and len(remaining) <= 12:
-            return Told(int(limit), min(int(remaining), int(limit)), seconds_of(reset, now))
+            return ReportedBucket(
+                int(limit), min(int(remaining), int(limit)), seconds_of(reset, now)
+            )
     return None
 
 
@@ -103,7 +105,7 @@ class LearnedLimits:
         named = "\0".join((upstream.provider, upstream.url, upstream.api_key, model))
         self._group = f"provider_key:{hashlib.sha256(named.encode()).hexdigest()[:24]}"
         self._counters, self._clock = counters, clock
-        self._requests: Told | None = None
+        self._requests: ReportedBucket | None = None
         self._is_daily = False  # its requests are counted by the day
         self._synced_at = -_SYNC_S
         self._work: set[asyncio.Task[None]] = set()
@@ -127,10 +129,10 @@ class LearnedLimits:
         rests = [0.0]
         if status in _BUSY:
             rests.append(wait_s(retry_after, now) or 0.0)
-        for told in (told_of(headers, unit, now) for unit in _TOKENS):
-            if told is not None and told.is_low:
-                rests.append(told.rest_s)
-        requests = told_of(headers, "requests", now)
+        for bucket in (reported(headers, unit, now) for unit in _TOKENS):
+            if bucket is not None and bucket.is_low:
+                rests.append(bucket.rest_s)
+        requests = reported(headers, "requests", now)
         if requests is not None:
             self._requests = requests
             self._is_daily |= (requests.reset_s or 0) > _MINUTE_MS / 1000
@@ -145,7 +147,7 @@ class LearnedLimits:
     async def close(self) -> None:
         await asyncio.gather(*self._work, return_exceptions=True)
 
-    async def _share(self, requests: Told | None, rest_ms: int) -> None:
+    async def _share(self, requests: ReportedBucket | None, rest_ms: int) -> None:
         try:
             if rest_ms:
                 await self._lower(self._pause(0), _LONGEST_PAUSE_MS - rest_ms)
@@ -164,10 +166,10 @@ class LearnedLimits:
     def _request(self) -> tuple[Take, ...]:
         return (self._bucket(self._requests, 1),) if self._requests is not None else ()
 
-    def _bucket(self, told: Told, amount: int) -> Take:
+    def _bucket(self, bucket: ReportedBucket, amount: int) -> Take:
         """A changed limit begins a bucket of its own."""
         period = DAY_MS if self._is_daily else _MINUTE_MS
-        return Take(f"requests:{told.limit}:{period}", told.limit, period, amount, amount)
+        return Take(f"requests:{bucket.limit}:{period}", bucket.limit, period, amount, amount)
 
     def _pause(self, amount: int) -> Take:
         """A unit a millisecond: the bucket is full unless the key rests."""

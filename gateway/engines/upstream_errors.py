@@ -71,8 +71,8 @@ def error_of_status(
         detail = answer.get("error", answer) if isinstance(answer, dict) else answer
     except ValueError:
         detail = body.decode("utf-8", "replace")
-    told = wait_s(retry_after, SystemClock().now())
-    error = _error(engine_id, request_id, status, detail, told)
+    asked_s = wait_s(retry_after, SystemClock().now())
+    error = _error(engine_id, request_id, status, detail, asked_s)
     if shown is not None and error.code == "upstream_refused" and (text := shown(detail)):
         error.message = f"The upstream of this model refused the request: {text}"
     return error

@@ -1,4 +1,4 @@
-"""`tollhouse provider reconcile`: a provider's usage report beside our usage events.
+"""`tollhouse provider reconcile`: a provider's usage report against our usage events.
 
 Ours are the events whose engine is an entry of TOLLHOUSE_UPSTREAMS with that provider, by the entry's
 `upstream_model`; a report's dated name of a model (`gpt-4o-2024-08-06`) is that of its entry's.

@@ -43,8 +43,8 @@ class KafkaStream:
         self.most_bytes = _MOST_BYTES - _HEADERS
         self._topic = topic
         self._timeout_s = timeout_s
-        # A broker that is silent for so long is connected anew; a fetch that finds nothing is answered
-        # within half a second.
+        # A broker that is silent for so long is connected to again; a fetch that finds nothing is
+        # answered within half a second.
         silent_ms = int(timeout_s * 1000)
         own = {
             "socket.timeout.ms": silent_ms,

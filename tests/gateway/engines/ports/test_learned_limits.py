@@ -11,7 +11,7 @@ from core.counters_memory import MemoryCounters
 from core.counters_redis import RedisCounters
 from core.errors import TollhouseError
 from gateway.catalog.upstreams import Upstream
-from gateway.engines.learned_limits import LearnedLimits, seconds_of, told_of
+from gateway.engines.learned_limits import LearnedLimits, reported, seconds_of
 from gateway.engines.ports.client import ProviderEngine
 from gateway.engines.upstream_limits import UpstreamLimits
 from tests.conftest import REDIS, need_redis
@@ -98,7 +98,7 @@ def test_resets_are_read_in_the_forms_that_providers_write(
 async def test_headers_that_cannot_be_read_limit_nothing(
     headers: dict[bytes, bytes], counters: Counters, clock: FakeClock
 ) -> None:
-    assert told_of(headers, "requests", NOW) is None
+    assert reported(headers, "requests", NOW) is None
     limits = _limits(counters, clock)
     limits.learn(200, headers, "")
     await limits.close()
