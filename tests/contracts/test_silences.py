@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -296,6 +297,15 @@ def _stream(_path: Path) -> Iterator[tuple[ThreadedProxy, Use]]:
         stream.close()
 
 
+def _consume_one(source: Any, stream: Any) -> None:
+    """A message of `source` arrives at `stream`, another client of the same stream."""
+    source.publish([Message(uuid4().hex, "acme", b"{}")])
+    found = stream.fetch(10, 0.5)
+    if not found:
+        raise Unanswered("no message came")
+    stream.acknowledge(found)
+
+
 @contextmanager
 def _stream_consumer(_path: Path) -> Iterator[tuple[ThreadedProxy, Use]]:
     """Messages come from elsewhere, and a consumer waits for them."""
@@ -307,14 +317,7 @@ def _stream_consumer(_path: Path) -> Iterator[tuple[ThreadedProxy, Use]]:
         source = NatsStream([NATS], name, timeout_s=30.0)
         stream = NatsStream([f"nats://{proxy.netloc}"], name, timeout_s=1.0, ack_wait_s=2.0)
 
-        def _use() -> None:
-            source.publish([Message(uuid4().hex, "acme", b"{}")])
-            found = stream.fetch(10, 0.5)
-            if not found:
-                raise Unanswered("no message came")
-            stream.acknowledge(found)
-
-        yield proxy, _use
+        yield proxy, partial(_consume_one, source, stream)
         stream.close()
         source.close()
 
@@ -355,14 +358,7 @@ def _kafka_consumer(_path: Path) -> Iterator[tuple[ThreadedProxy, Use]]:
         source = KafkaStream(servers, topic, timeout_s=30.0)
         stream = KafkaStream(proxy.netloc, topic, timeout_s=1.0)
 
-        def _use() -> None:
-            source.publish([Message(uuid4().hex, "acme", b"{}")])
-            found = stream.fetch(10, 0.5)
-            if not found:
-                raise Unanswered("no message came")
-            stream.acknowledge(found)
-
-        yield proxy, _use
+        yield proxy, partial(_consume_one, source, stream)
         stream.close()
         source.close()
 
